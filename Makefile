@@ -7,7 +7,7 @@ PEERS := .venv-peers/bin
 # Tests in two processes; each may start workers, so more would not be faster on two cores.
 TWO := -n 2 --dist worksteal
 
-.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-hosts test-gpu check format bench bench-peers bench-gpu gpu docs pictures wheel clean help
+.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-hosts test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono demo
@@ -71,6 +71,9 @@ gpu: .venv/ready           ## test-gpu and bench-gpu in one sitting of ten minut
 
 docs: .venv/docs           ## the documentation as a site, in site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test-site: .venv/docs      ## the site in a browser: links, contrast, width, console; a minute or two, needs chromium
+	$(BIN)/python -m pytest -q -m long tests/test_site.py
 
 pictures: .venv/ready      ## docs/pictures and the notebook's outputs again, from runs on this machine; needs chromium
 	$(BIN)/python docs/pictures/make.py

@@ -237,6 +237,7 @@ def test_public_names_are_these():
         "init",
         "launch",
         "load_model",
+        "share",
         "split",
         "token_mean",
         "world",

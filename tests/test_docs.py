@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.shown_blocks import AROUND, PAGES_THAT_RUN, program_of
+from tests.test_architecture import FILES, PACKAGE, nodes_of
 from tests.warm import processes
 
 import unisono
@@ -116,8 +117,8 @@ def test_blocks_of_bash_are_bash() -> None:
 def sentences_of_the_package() -> list[str]:
     """Return every string of the source, with … where something is put in."""
     found = []
-    for path in (REPOSITORY / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in [*FILES, PACKAGE / "__init__.py"]:
+        for node in nodes_of(path):
             if isinstance(node, ast.JoinedStr):
                 parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
                 found.append("".join(map(str, parts)))
@@ -174,11 +175,10 @@ def test_every_block_of_python_compiles_and_seeds_the_weights() -> None:
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
     """The README's first by its own test, whole programs side by side by theirs."""
-    pages = {page.stem for page in PAGES if blocks(page)}
-    others = {"README", "notebooks", *(page.stem for page in MOVES)}
-    assert pages == {*PAGES_THAT_RUN, *others}
-    counts = {page.stem: len(blocks(page)) for page in (README, *MOVES)}
-    assert counts == {"README": 1} | {page.stem: 2 for page in MOVES}
+    shown = {page for page in PAGES if blocks(page)}
+    run_here = {DOCS / f"{page}.md" for page in PAGES_THAT_RUN}
+    assert shown == {README, DOCS / "notebooks.md", *MOVES, *run_here}
+    assert [len(blocks(page)) for page in (README, *MOVES)] == [1] + [2] * len(MOVES)
 
 
 @pytest.mark.slow

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import unisono
+from unisono import callbacks, data
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BROWSER = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
@@ -31,9 +36,10 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
     """Build the site and serve it to this host; gives its address and its pages."""
+    tmp_path = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -47,13 +53,28 @@ def site(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
         serving.join()
 
 
-def test_no_page_complains_or_is_too_wide(site: tuple[str, list[str]]) -> None:
+# Texts that the eye hardly tells from what is behind them: WCAG asks for 4.5 to 1, of large ones 3.
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+# Links on this site, without those that scripts add; and all places that one may lead to.
+LINKS = """[[...document.querySelectorAll("a[href]")].map(each => each.href),
+           [...document.querySelectorAll("[id]")].map(each => each.id)]"""
+WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# What is cut off at the right: a text that neither wraps nor scrolls.
+CUT = """[...document.querySelectorAll("article :is(p, li, h1, h2, h3, table, pre, img)")]
+  .filter(each => !each.closest(".md-typeset__scrollwrap, .highlight"))
+  .filter(each => each.getBoundingClientRect().right > innerWidth).map(each => each.outerHTML)"""
+
+
+def test_no_page_complains_or_is_hard_to_read(site: tuple[str, list[str]]) -> None:
     address, pages = site
     assert len(pages) > 30
     wrong: list[tuple[str, object]] = []
+    leads: dict[str, list[str]] = {}
+    places: set[str] = set()
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        for width, scheme in ((1280, "light"), (400, "dark")):
+        looks = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]
+        for width, scheme in looks:
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
             page.on("console", lambda said: wrong.append((said.text, said.location)))
             page.on("pageerror", lambda error: wrong.append((str(error), "")))
@@ -66,11 +87,30 @@ def test_no_page_complains_or_is_too_wide(site: tuple[str, list[str]]) -> None:
                 assert answer is not None
                 if answer.status != 200:
                     wrong.append((name, answer.status))
-                root = "document.documentElement"
-                if page.evaluate(f"{root}.scrollWidth > {root}.clientWidth"):
-                    wrong.append((name, f"wider than {width}"))
-            if width == 1280:  # the search finds a page by an error's name
-                page.fill("input.md-search__input", "NonFiniteLossError")
+                if page.evaluate(WIDTH) > 0 or page.evaluate(CUT):
+                    wrong.append((name, f"wider than {width}: {page.evaluate(CUT)}"))
+                if pale := page.evaluate(CONTRAST):
+                    wrong.append((name, f"pale, {scheme}: {json.dumps(pale)}"))
+                leads[name], ids = page.evaluate(LINKS)
+                places |= {address + name, *(f"{address}{name}#{each}" for each in ids)}
+            if (width, scheme) == looks[0]:  # the search finds a page by an error's name
+                page.click("input.md-search__input")
+                page.keyboard.type("NonFiniteLossError")
                 page.wait_for_selector(".md-search-result__link")
+            page.close()
         browser.close()
+    ours = {(name, link) for name, links in leads.items() for link in links if address in link}
+    assert len(ours) > 1000
+    wrong += [(name, link) for name, link in sorted(ours) if link.rstrip("#") not in places]
     assert wrong == []
+
+
+def test_every_public_name_has_an_entry_of_its_own(site: tuple[str, list[str]]) -> None:
+    """As it is built: what a docstring's directive names without finding it is left out there."""
+    address, _ = site
+    served = json.loads(urllib.request.urlopen(address + "search/search_index.json").read())
+    shown = {entry["location"].partition("#")[2] for entry in served["docs"]}
+    wanted = {f"unisono.{name}" for name in unisono.__all__ if name not in ("__version__", "data")}
+    wanted |= {f"unisono.callbacks.{name}" for name in callbacks.__all__}
+    wanted |= {f"unisono.data.{name}" for name in data.__all__}
+    assert wanted <= shown

@@ -2,11 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.data import digits
 
 WAYS = (
     None,  # exact
@@ -22,17 +21,13 @@ def loss(model, batch):
 
 
 def main():
-    digits = load_digits()
-    data = TensorDataset(
-        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    )
     for way in WAYS:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
         trainer = unisono.Trainer(model, optimizer, loss, shards=4, slow_link=way)
-        trainer.fit(data, batch_size=64, steps=140)
-        found = trainer.evaluate(data, batch_size=256)
+        trainer.fit(digits(), batch_size=64, steps=140)
+        found = trainer.evaluate(digits(train=False), batch_size=256)
         if unisono.world().rank == 0:
             print(f"{way or 'exact'}: loss {found['loss']:.4f}")
 

@@ -36,6 +36,7 @@ from unisono.world import World, world
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono import data as data
+    from unisono.data.share import share
     from unisono.data_parallel.data_parallel import DataParallel
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
@@ -62,6 +63,7 @@ _LOADED_ON_FIRST_USE = {
     "Trainer": "unisono.train.trainer",
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
+    "share": "unisono.data.share",
     "split": "unisono.stages.split",
     "token_mean": "unisono.train.token_mean",
 }
@@ -97,6 +99,7 @@ __all__ = [
     "init",
     "launch",
     "load_model",
+    "share",
     "split",
     "token_mean",
     "world",
@@ -108,7 +111,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"unisono.{name}")
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    if name in ("Run", "Trainer"):
+    if name in ("Run", "Trainer", "share"):
         # The program trains with Unisono: a worker that is killed from here on is replaced.
         context().supervisor.tell(Ready())
     return getattr(importlib.import_module(_LOADED_ON_FIRST_USE[name]), name)

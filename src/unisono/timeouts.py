@@ -65,4 +65,9 @@ STALL = Timeout(
     60.0,
     "our launcher ends a worker that stands still while others wait for it",
 )
-TIMEOUTS = (NOTICE, RENDEZVOUS, MEETING, GROUP, STALL)
+LOGGER = Timeout(
+    "UNISONO_LOGGER_TIMEOUT",
+    30.0,
+    "the end of a run stops waiting for a logger (W&B, MLflow, Trackio) to send the rest",
+)
+TIMEOUTS = (NOTICE, RENDEZVOUS, MEETING, GROUP, STALL, LOGGER)

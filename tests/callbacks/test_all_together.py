@@ -20,9 +20,12 @@ from unisono.callbacks import (
     EventLog,
     GarbageCollection,
     LearningRateMonitor,
+    MLflow,
     Progress,
     TensorBoard,
     Throughput,
+    Trackio,
+    WandB,
 )
 
 pytest.importorskip("tensorboard")
@@ -94,10 +97,16 @@ def files_of(directory):
 
 def test_all_of_them_are_here():
     """Who adds a callback adds it to this program."""
+    # Those that others have written follow one contract: test_loggers.py.
     usual = {Progress, EventLog, EMA, BestCheckpoint, LearningRateMonitor, CSVLog, EarlyStopping}
     public = {getattr(module, name) for name in module.__all__}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Callback)}
-    assert kinds - {Callback} == usual | {GarbageCollection, TensorBoard, Throughput}
+    of_others = {MLflow, Trackio, WandB}
+    assert kinds - of_others - {Callback} == usual | {
+        GarbageCollection,
+        TensorBoard,
+        Throughput,
+    }
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.hosts.conftest import MakeHosts
 from tests.hosts.virtual_hosts import Host, Link, torchrun
 
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 TRAIN, FIT, DDP = (f"tests/hosts/programs/{name}.py" for name in ("train", "fit", "ddp"))
 ENDED_WITHIN_S = 120.0
 NAMED_WITHIN_S = 10.0
+CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 
 
 class Output:
@@ -137,6 +140,37 @@ def test_unisono_run_starts_one_host_of_several(make_hosts: MakeHosts) -> None:
     for output in outputs:
         output.has_ended_well()
     assert digests(outputs) == trained(hosts, [1, 1], "gpt")
+
+
+def test_pods_of_the_manifest_train(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """With the variables that the operator's runtime gives each pod."""
+    hosts = make_hosts(2)
+    *_, job = yaml.safe_load_all((CLUSTER / "trainjob.yaml").read_text())
+    torchrun, restarts, script, directory = job["spec"]["trainer"]["command"]
+    program = str(CLUSTER / Path(script).name)
+    run = f"--directory={tmp_path}/{Path(directory.partition('=')[2]).name}"
+    pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "host0"}
+    pod |= {"PET_MASTER_PORT": "29500"}
+    outputs = [
+        Output(
+            host.start(
+                os.path.join(os.path.dirname(sys.executable), torchrun),
+                *(restarts, program, run, "--epochs", "1"),
+                environ={**pod, "PET_NODE_RANK": str(host.number)},
+            )
+        )
+        for host in hosts
+    ]
+    for output in outputs:
+        output.has_ended_well()
+    assert "on 4 workers" in outputs[0].text
+    assert digests(outputs) == trained_here("--epochs", "1")
+
+
+def trained_here(*options: str) -> set[str]:
+    program = [sys.executable, str(CLUSTER / "train.py"), *options]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    return set(re.findall(r"digest (\w+)", done.stdout))
 
 
 def srun(hosts: Sequence[Host], workers: Sequence[int], *program: str) -> list[Output]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from unisono.launch.memories import SharedMemories
+from unisono.workers.launcher_messages import DATA_KEYS
 
 
 @pytest.fixture
@@ -65,6 +66,13 @@ def test_memory_stays_while_somebody_holds_or_may_need_it(
     if not stays:
         with pytest.raises(OSError):
             os.fstat(fd)
+
+
+def test_a_data_set_stays_as_long_as_the_job(memories: SharedMemories) -> None:
+    memories.request(0, DATA_KEYS + 1, 64)
+    memories.forget(0)
+    memories.drop_unused([])
+    assert memories.mapping(DATA_KEYS + 1) is not None
 
 
 def test_a_lost_worker_that_comes_back_holds_it_again(memories: SharedMemories) -> None:

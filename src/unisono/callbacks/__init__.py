@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from unisono.callbacks.event_log import EventLog as EventLog
     from unisono.callbacks.garbage_collection import GarbageCollection as GarbageCollection
     from unisono.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
+    from unisono.callbacks.mlflow_run import MLflow as MLflow
     from unisono.callbacks.progress import Progress as Progress
     from unisono.callbacks.tensorboard import TensorBoard as TensorBoard
     from unisono.callbacks.throughput import Throughput as Throughput
+    from unisono.callbacks.trackio_run import Trackio as Trackio
+    from unisono.callbacks.wandb_run import WandB as WandB
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
@@ -45,10 +48,13 @@ _HOMES = {
     "Fit": "callback",
     "GarbageCollection": "garbage_collection",
     "LearningRateMonitor": "learning_rate_monitor",
+    "MLflow": "mlflow_run",
     "Progress": "progress",
     "TensorBoard": "tensorboard",
     "Throughput": "throughput",
     "Times": "callback",
+    "Trackio": "trackio_run",
+    "WandB": "wandb_run",
 }
 
 __all__ = sorted(_HOMES)

@@ -18,13 +18,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from torch import nn
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from unisono.callbacks.summary import Summary
 from unisono.errors import CallbackError, UnisonoError
+
+if TYPE_CHECKING:  # the process of a logger has no need of torch
+    from torch import nn
+    from torch.optim import Optimizer
 
 
 class Times(NamedTuple):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 def rates_of(optimizer: Optimizer) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import time
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.place import path_of, say_alone, trouble_at
-from unisono.callbacks.rates import named_rates
+from unisono.callbacks.scalars import check_installed, of_step, of_validation
 from unisono.callbacks.summary import Summary
 from unisono.notices import shown
 from unisono.plainfile import check_own_folder
@@ -52,7 +51,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
-        _check_installed()
+        check_installed("tensorboard", "TensorBoard", "tensorboard")
         self._given = None if path is None else Path(path)
         self._path = Path()  # of the call of `fit` under way
         self._every = check_whole("every", every, at_least=1)
@@ -81,22 +80,13 @@ class TensorBoard(Callback):
         self._look_who_writes(fit)
         if step.number % self._every:
             return
-        values = {f"train/{name}": mean for name, mean in step.means.items()}
-        values |= named_rates(fit.optimizer, "/")
-        if step.gradient_norm is not None:
-            values["gradient_norm"] = step.gradient_norm
-        self._add(fit, Scalars(step.number, time.time(), values))
+        self._add(fit, Scalars(step.number, time.time(), of_step(fit, step)))
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
         if self._has_begun:
             self._look_who_writes(fit)
-            values = {
-                f"validation/{name}": float(value)
-                for name, value in means.items()
-                if isinstance(value, (int, float))
-            }
-            self._add(fit, Scalars(fit.step - 1, time.time(), values))
+            self._add(fit, Scalars(fit.step - 1, time.time(), of_validation(means)))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
         """Have TensorBoard forget the steps that come again."""
@@ -133,18 +123,18 @@ class TensorBoard(Callback):
             except UnicodeError:
                 self._complain(fit, OSError("TensorBoard takes only paths in UTF-8"))
 
-    def _add(self, fit: Fit, scalars: Scalars) -> None:
-        if self._known and self._known[-1].step == scalars.step:
+    def _add(self, fit: Fit, added: Scalars) -> None:
+        if self._known and self._known[-1].step == added.step:
             # All of a step together: what is repeated replaces all that was said of it.
-            values = {**self._known.pop().values, **scalars.values}
-            self._known.append(scalars._replace(values=values))
+            values = {**self._known.pop().values, **added.values}
+            self._known.append(added._replace(values=values))
         else:
-            self._known.append(scalars)
+            self._known.append(added)
         if self._is_lost():
             self._begin_anew(fit)
         elif self.writer is not None:
             try:
-                scalars.write(self.writer)
+                added.write(self.writer)
                 # To the kernel, which keeps it if this worker is killed.
                 self.writer.flush()
             except OSError as error:
@@ -224,11 +214,3 @@ def _wait_for_a_later_name(path: Path) -> None:
 
 def _files(path: Path) -> list[Path]:
     return list(path.glob("events.out.tfevents.*"))
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ModuleNotFoundError(
-            "TensorBoard must be installed to write curves for it, but is not: "
-            "`pip install 'unisono[tensorboard]'`."
-        )

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from unisono.checkpoint.places import Places
+from unisono.workers.launcher_messages import DATA_KEYS
 from unisono.workers.proc import create_memory
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -73,9 +74,9 @@ class SharedMemories:
             shared.held_by.discard(rank)
 
     def drop_unused(self, still_needed: Collection[int]) -> None:
-        """Close what no worker holds, except these keys."""
+        """Close what no worker holds, except these keys, and data sets."""
         for key in [key for key, shared in self._by_key.items() if not shared.held_by]:
-            if key not in still_needed:
+            if key not in still_needed and key < DATA_KEYS:
                 self._drop(self._by_key.pop(key))
 
     def shrink(self, key: int, places: Places) -> None:

@@ -25,3 +25,9 @@ def keep_freed_memory() -> bool:
     return mallopt is not None and bool(
         mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER)
     )
+
+
+def give_freed_memory_back() -> None:
+    """Have the C library give what is free now back to the kernel, once. Source: malloc_trim(3)."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

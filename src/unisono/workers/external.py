@@ -92,6 +92,14 @@ class ExternallyLaunched(Supervisor):
             MismatchError: another worker asked for another size.
             RendezvousError: that memory cannot be opened from here.
         """
+        fd = self.memory_fd(key, num_bytes, gather)
+        try:
+            return Memory.map(fd, num_bytes)
+        finally:
+            os.close(fd)
+
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+        """See :meth:`Supervisor.memory_fd`. Collective; raises as :meth:`memory` does."""
         is_first = self.world.rank == self._first
         fd = create_memory(_MEMORY_NAME, num_bytes) if is_first else -1
         try:
@@ -101,12 +109,12 @@ class ExternallyLaunched(Supervisor):
             _, _, its_pid, its_fd = said[self._first]
             if not is_first:
                 fd = _open(its_pid, its_fd, _MEMORY_NAME, num_bytes)
-            memory = Memory.map(fd, num_bytes)
             gather(b"", _SHARING)
-        finally:
+        except BaseException:
             if fd >= 0:
                 os.close(fd)
-        return memory
+            raise
+        return fd
 
 
 def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str:

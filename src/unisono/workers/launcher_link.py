@@ -93,13 +93,16 @@ class LauncherLink(Supervisor):
         with self._lock:
             while self._unused:
                 self._release(self._unused.popleft())
-            request = messages.MemoryRequest(key, num_bytes)
-            fd = self._ask(request, messages.MemoryGranted).fds[0]
+            fd = self.memory_fd(key, num_bytes, gather)
             self._key_of_fd[fd] = key
         memory = Memory.map(fd, num_bytes)
         # Not sent by the finalizer, which may run at any moment, but with the next request.
         weakref.finalize(memory, self._unused.append, fd).atexit = False
         return memory
+
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+        """See :meth:`Supervisor.memory_fd`; the launcher takes it that this worker keeps it."""
+        return self._ask(messages.MemoryRequest(key, num_bytes), messages.MemoryGranted).fds[0]
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """See :meth:`Supervisor.stopped`; the launcher decides when all others have stopped."""

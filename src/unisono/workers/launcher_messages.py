@@ -23,6 +23,8 @@ from unisono.workers.membership import Membership
 LOOP = "loop"
 # What a worker waits in for the ranks of a process group, as it shows it.
 IN_INIT = "init_process_group"
+# The first key of memory that holds a data set; loops have lower ones.
+DATA_KEYS = 1 << 62
 
 
 @dataclass_transform(frozen_default=True)
@@ -175,7 +177,10 @@ class ProgramFailed(Told):
 
 
 class MemoryRequest(Request):
-    """Share memory with every worker that asks with the same key. Answer: MemoryGranted."""
+    """Share memory with every worker that asks with the same key. Answer: MemoryGranted.
+
+    Memory with a key from :data:`DATA_KEYS` on is kept as long as the job.
+    """
 
     key: int
     num_bytes: int

@@ -34,6 +34,11 @@ class Memory:
         return cls(mmap.mmap(fd, num_bytes))
 
     @classmethod
+    def copy_on_write(cls, fd: int, num_bytes: int) -> Memory:
+        """Map the memory behind `fd` to be read; what is written here is seen by nobody else."""
+        return cls(mmap.mmap(fd, num_bytes, flags=mmap.MAP_PRIVATE))
+
+    @classmethod
     def private(cls, num_bytes: int) -> Memory:
         """Take memory that this process shares with nobody, not with a fork of it either."""
         return cls(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -54,6 +54,9 @@ class Supervisor(Protocol):
         Collective if the workers make it themselves: every rank calls it. `gather` is for them.
         """
 
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+        """Do the same, and give the descriptor of that memory, which is the caller's."""
+
     def tell(self, message: Told) -> None:
         """Tell something that needs no answer; nobody listens."""
         return
