@@ -106,7 +106,7 @@ def main() -> int:
         return 1
     console, others = Console(width=WIDTH), Others()
     console.print(f"{facts()['cpu']}, load {os.getloadavg()[0]:.1f} when this began")
-    for job in args.jobs.split(","):
+    for job in filter(None, args.jobs.split(",")):
         compare(console, job, args)
     if args.bytes:
         count_bytes(console, args)
@@ -116,7 +116,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.hosts", description=__doc__)
-    parser.add_argument("--jobs", default=",".join(JOBS), help="which models (mlp,gpt)")
+    parser.add_argument(
+        "--jobs", default=",".join(JOBS), help='which models (mlp,gpt); "" for bytes alone'
+    )
     parser.add_argument("--rate", default="1gbit", help="of the link, as tc has it (1gbit)")
     parser.add_argument("--turns", type=int, default=5, help="of each side (5)")
     parser.add_argument("--no-bytes", dest="bytes", action="store_false", help="no table of bytes")

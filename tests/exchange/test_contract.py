@@ -316,6 +316,7 @@ def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, onl
             took_early.append(exchange.takes_early)
             if exchange.takes_early and only_rank in (None, team.world.rank):
                 how(exchange, part, gradients)
+                await_begun(exchange)
             exchange.publish(part, gradients)
             assert exchange.gather("gradients") is None
             present = exchange.add_up("sums")
@@ -339,8 +340,16 @@ def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, onl
                 assert right is None or same_bits(here, right), (rank, step)
 
 
+def await_begun(exchange):
+    """Wait until the buckets of a lane are on their way, where a thread sends them."""
+    if isinstance(exchange, HostsExchange):
+        while len(exchange._pipeline.under_way) < len(exchange._buckets):
+            time.sleep(0.001)
+
+
 def await_sent(exchange, team):
     """Wait until what was published early is with the others."""
+    await_begun(exchange)
     team.meet("published")
     pipeline = getattr(exchange, "_pipeline", None)
     while pipeline is not None and not all(one.is_ready for one in pipeline.under_way):

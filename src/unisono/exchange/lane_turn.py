@@ -13,7 +13,7 @@ from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError
 from unisono.exchange.host_lane import HostLane
 
-_LOOK_EVERY_S = 1e-3
+_LOOK_EVERY_S = 5e-3  # each look takes 50 µs from the passes
 
 
 class LaneTurn(threading.Thread):
