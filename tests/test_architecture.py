@@ -210,11 +210,13 @@ def test_public_names_are_these():
     import unisono
 
     assert unisono.__all__ == [
+        "Bf16Gradients",
         "CallbackError",
         "CheckpointError",
         "CorruptionError",
         "DataFormatError",
         "DataParallel",
+        "DiLoCo",
         "DistributedDataParallel",
         "DistributedSampler",
         "DownloadError",
@@ -224,6 +226,7 @@ def test_public_names_are_these():
         "NondeterministicError",
         "OutOfMemoryError",
         "PeerLostError",
+        "PowerSGD",
         "RendezvousError",
         "Run",
         "Step",

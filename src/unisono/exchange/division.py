@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from unisono.plan.groups import assign_groups, parts_within
 from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.slices import Piece, cut
-from unisono.plan.summation import Node, parts_of
+from unisono.plan.summation import Node
 from unisono.workers.membership import Membership
 from unisono.workers.team import Team
 
@@ -26,8 +27,10 @@ class Division:
         team: the workers.
         num_shards: S.
         numels: the elements of each parameter.
+        groups: those that a slow link is between; empty: there is none.
 
     Attributes:
+        groups: of all shards; one, where no slow link is between any.
         shards: those that this worker computes, as long as nobody is lost.
         parts: those of all workers; together they are every shard once.
         parts_of: those of each member, by its rank; of each replica, by that of its first stage.
@@ -35,8 +38,11 @@ class Division:
         pieces: what this worker adds up and updates where all workers do so together.
     """
 
-    def __init__(self, team: Team, num_shards: int, numels: Sequence[int]) -> None:
+    def __init__(
+        self, team: Team, num_shards: int, numels: Sequence[int], groups: Sequence[Node] = ()
+    ) -> None:
         self._team, self.num_shards, self._numels = team, num_shards, numels
+        self.groups = groups or (Node(0, num_shards),)
         self._speeds: Mapping[int, float] | None = None
         self.divide()
 
@@ -54,12 +60,15 @@ class Division:
         ranks = team.membership.ranks
         speakers = ranks[:: team.num_stages]
         speeds = None if self._speeds is None else [self._speeds[rank] for rank in speakers]
-        ranges = assign(self.num_shards, len(speakers), speeds)
+        if len(self.groups) > 1 and len(team.hosts) > 1:
+            ranges = assign_groups(self.groups, list(map(len, team.hosts)))
+        else:
+            ranges = assign(self.num_shards, len(speakers), speeds)
         self._held: Held = {r: [own] for r, own in zip(speakers, ranges, strict=True)}
         self._membership: Membership = team.membership
         self._divided_by = self._speeds
         self.shards = ranges[team.position // team.num_stages]
-        self.mine = parts_of(self.shards, self.num_shards)
+        self.mine = self._parts_among([self.shards])
         self._follow()
 
     @property
@@ -75,14 +84,12 @@ class Division:
         """
         self._held, new = take_over(self._held, self._team.membership.ranks)
         self._follow()
-        return [
-            part for run in new[self._team.world.rank] for part in parts_of(run, self.num_shards)
-        ]
+        return self._parts_among(new[self._team.world.rank])
+
+    def _parts_among(self, runs: Sequence[range]) -> list[Node]:
+        return [p for run in runs for p in parts_within(run, self.groups, self.num_shards)]
 
     def _follow(self) -> None:
-        self.parts_of = {
-            rank: [part for run in runs for part in parts_of(run, self.num_shards)]
-            for rank, runs in self._held.items()
-        }
+        self.parts_of = {rank: self._parts_among(runs) for rank, runs in self._held.items()}
         self.parts = [part for parts in self.parts_of.values() for part in parts]
         self.pieces: list[Piece] = cut(self._numels, self._team.size)[self._team.position]

@@ -22,24 +22,28 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
 
+from unisono.device import bytes_of
 from unisono.errors import UnisonoError
 from unisono.exchange.arena import Region
 from unisono.exchange.bucket_layout import lay_out_lane
 from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError
+from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.early_part import EarlyPart
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.host_bucket import HostBucket, LaneMemory
-from unisono.exchange.host_lane import HostLane, connect_lane
+from unisono.exchange.host_lane import HostLane, Views, connect_lane
+from unisono.exchange.lane_transfers import LaneTransfers
 from unisono.exchange.lane_turn import LaneTurn
 from unisono.exchange.parts import Gradients, presence
 from unisono.exchange.ready_buckets import ReadyBuckets
 from unisono.exchange.shared import SharedExchange
+from unisono.plan.groups import groups_on
 from unisono.plan.slices import cut
 from unisono.plan.summation import Node, parts_of
 from unisono.workers.host_links import LOST_AFTER_S
@@ -56,7 +60,6 @@ _LOOK_EVERY_S = 0.05
 class HostsExchange(SharedExchange):
     """An exchange between hosts. Final; arguments as of :class:`Exchange`."""
 
-    takes_early = True
     _lane: HostLane | None = None
     _turn: LaneTurn | None = None
     _num_turns = 0
@@ -78,6 +81,16 @@ class HostsExchange(SharedExchange):
         """See :class:`Exchange`; where one worker updates for all, one of each host does."""
         return self.have_all or self._team.leads_host
 
+    @property
+    def takes_early(self) -> bool:  # type: ignore[override]
+        """See :class:`Exchange`; what is made smaller first crosses behind the passes."""
+        return self.link is None
+
+    @property
+    def is_spread(self) -> bool:  # type: ignore[override]
+        """See :class:`Exchange`."""
+        return self.link is not None
+
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`Exchange`."""
         self._begin_turn()
@@ -94,8 +107,9 @@ class HostsExchange(SharedExchange):
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`Exchange`; afterwards this host knows what all shards have to say."""
         team = self._team
-        self._begin_turn()
-        self._ready.mark_all()
+        if self.link is None:
+            self._begin_turn()
+            self._ready.mark_all()
         is_kept_here, is_outdated = self.buffers.is_kept_here, self._ready.is_outdated
         team.put_beside(_BESIDE.pack(is_kept_here, is_outdated) + b"".join(self._told()))
         team.meet(purpose)
@@ -111,16 +125,23 @@ class HostsExchange(SharedExchange):
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`Exchange`."""
+        if self.link is not None:
+            self._sum.add()
+        else:
+            self._cross()
+        if self._lane is not None and self._team.leads_host:
+            self._send_buffers()
+        flags = self.memory.arena.flags
+        rows = [presence(bytes(flags[part.lo])) for part in self.division.parts]
+        return tuple(any(column) for column in zip(*rows, strict=True))
+
+    def _cross(self) -> None:
+        """Have all sums here, once those of the turn under way are, or of another one."""
         self._end_turn()
         if self._is_outdated:
             self._begin_turn()
             self._ready.mark_all()
             self._end_turn()
-        if self._lane is not None and self._team.leads_host:
-            self._send_buffers(self._lane)
-        flags = self.memory.arena.flags
-        rows = [presence(bytes(flags[part.lo])) for part in self.division.parts]
-        return tuple(any(column) for column in zip(*rows, strict=True))
 
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`."""
@@ -128,6 +149,16 @@ class HostsExchange(SharedExchange):
         for piece, total in zip(self.pieces, self.totals, strict=True):
             everywhere.piece(piece.index, piece.start, piece.stop).copy_(total)
         return super().all_sums(purpose)
+
+    def collect(self) -> None:
+        """See :class:`Exchange`."""
+        if not isinstance(self._sum, CompressedSum):
+            return
+        if self._lane is not None:
+            for host in range(len(self._team.hosts)):
+                for tensor in self._sum.kept_by(host):
+                    self._send_from(host, bytes_of(tensor))
+        self._team.meet("state of a slow link")
 
     def hand_round(self) -> None:
         """See :class:`Exchange`; one worker of each host has the state."""
@@ -172,7 +203,7 @@ class HostsExchange(SharedExchange):
         self._connect_lane()
         if self._lane is not None and self._lane_number == 0:
             for start, stop in self.memory.arena.state_spans(0):
-                self._send_from(0, self.memory.arena.memory.view(start, stop - start), self._lane)
+                self._send_from(0, self.memory.arena.memory.view(start, stop - start))
         team.meet("sharing parameters")
         team.supervisor.newest_snapshot = lambda: self.memory.snapshots.number
 
@@ -216,7 +247,8 @@ class HostsExchange(SharedExchange):
     def _plan_sum(self) -> None:
         team, division, arena = self._team, self.division, self.memory.arena
         numels = [parameter.numel() for parameter in self.parameters]
-        lanes = cut(numels, self._num_lanes)
+        how = cut if self.link is None else self.link.link.cut
+        lanes, number = how(numels, self._num_lanes), self._lane_number
         bucket_bytes = _SLICE_BYTES * len(team.hosts)
         layouts = [lay_out_lane(arena.plan.parameters, pieces, bucket_bytes) for pieces in lanes]
         # All leave in one order, the last parameters first; here are the lanes that they are of.
@@ -227,10 +259,14 @@ class HostsExchange(SharedExchange):
             [bucket.indices for layout in reversed(layouts) for bucket in layout],
             len(numels),
         )
-        number = self._lane_number
-        self.pieces, self.totals = [], []
-        if number is not None:
-            self.pieces = lanes[number]
+        self.pieces = [] if number is None else lanes[number]
+        self.totals: Sequence[torch.Tensor] = []
+        if self.link is not None:
+            held = groups_on(division.groups, len(team.hosts))
+            lane = None if self._lane is None else LaneTransfers(self._swap, team.host)
+            self._sum = self._group_sum(self.link, self.pieces, held, lane)
+            self.totals = self._sum.totals
+        elif number is not None:
             held = [self._parts_on(ranks) for ranks in team.hosts]
             memory = LaneMemory(arena, held, team.host, division.parts)
             self._buckets = [
@@ -300,23 +336,30 @@ class HostsExchange(SharedExchange):
             row[:] = said[at : at + num_bytes].ljust(len(row), b"\0")
             at += num_bytes
 
-    def _send_buffers(self, lane: HostLane) -> None:
+    def _send_buffers(self) -> None:
         """Bring the buffers that one host has kept for the next step to the others."""
         if self.buffers.slots and self._kept_on is not None:
             region = self.memory.arena.buffers[1 - self.buffers.now]
             num_bytes = region.everything().numel()
             kept = self.memory.arena.memory.view(region.start, num_bytes)
-            self._send_from(self._kept_on, kept, lane)
+            self._send_from(self._kept_on, kept)
 
-    def _send_from(self, host: int, here: memoryview, lane: HostLane) -> None:
+    def _send_from(self, host: int, here: memoryview) -> None:
         """Copy bytes from one host to the same place on all others."""
-        self._num_turns += 1
-        number, others = self._num_turns << 32, set(range(len(self._team.hosts))) - {host}
+        others = set(range(len(self._team.hosts))) - {host}
         if self._team.host == host:
-            swap = lane.swap(number, {other: [here] for other in others})
+            self._swap({other: [here] for other in others}, {})
         else:
-            lane.expect(number, {host: [here]})
-            swap = lane.swap(number, {})
+            self._swap({}, {host: [here]})
+
+    def _swap(self, sent: Mapping[int, Views], into: Mapping[int, Views]) -> None:
+        """Send bytes to other hosts of the lane, and get theirs."""
+        lane = self._lane
+        assert lane is not None
+        self._num_turns += 1
+        number = self._num_turns << 32
+        lane.expect(number, into)
+        swap = lane.swap(number, sent)
         try:
             while not lane.wait(swap, _LOOK_EVERY_S):
                 if self._team.has_lost:

@@ -27,11 +27,15 @@ from torch.optim import Optimizer
 from unisono.device import Device, host
 from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
+from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, StateKeys
+from unisono.exchange.link_state import LinkState
+from unisono.exchange.local_steps import LocalSteps
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory, plan_of
+from unisono.plan.groups import groups_of
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.state.contents import named_parameters, updated_parameters
@@ -39,6 +43,9 @@ from unisono.state.optimizer_state import apply_state, check_told, group_options
 from unisono.state.saved import apply_groups
 from unisono.workers.launcher_messages import Live
 from unisono.workers.team import Team
+
+# Of what a slow link keeps: beside the memory of loops, and of what is beside those.
+_LINK_KEY = 3 << 30
 
 
 class Exchange(ABC):
@@ -53,6 +60,7 @@ class Exchange(ABC):
         new_key: names the memory, where a new one is needed.
         previous: the memory of an earlier loop of the same run.
         live: how this worker joins a loop that the others are in; None: it begins with them.
+        link: what is kept where a slow link is between groups of shards; None: none is.
 
     Attributes:
         device: where this worker computes.
@@ -70,8 +78,11 @@ class Exchange(ABC):
             a model; None: all of them.
         takes_early: whether :meth:`publish_early` is of use now.
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
+        is_spread: whether other hosts alone have some of the state, until it is collected.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
+        link: see above.
+        local: the groups of shards that update parameters of their own; None: none do.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
@@ -80,10 +91,12 @@ class Exchange(ABC):
     of_stage: Sequence[int] | None = None
     takes_early = False
     has_replicas = False
+    is_spread = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
-    _sum: OrderedSum
+    local: LocalSteps | None = None
+    _sum: OrderedSum | CompressedSum
 
     def __init__(
         self,
@@ -96,7 +109,9 @@ class Exchange(ABC):
         new_key: int,
         previous: RunMemory | None = None,
         live: Live | None = None,
+        link: LinkState | None = None,
     ) -> None:
+        self.link = link
         self._model, self._optimizer, self._team = model, optimizer, team
         self.device = device or host()
         self.copies = self.device.copies()
@@ -109,7 +124,7 @@ class Exchange(ABC):
         keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
         self.memory = RunMemory(
-            plan_of(updated, fixed, states, self.buffers.slots, shards),
+            plan_of(updated, fixed, states, self.buffers.slots, shards, link),
             keys,
             team,
             key=None if loop is None else loop["key"],
@@ -118,9 +133,16 @@ class Exchange(ABC):
         )
         self.buffers.bind(self.memory.arena)
         self._parts = Parts(self.memory.arena)
+        groups: Sequence[Node] = ()
+        if link is not None:
+            arena = self.memory.arena
+            link.bind(team, arena.key + _LINK_KEY, arena.plan, is_joining=loop is not None)
+            groups = groups_of(shards, link.num_groups)
         self._bind(keys, None if loop is None else live)
+        if link is not None:
+            link.begin(self.memory.arena.parameters)
         self.trust_leader()
-        self.division = Division(team, shards, [p.numel() for p in self.parameters])
+        self.division = Division(team, shards, [p.numel() for p in self.parameters], groups)
         self._plan_sum()
 
     @property
@@ -232,6 +254,10 @@ class Exchange(ABC):
         """
         return self._team.meet(purpose)
 
+    def collect(self) -> None:
+        """Bring what other hosts alone have to this one, for a snapshot. Collective."""
+        return  # here there is none
+
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:
@@ -327,6 +353,8 @@ class Exchange(ABC):
         for parameter in self._all:
             parameter.grad = None
         self.buffers.unbind()
+        if self.link is not None:
+            self.link.unbind(self.memory.arena.parameters)
 
     def _describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]

@@ -10,14 +10,22 @@ all and alone has their state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
+from unisono.exchange.compressed_sums import CompressedSum
+from unisono.exchange.group_sum import SumPlan
 from unisono.exchange.homes import Homes, StateKeys, plan_state
+from unisono.exchange.lane_transfers import LaneTransfers
+from unisono.exchange.link_state import LinkState
+from unisono.exchange.link_sums import sum_of
+from unisono.exchange.local_steps import LocalSteps
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.protocol import Exchange
+from unisono.plan.slices import Piece
+from unisono.plan.summation import Node
 from unisono.state.optimizer_state import apply_state
 from unisono.state.optimizers import is_elementwise
 from unisono.workers.launcher_messages import Live
@@ -56,6 +64,8 @@ class SharedExchange(Exchange):
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""
+        if self.local is not None:
+            self.local.look_home()
         for parameter in self._all:
             parameter.data = parameter.data.clone()
         for parameter in self.parameters:
@@ -74,7 +84,7 @@ class SharedExchange(Exchange):
         return super()._plan_state(parameters)
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
-        arena = self.memory.arena
+        arena, self._keys = self.memory.arena, keys
         if self.have_all:
             self.homes = Homes(arena, keys)
         self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
@@ -86,8 +96,40 @@ class SharedExchange(Exchange):
 
     def _plan_sum(self) -> None:
         division = self.division
-        self._sum = OrderedSum(self._parts, division.parts, division.num_shards, division.pieces)
+        if self.link is not None:
+            numels = [parameter.numel() for parameter in self.parameters]
+            pieces = self.link.link.cut(numels, self._team.size)[self._team.position]
+            self._sum = self._group_sum(self.link, pieces, [division.groups])
+        else:
+            self._sum = OrderedSum(
+                self._parts, division.parts, division.num_shards, division.pieces
+            )
         self.pieces, self.totals = self._sum.pieces, self._sum.totals
+
+    def _group_sum(
+        self,
+        link: LinkState,
+        pieces: Sequence[Piece],
+        held: Sequence[Sequence[Node]],
+        lane: LaneTransfers | None = None,
+    ) -> CompressedSum:
+        """Be ready to add up the groups that a slow link is between.
+
+        Args:
+            link: what is kept.
+            pieces: what this worker adds up.
+            held: the groups of each host.
+            lane: connects it to those that do so on other hosts.
+        """
+        if self.local is not None:
+            self.local.look_home()
+        team, host = self._team, self._team.host if len(held) > 1 else 0
+        arena, parts = self.memory.arena, self.division.parts
+        leads, own = team.leads_host, self.parameters
+        plan = SumPlan(arena, self._keys, own, link, parts, pieces, held, host, lane, leads)
+        groups = sum_of(plan)
+        self.local = groups if isinstance(groups, LocalSteps) else None
+        return groups
 
     def _begin(self) -> None:
         """Put the leader's values into the arena and let every worker's model look at them."""

@@ -206,6 +206,8 @@ class Boundary:
     def undo(self) -> None:
         """Put back what an exchange does not: what the program changed after a lost step, say."""
         self._kept.apply_beside(*self._memory.newest())
+        if self._run.link is not None:
+            self.engine.follow_state()
 
     def end(self) -> bool:
         """Keep what the loop has led to, at its end. Collective.
@@ -222,11 +224,11 @@ class Boundary:
 
         Not collective: whether by `break`, everywhere alike, or by an exception that this worker
         alone has, cannot be told here. The leader does what there is to do: nobody changes the
-        shared state any more, and it copies all of it.
+        shared state any more, and it copies all of it, unless other hosts alone have some.
         """
         if not self.is_between_steps or self._exchange.is_lost:
             return
-        if self._keeps and self._team.is_leader:
+        if self._keeps and self._team.is_leader and not self._exchange.is_spread:
             self._wait_for_disk()
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)

@@ -26,6 +26,8 @@ from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
+from unisono.exchange.link_state import SLOW_LINK_KEY, LinkState
+from unisono.exchange.slow_link import SlowLink
 from unisono.plan.samples import SamplePlan
 from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.contents import check_contents
@@ -48,6 +50,7 @@ from unisono.train.out_of_memory import explained, memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.several_models import Models, Optimizers, check_together, joined
+from unisono.train.slow_link_checks import check_run, link_among
 from unisono.train.split_model import check_split_before, devices_of_run, place_on
 from unisono.train.stage_checks import check_stages
 from unisono.train.start import start
@@ -135,6 +138,7 @@ class Run:
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
         carry: bool = False,
+        slow_link: SlowLink | None = None,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -161,10 +165,13 @@ class Run:
         # Refuses what does not fit.
         replicas_for = options.replicas_for(optimizer)
         num_hosts = len(self.team.hosts)
-        name_of_exchange(
+        exchange = name_of_exchange(
             options.exchange, self.device, replicas_for=replicas_for, num_hosts=num_hosts
         )
         options.check_audits(self.device)
+        link = link_among(self.team, options, self.shards)
+        if link is not None:
+            check_run(link, options, model, optimizer, self.team, self.device, exchange)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():
             options.clipping_of(name).check_fits(member)
@@ -190,6 +197,7 @@ class Run:
             fixed["closure"] = True
         if options.carry:
             fixed["carry"] = True
+        fixed[SLOW_LINK_KEY] = None if link is None else repr(link)
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -210,6 +218,8 @@ class Run:
             self.state[key] = options.scaler_of(name)
         if options.carry:
             self._context.carried = self.state[CARRIED_KEY] = CarriedStates(self.shards)
+        if link is not None:
+            self._context.link = self.state[SLOW_LINK_KEY] = LinkState(link)
         extra_state = ExtraState(model)
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state

@@ -13,6 +13,7 @@ from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
+from unisono.exchange.link_state import LinkState
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
 from unisono.plan.samples import SamplePlan
@@ -81,6 +82,7 @@ class RunContext:
         fixed: what fixes the run's bits, by name, beside samples and versions.
         scaling: how losses are scaled, by the names of optimizers.
         carried: what shards hand from batch to batch; None: nothing.
+        link: what a slow link keeps from step to step; None: there is none.
         checkpoints: where they go; None: nowhere.
         observer: who follows the run now.
         loss: computes a batch's loss; None in loops where the program does that.
@@ -113,6 +115,7 @@ class RunContext:
     device: Device
     other_devices: Sequence[Device] = ()
     carried: CarriedStates | None = None
+    link: LinkState | None = None
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
     loss: Callable[[nn.Module, Any], Any] | None = None

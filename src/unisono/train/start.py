@@ -10,6 +10,7 @@ from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.exchange.choice import check_devices
+from unisono.exchange.link_state import SLOW_LINK_KEY
 from unisono.state.contents import signature
 from unisono.state.digest import digest_of
 from unisono.state.modes import told_modes
@@ -40,6 +41,8 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         CheckpointError: the newest checkpoint belongs to another run.
     """
     resume(run, plan)
+    if run.link is None:
+        run.kept.state.pop(SLOW_LINK_KEY, None)  # of a checkpoint from before it was left out
     if run.goes_on:
         run.kept.last.pop("stopped_at", None)
     position = run.kept.position
@@ -122,7 +125,7 @@ def _tell_inexact(run: RunContext) -> None:
 
 def _tell_hosts(run: RunContext, plan: LoopPlan) -> None:
     """Say once that another number of shards would send less between hosts."""
-    line = told_hosts(run.team, plan.samples.shards)
+    line = "" if run.link is not None else told_hosts(run.team, plan.samples.shards)
     if line and not run.has_told_hosts:
         run.has_told_hosts = True
         if run.team.position == 0:

@@ -11,6 +11,12 @@ from torch import nn
 import unisono
 from unisono.state.digest import digest_of
 
+WAYS = {
+    "bf16": unisono.Bf16Gradients(groups=2),
+    "factors": unisono.PowerSGD(rank=2, start_step=2, groups=2),
+    "local": unisono.DiLoCo(local_steps=3, groups=2),
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -22,6 +28,7 @@ def main() -> None:
     parser.add_argument("--slow", type=int, help="a rank whose forward passes take longer")
     parser.add_argument("--directory")
     parser.add_argument("--exchange", default="auto")
+    parser.add_argument("--slow-link", choices=WAYS)
     parser.add_argument("--optimizer", choices=("adamw", "normed"), default="adamw")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
     given = parser.parse_args()
@@ -40,6 +47,7 @@ def main() -> None:
         shards=given.shards,
         clip_norm=5.0,
         exchange=given.exchange,
+        slow_link=WAYS.get(given.slow_link),
         directory=given.directory,
         **every,
     )
