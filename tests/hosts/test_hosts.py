@@ -156,7 +156,15 @@ KILLS = {
 
 
 @pytest.mark.parametrize("workers", KILLS, ids=str)
-@pytest.mark.parametrize("options", [("cnn",), ("gpt", "--optimizer", "normed")], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("cnn",),
+        ("gpt", "--optimizer", "normed"),
+        *(("gpt", "--slow-link", way) for way in ("bf16", "factors", "local")),
+    ],
+    ids=str,
+)
 def test_a_lost_worker_is_replaced_on_its_host(
     make_hosts: MakeHosts, tmp_path: Path, workers, options
 ) -> None:

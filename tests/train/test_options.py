@@ -21,7 +21,9 @@ def test_run_and_trainer_have_every_option_with_the_same_default(kind):
     for option in OPTIONS:
         parameter = parameters[option.name]
         assert (parameter.default, parameter.annotation) == (option.default, option.type)
-        assert f"        {option.name}: " in kind.__doc__
+    for option in OPTIONS:
+        assert f"        {option.name}: " in unisono.Trainer.__doc__ + unisono.Run.__doc__
+    assert "that are not listed are those of :class:`unisono.Trainer`" in unisono.Run.__doc__
 
 
 def test_options_are_taken_from_a_functions_arguments():
