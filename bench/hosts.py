@@ -30,7 +30,7 @@ from torch.utils.data import TensorDataset
 from bench.machine import Others, facts
 from bench.workloads import CONTEXT, GPT, NUM_CHARACTERS
 
-SIDES = ("ddp", "unisono")
+SIDES = ("ddp", "ddp-4", "unisono")  # the second in buckets of 4 MB
 OF_BYTES = (
     ("gloo's all-reduce, one worker a host", "ring", (1, 1)),
     ("Unisono, two workers a host", "unisono", (2, 2)),
@@ -39,6 +39,7 @@ OF_BYTES = (
 )
 SHARDS = 4
 WARM_UP_STEPS = 3
+WIDTH = 100  # letters
 QUIET_S = 1.0  # before and after the timed steps, while traffic is read
 TIMEOUT_S = 300.0
 
@@ -84,11 +85,13 @@ class Turn:
 
     Attributes:
         step_s: seconds a step.
+        busy_s: processor time of rank 0 a step, all its threads together.
         sent: bytes that the host that sent more has sent in a step.
         num_bytes: of the gradients.
     """
 
     step_s: float
+    busy_s: float
     sent: float
     num_bytes: int
 
@@ -101,7 +104,7 @@ def main() -> int:
     if reason := why_not():
         print(reason)
         return 1
-    console, others = Console(), Others()
+    console, others = Console(width=WIDTH), Others()
     console.print(f"{facts()['cpu']}, load {os.getloadavg()[0]:.1f} when this began")
     for job in args.jobs.split(","):
         compare(console, job, args)
@@ -131,17 +134,20 @@ def compare(console: Console, job: str, args: argparse.Namespace) -> None:
             console.print(f"{number + 1}/{args.turns} {job} {side} {1000 * turn.step_s:.1f} ms")
     title = f"{job}, {turns['ddp'][0].num_bytes:,} bytes of gradients, {args.rate}, 2 × 2 workers"
     table = Table(title=title, title_justify="left")
-    for heading in ("", "ms/step", "min … max", "bytes a host and step", "× DDP's speed"):
+    headings = ("", "ms/step", "min … max", "busy", "bytes a host and step", "× faster DDP")
+    for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     median_s = {side: statistics.median(one.step_s for one in turns[side]) for side in SIDES}
+    fastest_s = min(median_s[side] for side in SIDES[:-1])
     for side, own in turns.items():
         times_ms = [1000 * one.step_s for one in own]
         table.add_row(
             side,
             f"{1000 * median_s[side]:.1f}",
             f"{min(times_ms):.1f} … {max(times_ms):.1f}",
+            f"{1000 * statistics.median(one.busy_s for one in own):.1f}",
             f"{statistics.median(one.sent for one in own):,.0f}",
-            f"{median_s['ddp'] / median_s[side]:.2f}",
+            f"{fastest_s / median_s[side]:.2f}",
         )
     console.print(table)
 
@@ -167,7 +173,7 @@ def take_turn(side: str, job: str, workers: Sequence[int], link: Link) -> Turn:
                 said += line
                 if line.startswith(("begin", "end")):
                     counts.append([host.traffic().sent for host in hosts])
-                    found = re.search(r"end (\S+) s (\d+) bytes", line)
+                    found = re.search(r"end (\S+) s, (\S+) busy, (\d+) bytes", line)
             for rank in ranks:  # else nobody knows what processor time they took
                 rank.communicate(timeout=TIMEOUT_S)
         finally:
@@ -177,7 +183,7 @@ def take_turn(side: str, job: str, workers: Sequence[int], link: Link) -> Turn:
         if len(counts) != 2 or found is None:
             raise RuntimeError(f"{side} has failed: {said}")
         sent = max(last - first for first, last in zip(*counts, strict=True))
-        return Turn(float(found[1]), sent / JOBS[job].num_steps, int(found[2]))
+        return Turn(float(found[1]), float(found[2]), sent / JOBS[job].num_steps, int(found[3]))
 
 
 def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -205,7 +211,7 @@ def work(args: argparse.Namespace) -> None:
             clock.read(number)
             dist.all_reduce(flat)
     else:
-        train_ddp(job, model, clock)
+        train_ddp(job, model, clock, bucket_mb=25 if args.side == "ddp" else 4)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -222,7 +228,8 @@ class Clock:
     """
 
     def __init__(self, timed_steps: int, num_bytes: int) -> None:
-        self._timed, self._num_bytes, self._begun_s = timed_steps, num_bytes, 0.0
+        self._timed, self._num_bytes = timed_steps, num_bytes
+        self._begun_s = self._busy_s = 0.0
         self.num_steps = WARM_UP_STEPS + timed_steps + 1
 
     def read(self, number: int) -> None:
@@ -230,14 +237,15 @@ class Clock:
         is_first = os.environ["RANK"] == "0"
         if number == WARM_UP_STEPS + self._timed:
             step_s = (time.perf_counter() - self._begun_s) / self._timed
+            busy_s = (time.process_time() - self._busy_s) / self._timed
             if is_first:
-                print(f"end {step_s} s {self._num_bytes} bytes", flush=True)
+                print(f"end {step_s} s, {busy_s} busy, {self._num_bytes} bytes", flush=True)
         elif number == WARM_UP_STEPS and is_first:
             print("begin", flush=True)
         if number in (WARM_UP_STEPS, WARM_UP_STEPS + self._timed):
             time.sleep(QUIET_S)
         if number == WARM_UP_STEPS:
-            self._begun_s = time.perf_counter()
+            self._begun_s, self._busy_s = time.perf_counter(), time.process_time()
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -259,8 +267,10 @@ def train(job: Job, model: nn.Module, clock: Clock) -> None:
                 step.backward(loss(model(inputs), targets))
 
 
-def train_ddp(job: Job, model: nn.Module, clock: Clock) -> None:
-    network = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+def train_ddp(job: Job, model: nn.Module, clock: Clock, bucket_mb: int) -> None:
+    network = DistributedDataParallel(
+        model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=bucket_mb
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     data = job.load(job.batch_size * clock.num_steps)
     for number in range(clock.num_steps):

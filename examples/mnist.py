@@ -59,7 +59,7 @@ def main():
     test_set = mnist(args.data, train=False, download=args.download)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    trainer = unisono.Trainer(model, optimizer, loss, seed=0, directory=args.directory)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4, seed=0, directory=args.directory)
     trainer.fit(train_set, batch_size=args.batch_size, epochs=args.epochs, validate=test_set)
 
 

@@ -25,7 +25,11 @@ settings.load_profile("unisono")
 
 # A worker imports the module of its test, and that pytest: once in the server will do for all.
 _BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.launch.server")
-forkserver._START = f"{_BEFORE}import hypothesis, pytest; {_FROM}{_MAIN}"
+forkserver._START = (
+    f"{_BEFORE}import hypothesis, pytest, runpy; from unisono.launch import server; "
+    f"load, pages = server.load, runpy.run_path({huge_pages.__file__!r}); "
+    f"server.load = lambda: (load(), pages['collapse']()); {_FROM}{_MAIN}"
+)
 
 MANY = 500  # tests whose forks together cost more than the second that large pages take
 SETTLE_S = 20.0  # a worker's exit is told before the kernel has buried it

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.shown_blocks import AROUND, PAGES_THAT_RUN, program_of
+from tests.test_architecture import FILES, PACKAGE, nodes_of
 from tests.warm import processes
 
 import unisono
@@ -116,8 +117,8 @@ def test_blocks_of_bash_are_bash() -> None:
 def sentences_of_the_package() -> list[str]:
     """Return every string of the source, with … where something is put in."""
     found = []
-    for path in (REPOSITORY / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in [*FILES, PACKAGE / "__init__.py"]:
+        for node in nodes_of(path):
             if isinstance(node, ast.JoinedStr):
                 parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
                 found.append("".join(map(str, parts)))

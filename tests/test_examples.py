@@ -1,36 +1,77 @@
-"""The examples run as they are copied, with the same digest on one worker and on two."""
+"""Every example runs as it is copied, with one digest on 1, 2 and 3 workers."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 from tests.warm import processes
 from torch.utils.data import TensorDataset
 
-from unisono.data import mnist
+from unisono.data import digits
 from unisono.world import num_devices
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"
+DOCS = REPOSITORY / "docs"
 DATA = REPOSITORY.parent / "shared" / "data"
 MNIST = DATA / "mnist"
 TEXT = DATA / "tinyshakespeare" / "input.txt"
 
 needs_mnist = pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST is not in {MNIST}")
 needs_text = pytest.mark.skipif(not TEXT.is_file(), reason=f"tinyshakespeare is not {TEXT}")
-needs_two_cores = pytest.mark.skipif(
-    num_devices() < 2, reason="with one core one worker takes one shard, two workers take two"
-)
+
+PROGRAMS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py"))
+_DDP = "torch.distributed, where the batch is the program's affair: tests/test_examples_ddp.py"
+_DEVICES = "one process: tests/test_examples_devices.py has one result on several devices"
+WITHOUT_DIGEST = {
+    "by_feature/wrong_forms.py": "what it shows is refused",
+    **{script: _DDP for script in PROGRAMS if script.startswith("ddp/")},
+    "devices/choosing.py": "what the other examples there have in common",
+    "devices/data_parallel.py": _DEVICES,
+    "devices/large_classifier.py": _DEVICES,
+    "devices/two_layers.py": _DEVICES,
+}
+# Few steps, where an example has a switch for it.
+ARGUMENTS = {
+    "complete/finetune_transformers.py": ("--quick",),
+    "complete/hydra_app.py": ("fit.epochs=1",),
+    "complete/images.py": ("--quick",),
+    "complete/optuna_search.py": ("--quick",),
+    "complete/text.py": ("--quick",),
+    "devices/gpt_in_two.py": ("--steps", 5),
+    "mnist.py": ("--data", "mnist", "--epochs", 1),
+}
+# Those that start workers themselves, and how they are told how many.
+LAUNCHING = {
+    "by_feature/launch.py": ("--workers", "{}"),
+    "complete/hydra_app.py": ("workers={}",),
+    "complete/optuna_search.py": ("--workers", "{}"),
+}
+NEEDED = {
+    "complete/finetune_transformers.py": "datasets",
+    "complete/hydra_app.py": "hydra",
+    "complete/optuna_search.py": "optuna",
+}
+# In `make test`, on 1 and 2 workers; `make chaos` runs all, on 3 as well.
+IN_MAKE_TEST = {
+    *NEEDED,
+    "complete/images.py",
+    "complete/text.py",
+}
 
 
 def run(
     script: str,
     *args: object,
     workers: int | None = None,
+    folder: Path | None = None,
     popen: type[subprocess.Popen[str]] = processes.start,
 ) -> str:
     """Run an example under plain python, or on workers; return what it printed."""
@@ -38,9 +79,16 @@ def run(
     starter = [sys.executable]
     if workers is not None:
         starter += ["-m", "unisono", "run", "-n", str(workers)]
-    done = processes.run([*starter, *program], popen=popen, timeout=280)
+    done = processes.run([*starter, *program], popen=popen, cwd=folder, timeout=280)
     assert done.returncode == 0, f"{script} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def results(output: str) -> list[tuple[str, str]]:
+    """Find the digests and the validations that a program has printed."""
+    return re.findall(
+        r"digest:? ([0-9a-f]{16})|^((?:epoch|step) \d+: validation .*)$", output, re.M
+    )
 
 
 def digest(output: str) -> str:
@@ -67,55 +115,83 @@ def write_idx(dataset: TensorDataset, num_samples: int, folder: Path, prefix: st
     )
 
 
-@pytest.mark.slow
-def test_several_devices_give_the_digest_of_one() -> None:
-    names = [["cpu"], ["cpu"] * 3]
-    outputs = [run("several_devices.py", "--devices", *each) for each in names]
-    outputs.append(run("several_devices.py", "--devices", "cpu", "cpu", workers=2))
-    assert len(set(map(digest, outputs))) == 1
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a working folder with a data set that has MNIST's shape."""
+    (tmp_path / "mnist").mkdir()
+    for train, prefix in ((True, "train"), (False, "t10k")):
+        images, labels = digits(train=train).tensors
+        large = TensorDataset(F.interpolate(images, size=(28, 28)), labels)
+        write_idx(large, 300, tmp_path / "mnist", prefix)
+    return tmp_path
+
+
+def arguments(script: str, workers: int) -> list[object]:
+    own = (word.format(workers) for word in LAUNCHING.get(script, ()))
+    return [*own, *ARGUMENTS.get(script, ())]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("script", "numbers"),
+    [
+        *(
+            pytest.param(script, (1, 2, 3), marks=pytest.mark.long)
+            for script in PROGRAMS
+            if script not in WITHOUT_DIGEST
+        ),
+        *(pytest.param(script, (1, 2), marks=pytest.mark.slow) for script in sorted(IN_MAKE_TEST)),
+    ],
+)
+def test_an_example_has_one_digest_on_every_number_of_workers(
+    script: str, numbers: tuple[int, ...], folder: Path
+) -> None:
+    if script in NEEDED and importlib.util.find_spec(NEEDED[script]) is None:
+        pytest.skip(f"{script} needs {NEEDED[script]}: README.md says which extra has it")
+    outputs = []
+    for workers in numbers:
+        here = folder / str(workers)
+        here.mkdir()
+        (here / "mnist").symlink_to(folder / "mnist")
+        started = None if workers == 1 or script in LAUNCHING else workers
+        output = run(script, *arguments(script, workers), workers=started, folder=here)
+        outputs.append(results(output))
+    assert any(digest for digest, _ in outputs[0])
+    assert outputs[1:] == outputs[:1] * (len(numbers) - 1)
 
 
 @pytest.mark.long
-@needs_two_cores
-def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
-    folders = [tmp_path / "one", tmp_path / "two"]
-    alone = run("callbacks.py", "--directory", folders[0])
-    together = run("callbacks.py", "--directory", folders[1], workers=2)
-    assert digest(alone) == digest(together)
-    assert alone.splitlines()[-2:] == together.splitlines()[-2:]
-    for name in ("best.safetensors", "averaged.safetensors", "epochs.csv"):
-        one, two = ((folder / name).read_bytes() for folder in folders)
-        assert one == two, name
+def test_several_devices_give_the_digest_of_one() -> None:
+    script, names = "by_feature/several_devices.py", [["cpu"], ["cpu"] * 3]
+    outputs = [run(script, "--devices", *each) for each in names]
+    outputs.append(run(script, "--devices", "cpu", "cpu", workers=2))
+    assert len(set(map(digest, outputs))) == 1
 
 
-@pytest.mark.slow
-@needs_two_cores
-@pytest.mark.parametrize(
-    "script",
-    [
-        "contrastive.py",
-        *(
-            pytest.param(script, marks=pytest.mark.long)
-            for script in (
-                "actor_critic.py",
-                "closures.py",
-                "distillation.py",
-                "gan.py",
-                "gradients.py",
-                "hidden_state.py",
-                "metrics.py",
-                "several_inputs.py",
-                "shared_data.py",
-                "streams.py",
-                "tokens.py",
-                "why_slow.py",
-            )
-        ),
-    ],
-)
-def test_each_feature_has_one_digest(script: str) -> None:
-    alone = run(f"by_feature/{script}")
-    assert digest(alone) == digest(run(f"by_feature/{script}", workers=2))
+def test_tables_of_examples_name_files_that_are_there() -> None:
+    tables = (WITHOUT_DIGEST, ARGUMENTS, LAUNCHING, NEEDED, IN_MAKE_TEST)
+    assert set().union(*tables) <= set(PROGRAMS)
+
+
+def shown_by(page: Path) -> set[str]:
+    """Find the examples that a page leads to."""
+    return set(re.findall(r"\(\.\./examples/([^)]*)\)", page.read_text()))
+
+
+def test_every_feature_is_listed_and_shown_by_a_page() -> None:
+    index = (EXAMPLES / "by_feature" / "README.md").read_text()
+    shown = set().union(*map(shown_by, DOCS.glob("*.md")))
+    features = [script for script in PROGRAMS if script.startswith("by_feature/")]
+    assert len(features) >= 20
+    assert [script for script in features if f"`{Path(script).name}`" not in index] == []
+    assert [script for script in features if script not in shown] == []
+
+
+def test_every_page_on_how_to_do_something_shows_an_example() -> None:
+    nav = (REPOSITORY / "mkdocs.yml").read_text()
+    pages = re.findall(r": (\S+\.md)", nav.split("- How to:")[1].split("- Troubleshooting:")[0])
+    about_commands = {"doctor.md", "hosts.md"}
+    assert {page for page in pages if not shown_by(DOCS / page)} <= about_commands
 
 
 @pytest.mark.long
@@ -124,15 +200,7 @@ def test_loggers_change_no_digest(tmp_path: Path) -> None:
     loggers = ("--loggers", "csv", "wandb")
     two = run("by_feature/loggers.py", "--directory", tmp_path / "two", *loggers, workers=2)
     assert digest(alone) == digest(two)
-    assert (tmp_path / "alone" / "steps.csv").read_text().count("\n") == 59
-
-
-def test_every_feature_is_listed_and_run() -> None:
-    folder = EXAMPLES / "by_feature"
-    shown, tests = (folder / "README.md").read_text(), Path(__file__).read_text()
-    for script in folder.glob("*.py"):
-        assert f"`{script.name}`" in shown
-        assert f'"{script.name}"' in tests or f"by_feature/{script.name}" in tests
+    assert (tmp_path / "alone" / "steps.csv").read_text().count("\n") == 47
 
 
 @pytest.mark.slow
@@ -141,15 +209,6 @@ def test_wrong_forms_are_refused_with_what_to_write() -> None:
     errors = [form for form in shown if re.search(r": (Type|Value|Checkpoint)Error: ", form)]
     assert len(errors) == 6
     assert all("must" in form for form in errors)
-
-
-@pytest.mark.slow
-@needs_mnist
-def test_mnist_runs_on_a_few_real_samples_in_plain_files(tmp_path: Path) -> None:
-    write_idx(mnist(MNIST), 500, tmp_path, "train")
-    write_idx(mnist(MNIST, train=False), 100, tmp_path, "t10k")
-    output = run("mnist.py", "--data", tmp_path, "--epochs", 2, workers=2)
-    assert digest(output)
 
 
 @pytest.mark.long
@@ -161,12 +220,33 @@ def test_mnist_learns_in_three_epochs() -> None:
 
 
 @pytest.mark.long
+def test_images_stopped_by_ctrl_c_resumes_on_another_number_of_workers(tmp_path: Path) -> None:
+    folders = [tmp_path / "whole", tmp_path / "stopped"]
+    args = ("--epochs", 3, "--directory")
+    whole = run("complete/images.py", *args, folders[0])
+    program = [EXAMPLES / "complete" / "images.py", *args, folders[1]]
+    command = [sys.executable, "-m", "unisono", "run", "-n", 2, *program]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with processes.start(command, text=True, **pipes) as process:
+        while not process.stdout.readline().startswith("epoch 1:"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    resumed = run("complete/images.py", *args, folders[1])
+    assert "resuming from checkpoint" in resumed
+    assert digest(resumed) == digest(whole)
+    assert resumed.splitlines()[-1] == whole.splitlines()[-1]
+    one, two = ((folder / "best.safetensors").read_bytes() for folder in folders)
+    assert one == two
+
+
+@pytest.mark.long
 @needs_text
-@needs_two_cores
-def test_gpt_writes_the_same_text_on_two_workers() -> None:
+def test_text_writes_the_same_on_two_workers() -> None:
     args = ("--data", TEXT, "--steps", 3)
-    alone, together = run("gpt.py", *args), run("gpt.py", *args, workers=2)
+    alone, together = run("complete/text.py", *args), run("complete/text.py", *args, workers=2)
     assert digest(alone) == digest(together)
-    written = [output.split("per character")[1].strip() for output in (alone, together)]
+    written = [output.split("\n\n", 1)[1] for output in (alone, together)]
     assert written[0] == written[1]
     assert len(written[0]) > 300

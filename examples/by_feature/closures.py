@@ -1,18 +1,13 @@
-"""Train with optimizers that ask for the loss again.
+"""Train with optimizers that ask for the loss again: `closures.py sam`, or `closures.py lbfgs`."""
 
-python examples/by_feature/closures.py lbfgs
-python examples/by_feature/closures.py sam
-"""
-
-import sys
+import argparse
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.data import digits
 
 
 class SAM(torch.optim.SGD):
@@ -46,24 +41,18 @@ OPTIMIZERS = {
 
 def loss(model, batch):
     images, labels = batch
-    logits = model(images)
-    return {
-        "loss": F.cross_entropy(logits, labels),
-        "accuracy": (logits.argmax(1) == labels).float().mean(),
-    }
+    return F.cross_entropy(model(images), labels)
 
 
 def main():
-    name = sys.argv[1] if len(sys.argv) > 1 else "sam"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("optimizer", nargs="?", choices=OPTIMIZERS, default="sam")
+    name = parser.parse_args().optimizer
     torch.manual_seed(0)
-    digits = load_digits()
-    data = TensorDataset(
-        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    )
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     # A `step` that cannot be called without a closure is given one; `closure=True` is for others.
     trainer = unisono.Trainer(model, OPTIMIZERS[name](model.parameters()), loss, shards=4)
-    trainer.fit(data, batch_size=256, epochs=5, validate=data)
+    trainer.fit(digits(), batch_size=256, epochs=5, validate=digits(train=False))
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ are; memory holds the graph of one shard at a time.
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.data import digits
 
 
 def embed(model, batch):
     """Give two views of each image, as rows of features."""
-    (images,) = batch
+    images, _ = batch
     views = [images + 0.3 * torch.randn_like(images) for _ in range(2)]
     return tuple(F.normalize(model(view), dim=1) for view in views)
 
@@ -33,11 +32,10 @@ def contrast(model, features):
 
 def main():
     torch.manual_seed(0)
-    images = torch.tensor(load_digits().data, dtype=torch.float32) / 16
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     trainer = unisono.Trainer(model, optimizer, contrast, embed=embed, shards=4)
-    trainer.fit(TensorDataset(images), batch_size=128, epochs=5, validate=TensorDataset(images))
+    trainer.fit(digits(), batch_size=128, epochs=5, validate=digits(train=False))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,13 @@
-"""Train a small student on what a teacher says: a frozen one, or one that learns in the same run.
-
-python examples/by_feature/distillation.py
-python examples/by_feature/distillation.py --together
-"""
+"""Train a small student on what a teacher says: a frozen one, or (`--together`) one that learns."""
 
 import argparse
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.data import digits
 
 
 def train_teacher(teacher, data):
@@ -28,11 +23,10 @@ def main():
     parser.add_argument("--together", action="store_true", help="the teacher learns, too")
     together = parser.parse_args().together
     torch.manual_seed(0)
-    digits = load_digits()
-    images = torch.tensor(digits.data, dtype=torch.float32) / 16
-    data = TensorDataset(images, torch.tensor(digits.target))
-    teacher = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10))
-    student = nn.Linear(64, 10)
+    data = digits()
+    layers = [nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10)]
+    teacher = nn.Sequential(nn.Flatten(), *layers)
+    student = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     optimizers = {"student": torch.optim.SGD(student.parameters(), lr=0.5)}
     if together:
         optimizers["teacher"] = torch.optim.Adam(teacher.parameters(), lr=2e-3)
@@ -46,9 +40,10 @@ def main():
                 step.backward(loss_of(student, teacher, batch, together))
     digest = run.digest()
     if unisono.world().rank == 0:
+        images, labels = digits(train=False).tensors
         with torch.no_grad():
-            accuracy = (student(images).argmax(1) == data.tensors[1]).float().mean()
-        print(f"the student is right on {accuracy:.1%} of the images, digest {digest}")
+            accuracy = (student(images).argmax(1) == labels).float().mean()
+        print(f"the student is right on {accuracy:.1%} of the test images, digest {digest}")
 
 
 def loss_of(student, teacher, batch, together):

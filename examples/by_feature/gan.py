@@ -2,34 +2,28 @@
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset
 
 import unisono
+from unisono.data import digits
 
 NOISE = 16
 
 
-def made():
-    generator = nn.Sequential(
-        nn.Linear(NOISE, 128),
-        nn.BatchNorm1d(128),
-        nn.ReLU(),
-        nn.Linear(128, 64),
-        nn.Sigmoid(),
-    )
+def build():
+    layers = [nn.Linear(NOISE, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 64)]
+    generator = nn.Sequential(*layers, nn.Sigmoid())
     discriminator = nn.Sequential(
-        nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(128, 1)
+        nn.Flatten(), nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(128, 1)
     )
     return generator, discriminator
 
 
 def main():
     torch.manual_seed(0)
-    images = torch.tensor(load_digits().data, dtype=torch.float32) / 16
-    data = TensorDataset(images[:1792])  # BatchNorm needs two samples in each shard of the last
-    generator, discriminator = made()
+    data = Subset(digits(), range(1408))  # so that every shard has samples for BatchNorm
+    generator, discriminator = build()
     run = unisono.Run(
         {"generator": generator, "discriminator": discriminator},
         {
@@ -41,12 +35,12 @@ def main():
     for step in run.steps(data, batch_size=64, epochs=5):
         with step:
             with step.update("discriminator"):
-                for (real,) in step.shards:
+                for real, _ in step.shards:
                     made_up = generator(torch.randn(len(real), NOISE)).detach()
                     wrong = F.softplus(-discriminator(real)) + F.softplus(discriminator(made_up))
                     step.backward(wrong.mean())
             with step.update("generator"):
-                for (real,) in step.shards:
+                for real, _ in step.shards:
                     made_up = generator(torch.randn(len(real), NOISE))
                     step.backward(F.softplus(-discriminator(made_up)).mean())
         if step.is_done and step.batch == 0 and unisono.world().rank == 0:

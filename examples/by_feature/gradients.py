@@ -2,11 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.data import digits
 
 
 def loss(model, batch):
@@ -27,14 +26,10 @@ def clip_by_layer(step, gradients):
 
 def main():
     torch.manual_seed(0)
-    digits = load_digits()
-    data = TensorDataset(
-        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    )
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     trainer = unisono.Trainer(model, optimizer, loss, shards=4, on_gradients=clip_by_layer)
-    trainer.fit(data, batch_size=64, epochs=5, validate=data)
+    trainer.fit(digits(), batch_size=64, epochs=5, validate=digits(train=False))
 
 
 if __name__ == "__main__":

@@ -9,21 +9,18 @@ Each needs its extra, such as `pip install 'unisono[wandb]'`. In `runs/loggers` 
 import argparse
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import CSVLog, MLflow, TensorBoard, Trackio, WandB
+from unisono.data import digits
 
 
 def loss(model, batch):
     images, labels = batch
     logits = model(images)
-    return {
-        "loss": nn.functional.cross_entropy(logits, labels),
-        "accuracy": (logits.argmax(1) == labels).float().mean(),
-    }
+    accuracy = (logits.argmax(1) == labels).float().mean()
+    return {"loss": nn.functional.cross_entropy(logits, labels), "accuracy": accuracy}
 
 
 def main():
@@ -44,9 +41,6 @@ def main():
     }
 
     torch.manual_seed(0)
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32) / 16
-    data = TensorDataset(images, torch.tensor(digits.target))
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, args.hidden), nn.ReLU(), nn.Linear(args.hidden, 10)
     )
@@ -55,10 +49,11 @@ def main():
         model,
         optimizer,
         loss,
+        shards=4,
         directory=args.directory,
         callbacks=[loggers[name]() for name in args.loggers],
     )
-    trainer.fit(data, batch_size=64, epochs=2)
+    trainer.fit(digits(), batch_size=64, epochs=2)
 
 
 if __name__ == "__main__":

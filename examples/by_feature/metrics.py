@@ -2,12 +2,12 @@
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import unisono
+from unisono.data import digits
 
 
 def loss(model, batch):
@@ -24,15 +24,11 @@ METRICS = {
 
 def main():
     torch.manual_seed(0)
-    digits = load_digits()
-    data = TensorDataset(
-        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    )
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     trainer = unisono.Trainer(model, optimizer, loss, shards=4)
-    loader = DataLoader(data, batch_size=64, shuffle=True)  # 64 samples of all workers together
-    trainer.fit(loader, epochs=5, validate=data, validate_metrics=METRICS)
+    loader = DataLoader(digits(), batch_size=64, shuffle=True)  # 64 samples of all workers together
+    trainer.fit(loader, epochs=5, validate=digits(train=False), validate_metrics=METRICS)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score
 from torch import nn
 
 import unisono
+from unisono.data import digits
 
 
 class Halves(nn.Module):
@@ -29,23 +29,15 @@ def loss(model, batch):
     return F.cross_entropy(forward(model, batch), batch["label"])
 
 
-def measured(model, batch):
-    """Give what metrics get: rows for each sample."""
-    return forward(model, batch), batch["label"]
-
-
-METRICS = {
-    "balanced": lambda logits, labels: balanced_accuracy_score(labels, logits.argmax(1)),
-}
+def balanced(logits, labels):
+    return balanced_accuracy_score(labels, logits.argmax(1))
 
 
 def main():
     torch.manual_seed(0)
-    digits = load_digits()
-    images = torch.tensor(digits.data, dtype=torch.float32) / 16
     data = [
-        {"upper": image[:32], "lower": image[32:], "label": int(label)}
-        for image, label in zip(images, digits.target, strict=True)
+        {"upper": image[0, :4].flatten(), "lower": image[0, 4:].flatten(), "label": label}
+        for image, label in digits()
     ]
     model = Halves()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -55,8 +47,8 @@ def main():
         batch_size=64,
         epochs=3,
         validate=data,
-        validate_metrics=METRICS,
-        validate_forward=measured,
+        validate_metrics={"balanced": balanced},
+        validate_forward=lambda model, batch: (forward(model, batch), batch["label"]),
     )
     rows = trainer.predict(data, batch_size=64, forward=forward)
     if unisono.world().rank == 0:

@@ -31,7 +31,7 @@ def main():
     model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 1))
     inputs = torch.randn(4096, 32)
     optimizer = torch.optim.Adam(model.parameters())
-    trainer = unisono.Trainer(model, optimizer, loss, shards=2, callbacks=[Logging()])
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4, callbacks=[Logging()])
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
     summary = trainer.fit(data, batch_size=64, steps=250)
     # The same text that is printed at the end of the run; `unisono report` has more of it.

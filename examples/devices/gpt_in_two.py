@@ -7,7 +7,7 @@
 All three print the same digest. On a machine with four GPUs worker 0 takes GPUs 0 and 1, and worker
 1 takes GPUs 2 and 3. (Never run on GPUs.)
 
-The model is that of ``examples/gpt.py`` in small; the text is the letters of a rhyme.
+The model is that of ``examples/complete/text.py`` in small; the text is the letters of a rhyme.
 
 The classic mistakes that it avoids:
 

@@ -124,7 +124,7 @@ class LoadWatch:
         proc = self._root / "proc"
         stats = [read_stat(pid, proc) for pid in pids]
         workers_s = sum(stat.cpu for stat in stats if stat is not None) * self._ticks_s
-        busy, stolen, runnable = parse_proc_stat(_whole_text(proc / "stat"))
+        busy, stolen, runnable = parse_proc_stat(read_text(proc / "stat", _MAX_BYTES))
         return LoadLook(
             self._clock(),
             None if busy is None else busy * self._ticks_s,
@@ -176,15 +176,6 @@ def _control_groups(text: str) -> list[str]:
         if "cpu" in names.split(","):
             named += [f"{names}/{path}", f"cpu/{path}", names, "cpu"]
     return [path for path in [*named, ""] if ".." not in path.split("/")]
-
-
-def _whole_text(path: Path) -> str:
-    """Read a file of the kernel, which may be long; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _of(number: int, word: str) -> str:

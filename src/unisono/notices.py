@@ -47,6 +47,15 @@ def shown_lines(text: str) -> str:
     return "\n".join(shown(line, len(line)) for line in text.split("\n"))
 
 
+def can_show(text: str, encoding: str) -> bool:
+    """Tell whether a terminal has all characters of a text."""
+    try:
+        text.encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
 def _shown(character: str) -> str:
     if unicodedata.category(character) not in _HIDDEN:
         return character

@@ -43,10 +43,10 @@ def read_stat(pid: int, root: Path = Path("/proc")) -> ProcessStat | None:
     return parse_stat(read_text(root / str(pid) / "stat"))
 
 
-def read_text(path: Path) -> str:
-    """Read the beginning of a file of a process; empty if it cannot be read."""
+def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
+    """Read the beginning of a file of the kernel; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(_MAX_BYTES).decode(errors="replace")
+            return file.read(max_bytes).decode(errors="replace")
     except OSError:
         return ""

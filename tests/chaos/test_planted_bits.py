@@ -25,6 +25,7 @@ BIT_OF = {
     "replica": f"parameter {WEIGHT}",
     "buffer": f"buffer {MEAN}",
 }
+EXCHANGES = ("shared", "staged", "gloo", "sim")
 LONG = pytest.mark.long
 
 
@@ -60,13 +61,10 @@ def ended(said):
     ("exchange", "workers", "rank", "of", "loop"),
     [
         ("shared", 2, 1, "gradient", "trainer"),
-        ("shared", 3, 0, "gradient", "own"),
         ("shared", 1, 0, "gradient", "own"),
-        ("shared", 3, 2, "buffer", "own"),
         ("shared", 2, 0, "buffer", "trainer"),
         ("staged", 2, 0, "gradient", "own"),
         ("staged", 3, 1, "replica", "trainer"),
-        ("staged", 2, 1, "replica", "own"),
         ("staged", 2, 1, "buffer", "own"),
         ("gloo", 2, 1, "gradient", "own"),
         ("gloo", 3, 2, "replica", "own"),
@@ -74,6 +72,9 @@ def ended(said):
         ("sim", 2, 0, "gradient", "trainer"),
         ("sim", 3, 1, "replica", "own"),
         ("sim", 2, 1, "buffer", "own"),
+        pytest.param("shared", 3, 0, "gradient", "own", marks=LONG),
+        pytest.param("shared", 3, 2, "buffer", "own", marks=LONG),
+        pytest.param("staged", 2, 1, "replica", "own", marks=LONG),
         pytest.param("gloo", 1, 0, "gradient", "own", marks=LONG),
         pytest.param("sim", 1, 0, "buffer", "own", marks=LONG),
         pytest.param("staged", 1, 0, "gradient", "trainer", marks=LONG),
@@ -132,10 +133,15 @@ def test_a_bit_of_memory_that_all_use_is_found_in_an_audited_step(monkeypatch, c
     assert f"did in step 9: parameter {WEIGHT}; the run goes back" in said
 
 
+# Each exchange once; the rest in `make chaos`.
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", ["shared", "staged", "gloo", "sim"])
 @pytest.mark.parametrize(
-    ("optimizer", "loop", "workers"), [("adafactor", "trainer", 3), ("adam", "own", 2)]
+    ("optimizer", "loop", "workers", "exchange"),
+    [
+        pytest.param(*program, exchange, marks=[LONG] * ((number + turn) % 2))
+        for turn, program in enumerate([("adafactor", "trainer", 3), ("adam", "own", 2)])
+        for number, exchange in enumerate(EXCHANGES)
+    ],
 )
 def test_an_even_run_accuses_nobody(monkeypatch, capfd, exchange, optimizer, loop, workers):
     options = {"audit_every": 1, "hold": (), "optimizer": optimizer, "loop": loop}
@@ -161,11 +167,15 @@ KILLS = [
 ]
 
 
+# Each row once, on the exchanges by turns; the rest in `make chaos`.
 @pytest.mark.slow
-@pytest.mark.parametrize("faults", KILLS)
 @pytest.mark.parametrize(
-    "exchange",
-    ["shared", pytest.param("gloo", marks=LONG), pytest.param("staged", marks=LONG), "sim"],
+    ("exchange", "faults"),
+    [
+        pytest.param(exchange, faults, marks=[LONG] * (row % len(EXCHANGES) != number))
+        for number, exchange in enumerate(EXCHANGES)
+        for row, faults in enumerate(KILLS)
+    ],
 )
 def test_workers_lost_together_with_audits_change_nothing(monkeypatch, capfd, exchange, faults):
     loop = "trainer" if "defect" in faults else "own"

@@ -40,10 +40,10 @@ def times(found: StepProfile, *on_hosts: int, cores: int | None = None) -> list[
         ((8,), None, [0.024, 0.001 + 0.002 * (7 / 8) / (1 / 2), 0.002 + 0.006 / 8, 0.010]),
         # Two cores are busy, whoever shares them.
         ((4,), 2, [0.012, 0.001 + 0.002 * (3 / 2) / (1 / 2), 0.005, 0.007]),
-        # Two hosts add up their own two parts, then one of the other's on half of their pieces.
-        ((2, 2), None, [0.012, 0.001 + 0.002 * (1 / 2 + 1 / 4) / (1 / 2), 0.005, 0.004]),
+        # Two hosts add up their own two parts; the other's come while buckets travel.
+        ((2, 2), None, [0.012, 0.003, 0.005, 0.004]),
         # One worker a host is alone on it.
-        ((1, 1), None, [0.010, 0.001 + 0.002 * (1 / 2) / (1 / 2), 0.008, 0.001]),
+        ((1, 1), None, [0.010, 0.001, 0.008, 0.001]),
     ],
 )
 def test_times_of_a_host(

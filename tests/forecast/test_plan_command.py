@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.forecast.test_measured_steps import TRAINING
 
 from unisono.cli import main
+from unisono.world import num_devices
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "plan"]
 DEVICE = ["--samples", "1.28e6", "--batch", "128", "--step", "7.2s"]
@@ -105,12 +106,16 @@ def test_a_program_in_a_folder_with_spaces_is_forecast(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "train it.py").write_text(TRAINING.replace("SLEEP_S", "0.005"))
-    done = plan(folder, "--json", "--seconds", "0.2", "--workers", "1", "train it.py", "100000")
+    options = ["--json", "--seconds", "0.2", "--workers", "1,2", "--workers-per-host", "1"]
+    done = plan(folder, *options, "--threads", str(num_devices()), "train it.py", "100000")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert os.listdir(folder) == ["train it.py"]
     assert answer["program"] == "train it.py"
-    (one,) = answer["rows"]
+    one, two = answer["rows"]
+    assert two["hosts"] == 2
+    assert two["causes_s"]["copying"] > 0, "no core is left for it"
+    assert any("sent, received and added up" in sentence for sentence in answer["assumptions"])
     assert one["step_s"] == pytest.approx(answer["measured"][0]["step_s"])
     assert one["step_s"] > 0.02, "it sleeps in each of four shards"
     assert one["is_same_run"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.forecast.made import profile, timed
 
 from unisono.forecast.cluster import Cluster
-from unisono.forecast.simulation import SimulatedStep, simulate
+from unisono.forecast.simulation import SimulatedStep, _buckets, simulate
 from unisono.forecast.step_profile import StepProfile
 from unisono.forecast.workload import divide_work
 
@@ -89,8 +89,8 @@ def test_beyond_the_shards_the_batch_grows_by_one_shard_a_worker() -> None:
 
 
 def test_gradients_travel_while_the_rest_is_computed() -> None:
-    # Four buckets of 10 MB become ready at 1/4 … 4/4 of a backward pass of 5 ms.
-    hosts = Cluster(per_host=1, bandwidth=1e10, latency_s=0.0)
+    # 10 MB become ready at 1/4 … 4/4 of a backward pass of 5 ms. The links carry 10 GB/s of them.
+    hosts = Cluster(per_host=1, bandwidth=1e10 * 1538 / 1448, latency_s=0.0)
     found = step(replace(NOISELESS, together=None), 8, hosts)
     each_s = 1e7 * 2 * 7 / 8 / 1e10
     begun_s = 0.005 + 0.005 / 4
@@ -99,8 +99,30 @@ def test_gradients_travel_while_the_rest_is_computed() -> None:
     assert found.causes_s["bandwidth"] == pytest.approx(begun_s + 4 * each_s - 0.01)
     late = step(replace(NOISELESS, together=None), 8, replace(hosts, latency_s=1e-3))
     assert late.causes_s["bandwidth"] == found.causes_s["bandwidth"]
-    # Four buckets: to all at once, then round a ring of seven others.
-    assert late.causes_s["latency"] == pytest.approx(4 * (1 + 7) * 1e-3)
+    # Three meetings, and two rounds of the last bucket; those of the others are behind it.
+    assert late.causes_s["latency"] == pytest.approx(5e-3)
+
+
+def test_buckets_are_cut_from_the_last_parameter_on() -> None:
+    mib = 1 << 20
+    found = replace(NOISELESS, gradient_bytes=(3 * mib, 0, 2 * mib), ready=(1.0, 0.6, 0.5))
+    assert list(_buckets(found, 2)) == [(0.5, 2 * mib), (1.0, 2 * mib), (1.0, mib)]
+    assert list(_buckets(replace(found, gradient_bytes=(0, 0, 0)), 2)) == []
+
+
+def test_copying_takes_a_core_from_passes_but_not_from_a_link_that_is_waited_for() -> None:
+    sent_s = 4e7 * 2 * 7 / 8 * 1e-10  # 7 ms of a core
+    fast = Cluster(per_host=1, bandwidth=1e12, latency_s=0.0)
+    alone = replace(NOISELESS, together=None)
+    ideal, copied = (step(alone, 8, replace(fast, copying_s=c)).seconds for c in (0.0, 1e-10))
+    assert ideal == pytest.approx(0.01, rel=0.01)
+    assert copied == pytest.approx(0.01 + sent_s)
+    slow = replace(fast, bandwidth=1e8)
+    ideal, copied = (step(alone, 8, replace(slow, copying_s=c)).seconds for c in (0.0, 1e-10))
+    assert copied == pytest.approx(ideal, rel=2e-3)
+    # Two workers of a host have two cores.
+    two = replace(fast, per_host=2, copying_s=1e-10)
+    assert step(alone, 8, two).seconds == pytest.approx(0.01 + 4e7 * 2 * 3 / 4 * 1e-10 / 2)
 
 
 def test_a_slow_link_is_what_limits_and_a_fast_one_is_hidden() -> None:

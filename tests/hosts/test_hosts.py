@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.hosts.conftest import MakeHosts
 from tests.hosts.virtual_hosts import Host, Link, torchrun
 
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 TRAIN, FIT, DDP = (f"tests/hosts/programs/{name}.py" for name in ("train", "fit", "ddp"))
 ENDED_WITHIN_S = 120.0
 NAMED_WITHIN_S = 10.0
+CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 
 
 class Output:
@@ -202,6 +205,37 @@ def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None
     assert [output.process.returncode for output in outputs] == [1, 1]
 
 
+def test_pods_of_the_manifest_train(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """With the variables that the operator's runtime gives each pod."""
+    hosts = make_hosts(2)
+    *_, job = yaml.safe_load_all((CLUSTER / "trainjob.yaml").read_text())
+    torchrun, restarts, script, directory = job["spec"]["trainer"]["command"]
+    program = str(CLUSTER / Path(script).name)
+    run = f"--directory={tmp_path}/{Path(directory.partition('=')[2]).name}"
+    pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "host0"}
+    pod |= {"PET_MASTER_PORT": "29500"}
+    outputs = [
+        Output(
+            host.start(
+                os.path.join(os.path.dirname(sys.executable), torchrun),
+                *(restarts, program, run, "--epochs", "1"),
+                environ={**pod, "PET_NODE_RANK": str(host.number)},
+            )
+        )
+        for host in hosts
+    ]
+    for output in outputs:
+        output.has_ended_well()
+    assert "on 4 workers" in outputs[0].text
+    assert digests(outputs) == trained_here("--epochs", "1")
+
+
+def trained_here(*options: str) -> set[str]:
+    program = [sys.executable, str(CLUSTER / "train.py"), *options]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    return set(re.findall(r"digest (\w+)", done.stdout))
+
+
 def srun(hosts: Sequence[Host], workers: Sequence[int], *program: str) -> list[Output]:
     """Start a program with the variables that tasks of Slurm have."""
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(sum(workers))}
@@ -266,22 +300,37 @@ def test_what_listens_is_what_the_docs_name(
 SLOW = (TRAIN, "cnn", "--steps", "16", "--pause", "0.3")
 
 
-def test_a_link_that_is_cut_for_five_seconds_changes_nothing(make_hosts: MakeHosts) -> None:
-    hosts = make_hosts(2)
-    outputs = start(hosts, [1, 1], SLOW)
-    outputs[0].await_line("rank 0 step 4")
+# Two megabytes a step take two seconds, nearly all of each step: the cut is in their midst.
+SENDING = (TRAIN, "gpt", "--width", "256", "--steps", "5")
+MOMENTS = pytest.mark.parametrize(
+    ("program", "rate", "line"), [(SLOW, "", 4), (SENDING, "10mbit", 2)], ids=["pausing", "sending"]
+)
+
+
+@MOMENTS
+def test_a_link_that_is_cut_for_five_seconds_changes_nothing(
+    make_hosts: MakeHosts, program: Sequence[str], rate: str, line: int
+) -> None:
+    hosts = make_hosts(2, Link(rate))
+    outputs = start(hosts, [1, 1], program)
+    outputs[0].await_line(f"rank 0 step {line}")
+    time.sleep(0.5)
     hosts[1].cut()
     time.sleep(5)
     hosts[1].restore()
     for output in outputs:
         output.has_ended_well()
-    assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4], "--pause", "0")
+    assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
 
 
-def test_a_link_that_is_cut_for_good_is_named_on_both_sides(make_hosts: MakeHosts) -> None:
-    hosts = make_hosts(2)
-    outputs = start(hosts, [2, 2], SLOW)
-    outputs[0].await_line("rank 0 step 4")
+@MOMENTS
+def test_a_link_that_is_cut_for_good_is_named_on_both_sides(
+    make_hosts: MakeHosts, program: Sequence[str], rate: str, line: int
+) -> None:
+    hosts = make_hosts(2, Link(rate))
+    outputs = start(hosts, [2, 2], program)
+    outputs[0].await_line(f"rank 0 step {line}")
+    time.sleep(0.5)
     hosts[1].cut()
     cut_s = time.monotonic()
     for output, others in zip(outputs, ("[23]", "[01]"), strict=True):

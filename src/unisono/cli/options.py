@@ -28,8 +28,12 @@ def option(read: Callable[[str], Any], must: str, example: str) -> Callable[...,
     return callback
 
 
-def takes_script(command: Callable[..., None]) -> Callable[..., None]:
+def takes_script(command: Callable[..., None], *, is_optional: bool = False) -> Callable[..., None]:
     """Add ``[-m] SCRIPT ARGS…`` to a command; it gets `kind`, of a job, `script` and `args`.
+
+    Args:
+        command: what gets them.
+        is_optional: whether `script` may be empty.
 
     Raises:
         Refusal: when it is called without a script, or with what is none.
@@ -42,7 +46,7 @@ def takes_script(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
     @functools.wraps(command)
     def checked(is_module: bool, script: str, **options: Any) -> None:
-        if not is_module or not script:
+        if not (is_module if script else is_optional):
             check_script(script)
         command(kind=MODULE if is_module else SCRIPT, script=script, **options)
 

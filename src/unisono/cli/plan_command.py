@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,8 +19,16 @@ from unisono.cli.endings import (
     replace_unknown_letters,
     saying,
 )
-from unisono.cli.options import count, option, seconds, timeout
-from unisono.launch.job import MODULE, SCRIPT
+from unisono.cli.options import count, option, seconds, takes_script, timeout
+from unisono.forecast.quantities import (
+    BYTES,
+    BYTES_PER_S,
+    TIMES_S,
+    counts,
+    quantity,
+    share,
+    whole,
+)
 
 if TYPE_CHECKING:
     from unisono.forecast.facts import Forecast
@@ -32,32 +40,8 @@ _BANDWIDTH, _LATENCY, _CHECKPOINT = "10Gbit/s", "50us", "10min"
 _PIECES = 64  # in which given gradients become ready
 
 
-def _read(kind: str, text: str) -> Any:
-    """Read what stands behind an option, once it is there: numbers need not be loaded before."""
-    from unisono.forecast import quantities
-
-    match kind:
-        case "time":
-            return quantities.quantity(text, quantities.TIMES_S)
-        case "latency":
-            return quantities.quantity(text, quantities.TIMES_S, may_be_zero=True)
-        case "bytes":
-            return quantities.quantity(text, quantities.BYTES)
-        case "bandwidth":
-            return quantities.quantity(text, quantities.BYTES_PER_S)
-        case "share":
-            return quantities.share(text)
-        case "whole":
-            return quantities.whole(text)
-        case _:
-            return quantities.counts(text)
-
-
-def _reads(kind: str, must: str, example: str) -> Callable[..., Any]:
-    return option(lambda text: _read(kind, text), must, example)
-
-
-_time = _reads("time", "a time above 0 with its unit", "90s")
+_time = option(partial(quantity, units=TIMES_S), "a time above 0 with its unit", "90s")
+_number = option(whole, "a whole number of at least 1", "1.28e6")
 
 
 @click.command(
@@ -67,7 +51,7 @@ _time = _reads("time", "a time above 0 with its unit", "90s")
 @click.option(
     "--workers",
     "counts",
-    callback=_reads("counts", "numbers of workers from 1 to 100,000", "1,2,4,…,1024"),
+    callback=option(counts, "numbers of workers from 1 to 100,000", "1,2,4,…,1024"),
     default="1,2,4,…,64",
     show_default=True,
     metavar="LIST",
@@ -91,14 +75,18 @@ _time = _reads("time", "a time above 0 with its unit", "90s")
 )
 @click.option(
     "--bandwidth",
-    callback=_reads("bandwidth", "bits or bytes a second, above 0", "10Gbit/s"),
+    callback=option(
+        partial(quantity, units=BYTES_PER_S), "bits or bytes a second, above 0", "10Gbit/s"
+    ),
     metavar="RATE",
     help=f"Of each host's link, in each direction; {_BANDWIDTH} by default.",
 )
 @click.option(
     "--latency",
     "latency_s",
-    callback=_reads("latency", "a time with its unit", "50us"),
+    callback=option(
+        partial(quantity, units=TIMES_S, may_be_zero=True), "a time with its unit", "50us"
+    ),
     metavar="TIME",
     help=f"Of these links; {_LATENCY} by default.",
 )
@@ -111,7 +99,7 @@ _time = _reads("time", "a time above 0 with its unit", "90s")
 )
 @click.option(
     "--epochs",
-    callback=_reads("whole", "a whole number of at least 1", "100"),
+    callback=_number,
     metavar="N",
     help="Also tell the time of so many epochs.",
 )
@@ -151,13 +139,13 @@ _time = _reads("time", "a time above 0 with its unit", "90s")
 @click.option("--threads", callback=count, metavar="N", help="As of `unisono run`.")
 @click.option(
     "--samples",
-    callback=_reads("whole", "a whole number of at least 1", "1.28e6"),
+    callback=_number,
     metavar="N",
     help="Without SCRIPT: samples of an epoch.",
 )
 @click.option(
     "--batch",
-    callback=_reads("whole", "a whole number of at least 1", "128"),
+    callback=_number,
     metavar="N",
     help="Without SCRIPT: samples that a device computes in a step.",
 )
@@ -166,23 +154,19 @@ _time = _reads("time", "a time above 0 with its unit", "90s")
 )
 @click.option(
     "--spread",
-    callback=_reads("share", "a share below 1", "5%"),
+    callback=option(share, "a share below 1", "5%"),
     metavar="SHARE",
     help="Without SCRIPT: the standard deviation of that, as a part of it.",
 )
 @click.option(
     "--gradients",
-    callback=_reads("bytes", "a number of bytes above 0", "100MB"),
+    callback=option(partial(quantity, units=BYTES), "a number of bytes above 0", "100MB"),
     metavar="SIZE",
     help="Without SCRIPT: the bytes of all gradients.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the forecast as JSON.")
 @click.option("-o", "--output", metavar="FILE", help="Also draw it as a page for a browser.")
-@click.option(
-    "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
-)
-@click.argument("script", default="")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@partial(takes_script, is_optional=True)
 def plan(script: str, as_json: bool, output: str | None, **asked: Any) -> None:
     """Forecast how long training takes on N workers, and what limits it.
 
@@ -259,7 +243,7 @@ def _check(script: str, asked: dict[str, Any]) -> None:
             f"`{missing[0]}` is missing: use for example `--samples 1.28e6 --batch 128 --step "
             "7.2s`, or name a SCRIPT."
         )
-    if not given and (not asked["is_module"] or not script):
+    if not given and not script:
         check_script(script, "plan")
     if asked["hosts"] is not None and asked["per_host"] is not None:
         raise Refusal(
@@ -306,9 +290,12 @@ def _of_numbers(asked: dict[str, Any]) -> Forecast:
 
 def _of_script(script: str, asked: dict[str, Any]) -> Forecast:
     """Time a script; what it cannot be timed for is refused."""
+    from unisono.forecast.copying import copying_cost_s
     from unisono.forecast.measured_steps import InterruptedMeasurementError, measure_steps
+    from unisono.forecast.step_profile import SHARED
 
     recovery_s = restart_s = asked["recovery_s"]
+    copying_s = 0.0
     with refusing():
         measurement, num_workers, cores = _measurement(script, asked)
         try:
@@ -318,8 +305,10 @@ def _of_script(script: str, asked: dict[str, Any]) -> Forecast:
                     recovery_s, restart_s = _recovery(measurement, measured), measured.startup_s
         except InterruptedMeasurementError as interrupted:
             leave(128 + interrupted.signum)
+        if (asked["hosts"] or asked["per_host"]) and measured.profile.exchange == SHARED:
+            copying_s = copying_cost_s()
     failures = _failures(asked, recovery_s, restart_s)
-    return _forecast(script, measured.device, measured.profile, asked, cores, failures)
+    return _forecast(script, measured.device, measured.profile, asked, cores, failures, copying_s)
 
 
 def _measurement(script: str, asked: dict[str, Any]) -> tuple[Measurement, int, int]:
@@ -336,9 +325,8 @@ def _measurement(script: str, asked: dict[str, Any]) -> tuple[Measurement, int, 
 
     placement = place_workers(IN_SHELL, Asked(), os.environ, Machine.here())
     threads = threads_per_worker() if asked["threads"] is None else asked["threads"]
-    kind = MODULE if asked["is_module"] else SCRIPT
     measurement = Measurement(
-        Program(kind, script, asked["args"], Path(working_folder())),
+        Program(asked["kind"], script, asked["args"], Path(working_folder())),
         asked["timing_s"],
         asked["timeout_s"],
         threads,
@@ -375,6 +363,7 @@ def _forecast(
     asked: dict[str, Any],
     cores: int | None,
     failures: Failures,
+    copying_s: float = 0.0,
 ) -> Forecast:
     from unisono.forecast.cluster import Cluster
     from unisono.forecast.facts import Forecast
@@ -384,8 +373,9 @@ def _forecast(
         cores,
         asked["hosts"],
         asked["per_host"],
-        asked["bandwidth"] or _read("bandwidth", _BANDWIDTH),
-        _read("latency", _LATENCY) if asked["latency_s"] is None else asked["latency_s"],
+        asked["bandwidth"] or quantity(_BANDWIDTH, BYTES_PER_S),
+        quantity(_LATENCY, TIMES_S) if asked["latency_s"] is None else asked["latency_s"],
+        copying_s,
     )
     epochs = asked["epochs"]
     rows = expectations(

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unisono.doctor.diagnoses import FINE, UNREAD, WARNING, WRONG, Diagnosis
-from unisono.notices import shown_lines
+from unisono.notices import can_show, shown_lines
 
 _MARKS = {
     FINE: "[green]✓[/]",
@@ -28,7 +28,7 @@ def print_diagnoses(console: Console, diagnoses: Iterable[Diagnosis]) -> list[Di
         All of them.
     """
     seen = []
-    marks, arrow = (_MARKS, "→") if _can_show(console, "✓✗→") else (_PLAIN, "->")
+    marks, arrow = (_MARKS, "→") if can_show("✓✗→", console.encoding) else (_PLAIN, "->")
     width = max(len(mark) for mark in _PLAIN.values()) if marks is _PLAIN else 1
     for one in diagnoses:
         seen.append(one)
@@ -42,11 +42,3 @@ def print_diagnoses(console: Console, diagnoses: Iterable[Diagnosis]) -> list[Di
         table.add_row(marks[one.verdict], one.check, text)
         console.print(table)
     return seen
-
-
-def _can_show(console: Console, text: str) -> bool:
-    try:
-        text.encode(console.encoding)
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True

@@ -62,7 +62,7 @@ class BucketSum:
         self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
 
     def cross(self, communicator: Communicator) -> Rounds:
-        """See :class:`~.bucket_pipeline.BucketCrossing`: slices to each worker, sums to all."""
+        """See :class:`~.bucket_pipeline.BucketCrossing`: slices to each, then sums to all."""
         yield communicator.all_to_all(
             self._received.everything,
             by_slices(self._own, self._bucket, self._mine, self._size),

@@ -94,9 +94,10 @@ class GlooCommunicator(Communicator):
         while True:
             try:
                 transfer.work.wait(_LOOK_EVERY)
-            except RuntimeError as error:
+            except RuntimeError:
                 if transfer.work.is_completed():
-                    raise BrokenError(str(error)) from error
+                    transfer.join()  # raises what has failed; it may as well have just arrived
+                    return True
             else:
                 return True
             if self._team.has_lost:

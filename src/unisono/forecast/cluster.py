@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unisono.forecast.workload import Workload
+
+BUCKET_BYTES = 1 << 20
+"""What a bucket has for each host, as in ``exchange/hosts_exchange.py``."""
+ROUNDS, MEETINGS = 2, 3
+"""How often a bucket's bytes, and the workers of a step, wait for something from other hosts."""
+_PAYLOAD = 1448 / 1538  # the rest: Ethernet, IP and TCP, with frames of 1,500 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,7 @@ class Cluster:
         per_host: how many workers a host takes at most; None, and no `hosts`: one host takes all.
         bandwidth: of each host's link in each direction, in bytes a second.
         latency_s: until a message's first byte is there.
+        copying_s: of a core, for each byte that a host sends: sending, receiving, adding up.
     """
 
     cores: int | None = None
@@ -25,6 +31,7 @@ class Cluster:
     per_host: int | None = None
     bandwidth: float = 1.25e9
     latency_s: float = 5e-5
+    copying_s: float = 0.0
 
     def workers_on_hosts(self, num_workers: int) -> list[int]:
         """Count the workers of each host, the fullest first; sizes differ by at most one."""
@@ -37,23 +44,21 @@ class Cluster:
         return [size + (host < larger) for host in range(num_hosts)]
 
     def transfer_s(self, num_bytes: float, work: Workload) -> float:
-        """Give the seconds in which the hosts bring one bucket to everybody's sums.
+        """Give the seconds for which so many bytes of gradients keep the link busy.
 
         Each host sends every other one its slice of each part of its own, adds up its own slice,
-        and gives the sum to all. The slices are sent at once; the sums go round a ring.
-
-        Args:
-            num_bytes: of the bucket.
-            work: says how many hosts and parts there are.
+        and sends the sum to all.
         """
-        num_others = work.num_hosts - 1
-        if not num_others:
-            return 0.0
-        return sent_bytes(num_bytes, work) / self.bandwidth + (1 + num_others) * self.latency_s
+        return sent_bytes(num_bytes, work) / (self.bandwidth * _PAYLOAD)
 
-    def exchange_s(self, buckets: Iterable[float], work: Workload) -> list[float]:
-        """Give the seconds of each bucket's transfer."""
-        return [self.transfer_s(num_bytes, work) for num_bytes in buckets]
+    def copied_s(self, num_bytes: float, work: Workload) -> float:
+        """Give the seconds that they take a worker's core; none where a host has others to spare.
+
+        The workers of a host divide them.
+        """
+        if self.cores is not None and self.cores > work.on_hosts[0]:
+            return 0.0
+        return self.copying_s * sent_bytes(num_bytes, work) / min(work.on_hosts)
 
 
 def sent_bytes(num_bytes: float, work: Workload) -> float:

@@ -133,8 +133,13 @@ class Forecast:
         yield (
             f"Up to {most:,} hosts, each with {has} and a link of {speed} each way and "
             f"{cluster.latency_s * 1e6:,.3g} µs. Several hosts were not run: what the links take "
-            "is computed, for all_to_all and a ring of all_gather, bucket by bucket."
+            "is computed, bucket by bucket, beside the last backward pass."
         )
+        if cluster.copying_s:
+            yield (
+                f"A byte that is sent, received and added up takes a core of this machine "
+                f"{cluster.copying_s * 1e9:.2g} ns, which its worker lacks if it has no other."
+            )
 
     def _of_failures(self) -> Iterator[str]:
         failures = self.failures

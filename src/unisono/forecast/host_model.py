@@ -67,9 +67,8 @@ class HostModel:
         measured, alone = together.num_workers, float(self._alone.summing_s.mean())
         grown = float(together.summing_s.mean()) - alone
         read_then = (num_parts(sum(together.shards), measured) - 1) / measured
-        # Of the host's own parts, and of the other hosts' parts of this host's pieces.
+        # Of the host's own parts; those of other hosts are added up while buckets travel.
         read = (work.parts_here - work.parts_of_host) / self._busy
-        read += (work.all_parts - 1) / work.num_hosts / self._busy
         return _with_mean(drawn, alone + grown * read / read_then)
 
     def updating_s(self, drawn: Values) -> Values:

@@ -14,17 +14,16 @@ shrink when links get faster, so a faster link never makes a step longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.forecast.cluster import Cluster
+from unisono.forecast.cluster import BUCKET_BYTES, MEETINGS, ROUNDS, Cluster
 from unisono.forecast.host_model import HostModel
 from unisono.forecast.spread import Values, calibration, largest_of, levels
 from unisono.forecast.step_profile import StepProfile
 from unisono.forecast.workload import Workload
-from unisono.plan.buckets import bucket_ranges
 
 IDEAL = "ideal"
 CAUSES = {
@@ -33,7 +32,8 @@ CAUSES = {
     "shards": "shards do not divide evenly",
     "stragglers": "the slowest worker of each step",
     "bandwidth": "of the links between hosts: gradients that are still under way",
-    "latency": "of the links between hosts, once for each bucket and neighbour",
+    "copying": "cores send, receive and add up what goes between hosts",
+    "latency": "of the links between hosts: the last bucket's rounds, and meetings",
     "sum": "adding up gradients",
     "update": "the optimizer",
     "rest": "meetings, and what is between steps",
@@ -71,7 +71,10 @@ def simulate(profile: StepProfile, work: Workload, cluster: Cluster) -> Simulate
     drawn = source.some(np.arange(num_steps * -(-_DRAWS // num_steps)) % num_steps)
     common_s, own_s, unshared_s = _shards(profile, work, host, drawn.shard_s)
     exchanged_s = _exchanged(profile, work, cluster, own_s)
-    at_once = _exchanged(profile, work, replace(cluster, latency_s=0.0), own_s).mean()
+    at_once, by_others = (
+        _exchanged(profile, work, one, own_s).mean()
+        for one in (replace(cluster, latency_s=0.0), replace(cluster, latency_s=0.0, copying_s=0.0))
+    )
     summing_s = host.summing_s(drawn.summing_s)
     updating_s = host.updating_s(drawn.updating_s)
     rest_s = host.rest_s(drawn.rest_s)
@@ -84,7 +87,8 @@ def simulate(profile: StepProfile, work: Workload, cluster: Cluster) -> Simulate
         "contention": (common - alone.shard_s.mean()) * each,
         "shards": common * (work.most_shards - each),
         "stragglers": unshared - common * work.most_shards,
-        "bandwidth": at_once - own,
+        "bandwidth": by_others - own,
+        "copying": at_once - by_others,
         "latency": exchanged_s.mean() - at_once,
         "sum": summing_s.mean() - alone.summing_s.mean() * part,
         "update": updating_s.mean() - alone.updating_s.mean() * part,
@@ -134,17 +138,42 @@ def _shards(
 def _exchanged(profile: StepProfile, work: Workload, cluster: Cluster, own_s: Values) -> Values:
     """Say when all hosts have all sums: buckets travel one after the other, each when it is ready.
 
+    Copying takes a core of the worker, which has its passes to do first and then waits: all is done
+    when the core has done both, or has copied what comes from a bucket's arrival on.
+
     Args:
         profile, work, cluster: as of :func:`simulate`.
         own_s: until the slowest worker is done, of shape (draws,).
     """
-    if work.num_hosts == 1:
+    if work.num_hosts == 1 or not any(profile.gradient_bytes):
         return own_s
     last_pass_s = own_s / work.most_shards * profile.backward_share
-    end_s = np.zeros_like(own_s)
-    for bucket in bucket_ranges(profile.gradient_bytes):
-        ready = max(profile.ready[index] for index in bucket)
-        num_bytes = sum(profile.gradient_bytes[index] for index in bucket)
-        begun_s = np.maximum(end_s, own_s - last_pass_s * (1 - ready))
-        end_s = begun_s + cluster.transfer_s(num_bytes, work)
-    return np.maximum(end_s, own_s)
+    arrived_s, buckets = np.zeros_like(own_s), list(_buckets(profile, work.num_hosts))
+    left_s = cluster.copied_s(sum(num_bytes for _, num_bytes in buckets), work)
+    done_s = own_s + left_s
+    for ready, num_bytes in buckets:
+        ready_s = own_s - last_pass_s * (1 - ready)
+        arrived_s = np.maximum(arrived_s, ready_s) + cluster.transfer_s(num_bytes, work)
+        done_s = np.maximum(done_s, arrived_s + left_s)
+        left_s -= cluster.copied_s(num_bytes, work)
+    done: Values = done_s + (ROUNDS + MEETINGS) * cluster.latency_s
+    return done
+
+
+def _buckets(profile: StepProfile, num_hosts: int) -> Iterator[tuple[float, float]]:
+    """Cut gradients into buckets, from the last parameter on, within parameters too.
+
+    Yields:
+        When each is ready, as a part of a backward pass; and its bytes.
+    """
+    full, ready, held = BUCKET_BYTES * num_hosts, 0.0, 0
+    for size, at in zip(reversed(profile.gradient_bytes), reversed(profile.ready), strict=True):
+        left = size
+        while left:
+            ready, taken = max(ready, at), min(left, full - held)
+            held, left = held + taken, left - taken
+            if held == full:
+                yield ready, held
+                ready, held = 0.0, 0
+    if held:
+        yield ready, held

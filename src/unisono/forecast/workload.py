@@ -31,7 +31,6 @@ class Workload:
         sizes_here: the same of the fullest host.
         parts_of_host: sub-trees that a host's shards consist of, at most.
         parts_here: those of all workers of the fullest host.
-        all_parts: sub-trees of all hosts.
         is_same_run: whether batch and shards are those that were measured.
     """
 
@@ -43,7 +42,6 @@ class Workload:
     sizes_here: tuple[tuple[int, int], ...]
     parts_of_host: int
     parts_here: int
-    all_parts: int
     is_same_run: bool
 
     @property
@@ -87,7 +85,6 @@ def divide_work(
         _sizes(hosts[0]),
         max(of_hosts),
         sum(len(parts_of(one, shards)) for one in hosts[0]),
-        sum(of_hosts),
         is_same_run,
     )
 

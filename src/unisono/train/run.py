@@ -77,17 +77,16 @@ class Run:
     the run resumes from its `directory` when it is started again. The first run that a program
     makes there waits for all ranks.
 
+    Arguments that are not listed are those of :class:`unisono.Trainer`. Several optimizers are
+    clipped separately, by one value or by a dict of values by name. With `devices`, compute with
+    ``step.model``.
+
     Args:
         model: the model, on any device; or several, by name, which are then
             ``run.model["generator"]`` and so on.
         optimizer: over the model's parameters; or several, by name, each over its own parameters.
             ``with step:`` computes one loss and steps all of them;
             ``with step.update("generator"):`` within it is for one.
-        shards, seed, directory, checkpoint_every, keep, resume, resume_options, clip_norm,
-            clip_value, device, devices, exchange, exact, balance, shards_in_flight, audit_every,
-            on_gradients, closure: see :class:`unisono.Trainer`. Several optimizers are clipped
-            separately, by one value or by a dict of values by name. With `devices`, compute with
-            ``step.model``.
         grad_scaler: for float16: `Step.backward` scales the loss, gradients are unscaled before
             they are clipped, and a step whose gradients are not finite is skipped on all workers,
             with torch's bits. Its state is saved with the run. Several optimizers may have one
@@ -283,11 +282,8 @@ class Run:
     ) -> Generator[Step, None, None]:
         """Yield steps until the totals are reached; a finished run yields none.
 
-        Collective: every rank calls it and uses every step, in the same order.
-
-        Args:
-            dataset, batch_size, epochs, steps, shuffle, sampler, loader_workers, collate_fn,
-                pin_memory: see :meth:`unisono.Trainer.fit`.
+        Collective: every rank calls it and uses every step, in the same order. The arguments are
+        those of :meth:`unisono.Trainer.fit`.
 
         Raises:
             TypeError: the dataset has no samples or no length, or a number is not whole.

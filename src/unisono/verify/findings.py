@@ -9,12 +9,8 @@ from dataclasses import dataclass, replace
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 EQUAL, DIFFERENT, NOT_VERIFIED = 0, 1, 2
 
-# What makes others follow comes before them.
-CAUSES_FIRST = (
-    "split-differs",
-    "samples-same-on-all-ranks",
-    "samples-lost",
-    "epoch-order-fixed",
+# In both, what makes others follow comes before them.
+GRADIENT_CHECKS = (
     "clip-before-average",
     "accumulation-not-synced",
     "gradients-not-averaged",
@@ -23,6 +19,13 @@ CAUSES_FIRST = (
     "gradient-over-n",
     "mean-of-means",
     "weights-of-tokens",
+)
+CAUSES_FIRST = (
+    "split-differs",
+    "samples-same-on-all-ranks",
+    "samples-lost",
+    "epoch-order-fixed",
+    *GRADIENT_CHECKS,
     "learning-rate-scaled",
     "schedule-too-fast",
     "loader-randomness-same",

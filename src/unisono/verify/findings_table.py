@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unisono.notices import shown_lines
+from unisono.notices import can_show, shown_lines
 from unisono.verify.findings import OK, UNKNOWN, WRONG, Finding, told
 
 _MARKS = {OK: "[green]✓[/]", WRONG: "[red]✗[/]", UNKNOWN: "[yellow]?[/]"}
@@ -24,7 +24,7 @@ def print_table(
     is_exact: bool = False,
 ) -> None:
     """Print the findings, cause first, and a sentence that sums them up."""
-    marks, arrow = (_MARKS, "→") if _can_show(console, "✓✗→") else (_PLAIN, "->")
+    marks, arrow = (_MARKS, "→") if can_show("✓✗→", console.encoding) else (_PLAIN, "->")
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -65,11 +65,3 @@ def summary(
         return f"{program}: no mistake found, but {num_open} checks could not be made."
     how = "bit for bit" if is_exact else "but for rounding"
     return f"{program}: {what} gives the same result, {how}."
-
-
-def _can_show(console: Console, text: str) -> bool:
-    try:
-        text.encode(console.encoding)
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True

@@ -16,22 +16,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.verify.findings import Finding, ok, unknown, wrong
+from unisono.verify.findings import GRADIENT_CHECKS, Finding, ok, unknown, wrong
 from unisono.verify.gradient_of_one import JudgedStep, compare_with_one, tolerance_of
 from unisono.verify.linear import Array, joined, local, relation
 from unisono.verify.rank_trace import OptimizerStep, TwoRuns
 
-CHECKS = (
-    "clip-before-average",
-    "accumulation-not-synced",
-    "gradients-not-averaged",
-    "parameter-not-averaged",
-    "gradient-times-n",
-    "gradient-over-n",
-    "mean-of-means",
-    "weights-of-tokens",
-)
-_SYNC_CHECKS = CHECKS[:4]
+_SYNC_CHECKS = GRADIENT_CHECKS[:4]
 _REMEDIES = {
     "clip-before-average": "Average first, then clip: call `clip_grad_norm_` after the gradients "
     "have been averaged, so that all ranks clip by the same norm.",
@@ -70,15 +60,15 @@ def check_gradients(seen: TwoRuns) -> list[Finding]:
 
 def _with_mistake(mistake: JudgedStep, before: Sequence[JudgedStep]) -> list[Finding]:
     """Name one mistake; what the same step cannot show any more is unknown, unless it was seen."""
-    findings = []
-    for check in CHECKS:
-        if check == mistake.check:
-            findings.append(wrong(check, mistake.evidence, _REMEDIES[check]))
-        elif CHECKS.index(check) < CHECKS.index(mistake.check) or any(b.is_equal for b in before):
-            findings.append(ok(check, "No sign of it."))
-        else:
-            findings.append(unknown(check, f"Hidden behind `{mistake.check}`."))
-    return findings
+    at, were_equal = GRADIENT_CHECKS.index(mistake.check), any(one.is_equal for one in before)
+    return [
+        wrong(check, mistake.evidence, _REMEDIES[check])
+        if number == at
+        else ok(check, "No sign of it.")
+        if number < at or were_equal
+        else unknown(check, f"Hidden behind `{mistake.check}`.")
+        for number, check in enumerate(GRADIENT_CHECKS)
+    ]
 
 
 def _without_mistake(judged: Sequence[JudgedStep]) -> list[Finding]:
@@ -86,14 +76,10 @@ def _without_mistake(judged: Sequence[JudgedStep]) -> list[Finding]:
     equal = [one for one in judged if one.is_equal]
     reasons = [one.why_unknown for one in judged if one.why_unknown]
     why = reasons[0] if reasons else "No step of an optimizer with gradients was seen on all ranks."
-    findings = []
-    for check in CHECKS:
-        good = synced if check in _SYNC_CHECKS else equal
-        if good:
-            findings.append(ok(check, good[0].evidence))
-        else:
-            findings.append(unknown(check, why))
-    return findings
+    good = {check: synced if check in _SYNC_CHECKS else equal for check in GRADIENT_CHECKS}
+    return [
+        ok(check, seen[0].evidence) if seen else unknown(check, why) for check, seen in good.items()
+    ]
 
 
 def _judge(

@@ -1,8 +1,10 @@
 """Train a model on several devices in one process, with the bits of one device.
 
-    python examples/several_devices.py --devices cuda:0 cuda:1
-    python examples/several_devices.py --devices cpu cpu cpu          # to try it without a GPU
-    unisono run -n 2 examples/several_devices.py --devices cuda cuda  # two workers, two GPUs each
+    python examples/by_feature/several_devices.py --devices cuda:0 cuda:1
+    python examples/by_feature/several_devices.py --devices cpu cpu cpu    # without a GPU
+    unisono run -n 2 examples/by_feature/several_devices.py --devices cuda cuda
+
+The last command starts two workers with two GPUs each.
 
 What `torch.nn.DataParallel` is often used for: no launcher, one process, also in a notebook. The
 digest at the end is the same for any number of devices and workers of one kind.
@@ -16,19 +18,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-
-
-class Net(nn.Module):
-    """A small network with a layer of each kind that people ask about: statistics, dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3)
-        )
-
-    def forward(self, inputs):
-        return self.layers(inputs)
 
 
 def loss(model, batch):
@@ -52,7 +41,9 @@ def main():
     labels = (inputs @ torch.randn(20, 3, generator=draw)).argmax(1)
 
     torch.manual_seed(0)
-    model = Net()
+    model = nn.Sequential(  # with layers that people ask about: statistics, dropout
+        nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     # `shards` decides the bits and is at least the number of devices of all workers.
     trainer = unisono.Trainer(model, optimizer, loss, shards=8, devices=args.devices)
