@@ -415,7 +415,7 @@ def test_a_sample_that_cannot_be_read_is_named_with_its_traceback(loader_workers
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_samples_that_do_not_fit_together_are_named(loader_workers):
     ragged = Each(lambda index: torch.zeros(1 + index % 2))
-    with pytest.raises(unisono.LoadingError, match=r"to collate samples \d+, .*`collate_fn`"):
+    with pytest.raises(unisono.LoadingError, match=r"to collate samples \d+, .*`collate_fn=`"):
         batches(ragged, loader_workers, epochs=1)
     with pytest.raises(unisono.LoadingError, match=r"`__getitems__` of samples \d+, "):
         batches(Many(fail_at_17), loader_workers, epochs=1)
