@@ -28,10 +28,9 @@ from typing import Any
 
 from unisono.errors import RendezvousError
 from unisono.exchange.communicator import BrokenError, Transfer
+from unisono.exchange.lane_transfers import Views
 from unisono.workers.host_links import call_rank, take_call
 from unisono.workers.team import Team
-
-Views = Sequence[memoryview]
 
 _HEADER = struct.Struct("<QQ")
 _CONNECT_WITHIN_S = 20.0

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from unisono.device import bytes_of
-from unisono.exchange.host_lane import Views
 
+Views = Sequence[memoryview]
 Swap = Callable[[Mapping[int, Views], Mapping[int, Views]], None]
 """Sends bytes to other hosts, and waits until theirs are in memory; both by host."""
 
