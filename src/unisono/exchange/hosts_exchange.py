@@ -152,7 +152,7 @@ class HostsExchange(SharedExchange):
 
     def collect(self) -> None:
         """See :class:`Exchange`."""
-        if not isinstance(self._sum, CompressedSum):
+        if self.link is None or not isinstance(self._sum, CompressedSum):
             return
         if self._lane is not None:
             for host in range(len(self._team.hosts)):
