@@ -1,6 +1,7 @@
 """One contract for all loggers: each step once, whatever happens to workers and runs."""
 
 import csv
+import fcntl
 import functools
 import importlib.util
 import json
@@ -265,12 +266,12 @@ def test_a_logger_that_fails_ends_no_run(tmp_path, fake, monkeypatch, capsys, se
     assert (told.count("training goes on"), said in told) == (1, True)
 
 
-def test_a_logger_that_takes_nothing_is_switched_off(fake, monkeypatch):
+def test_a_logger_that_takes_nothing_is_switched_off(tmp_path, fake, monkeypatch):
     def is_full(fd, content):
         raise BlockingIOError
 
     monkeypatch.setattr(logger_process, "_STUCK_S", -1.0)
-    process = logger_process.LoggerProcess()
+    process = logger_process.LoggerProcess(tmp_path / "run.json")
     with monkeypatch.context() as full, pytest.raises(OSError, match="it has taken nothing for"):
         full.setattr(logger_process.os, "write", is_full)
         process.send(["step", 0, {}])
@@ -311,3 +312,13 @@ def test_nothing_goes_over_the_network_unless_asked(monkeypatch):
     assert WandB()._settings["mode"] == "offline"
     assert MLflow()._settings["tracking_uri"] is None
     assert not {"space_id", "server_url"} & Trackio()._settings.keys()
+
+
+def test_the_first_process_has_the_run_before_the_next_one(tmp_path):
+    """However long it takes to start: the leader itself locks the file."""
+    process = logger_process.LoggerProcess(tmp_path / "run.json")
+    with open(tmp_path / "run.json") as again:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        process.kill()
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -59,19 +59,30 @@ class LoggerRun(Protocol):
 class LoggerProcess:
     """The leader's handle. Final.
 
+    Args:
+        run_file: see :class:`RunFile`. It is locked here if it can be at once, so that the process
+            of the first leader has it before that of the next one, however long they take to start.
+
     Raises:
         OSError: it cannot be started, as in all methods: it has failed, or takes nothing.
     """
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[2])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the program
-            bufsize=0,
-        )
+    def __init__(self, run_file: Path) -> None:
+        fd = open_plain(run_file, os.O_RDWR | os.O_CREAT)
+        try:
+            with suppress(OSError):  # another one has it, or a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[2]), str(fd)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the program
+                bufsize=0,
+                pass_fds=[fd],
+            )
+        finally:
+            os.close(fd)
         assert self._process.stdin is not None, "a pipe"
         self._fd = self._process.stdin.fileno()
         os.set_blocking(self._fd, False)
@@ -133,20 +144,20 @@ def main() -> int:
     said = os.dup(1)
     os.dup2(2, 1)  # loggers print
     try:
-        _serve(_messages(0))
+        _serve(_messages(0), int(sys.argv[2]))
     except BaseException as error:
         os.write(said, f"{type(error).__name__}: {error}".encode(errors="replace")[:_CHUNK_BYTES])
         os._exit(1)
     os._exit(0)  # whatever a logger wants to wait for, it was waited for
 
 
-def _serve(batches: Iterator[list[Any]]) -> None:
+def _serve(batches: Iterator[list[Any]], run_fd: int) -> None:
     messages = next(batches, None)
     if messages is None:
         return
     head = messages.pop(0)
     begin = importlib.import_module(f"unisono.callbacks.{HOMES[head['module']]}").begin
-    run_file = RunFile(Path(head["run_file"]))
+    run_file = RunFile(run_fd)
     status = ""
     if head["is_new"]:
         run_file.forget()
@@ -175,12 +186,15 @@ def _messages(fd: int) -> Iterator[list[Any]]:
 class RunFile:
     """The run's id and the last step sent of each kind; locked while it is used. Final.
 
+    Args:
+        fd: of the file; opened by the leader, which may have locked it already.
+
     Raises:
         OSError: it cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._fd = open_plain(path, os.O_RDWR | os.O_CREAT)
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._lock()
         text = os.pread(self._fd, _CHUNK_BYTES, 0)
         self.run_id: str | None = None

@@ -138,12 +138,11 @@ class Tracker(Callback):
         head = {
             "module": self.module,
             "folder": str(self.folder_of(self._path)),
-            "run_file": str(self._path / RUN_FILE),
             "is_new": is_new,
             "settings": self._settings,
             "config": {**_facts(fit), **self._config},
         }
-        self._process = LoggerProcess()
+        self._process = LoggerProcess(self._path / RUN_FILE)
         self._process.send(head)
         for one in self._known:
             self._process.send(one)

@@ -37,8 +37,8 @@ from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.early_part import EarlyPart
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.host_bucket import HostBucket, LaneMemory
-from unisono.exchange.host_lane import HostLane, Views, connect_lane
-from unisono.exchange.lane_transfers import LaneTransfers
+from unisono.exchange.host_lane import HostLane, connect_lane
+from unisono.exchange.lane_transfers import LaneTransfers, Views
 from unisono.exchange.lane_turn import LaneTurn
 from unisono.exchange.parts import Gradients, presence
 from unisono.exchange.ready_buckets import ReadyBuckets
