@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.forecast.made import profile, timed
 
-from unisono.forecast.cluster import Cluster
+from unisono.exchange import hosts_exchange
+from unisono.forecast.cluster import BUCKET_BYTES, Cluster
 from unisono.forecast.simulation import SimulatedStep, _buckets, simulate
 from unisono.forecast.step_profile import StepProfile
 from unisono.forecast.workload import divide_work
@@ -103,10 +104,14 @@ def test_gradients_travel_while_the_rest_is_computed() -> None:
     assert late.causes_s["latency"] == pytest.approx(5e-3)
 
 
+def test_buckets_are_as_large_as_those_of_the_exchange() -> None:
+    assert BUCKET_BYTES == hosts_exchange._SLICE_BYTES
+
+
 def test_buckets_are_cut_from_the_last_parameter_on() -> None:
     mib = 1 << 20
     found = replace(NOISELESS, gradient_bytes=(3 * mib, 0, 2 * mib), ready=(1.0, 0.6, 0.5))
-    assert list(_buckets(found, 2)) == [(0.5, 2 * mib), (1.0, 2 * mib), (1.0, mib)]
+    assert list(_buckets(found, 4)) == [(0.5, 2 * mib), (1.0, 2 * mib), (1.0, mib)]
     assert list(_buckets(replace(found, gradient_bytes=(0, 0, 0)), 2)) == []
 
 

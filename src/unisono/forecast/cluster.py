@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unisono.forecast.workload import Workload
 
-BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 1 << 19
 """What a bucket has for each host, as in ``exchange/hosts_exchange.py``."""
 ROUNDS, MEETINGS = 2, 3
 """How often a bucket's bytes, and the workers of a step, wait for something from other hosts."""
