@@ -195,7 +195,11 @@ class HostsExchange(SharedExchange):
         if self._team.leads_host:
             for count in self.memory.arena.counts:
                 count[:] = bytes(len(count))
-        super()._bind(keys, live)
+        try:
+            super()._bind(keys, live)
+        except StepBrokenError:
+            self.unbind()
+            raise
 
     def _bring_to_hosts(self) -> None:
         """Connect the lanes, and bring the first host's state to the others."""
@@ -230,7 +234,7 @@ class HostsExchange(SharedExchange):
         team, here = self._team, self._team.neighbours
         supervisor, snapshots = team.supervisor, self.memory.snapshots
         supervisor.newest_snapshot = lambda: snapshots.number
-        supervisor.can_go_back, is_back = True, False
+        is_back = False
         position = here.index(team.world.rank)
         while not is_back:
             self._leave_lane()

@@ -176,7 +176,7 @@ class Team:
 
     def has_left(self, rank: int) -> bool:
         """Look whether a worker has ended for good, with a word or without."""
-        return self._barrier.departure(rank) not in (Departure.PRESENT, Departure.LOST)
+        return not self._barrier.departure(rank).may_be_back
 
     def departure(self, rank: int) -> Departure:
         """Look how a worker has left, if it has, also without a word."""
