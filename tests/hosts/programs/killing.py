@@ -2,7 +2,8 @@
 
 ``KILLS="1 evaluate 2; 0 putting back 1 after; 0' connecting 1"``: rank 1 when it comes to a meeting
 whose purpose begins so for the second time; rank 0 just after it has come to one; the first
-replacement of rank 0 when it connects with the other hosts.
+replacement of rank 0 when it connects with the other hosts. ``1' stands still 1``: it does so for
+ever, before it has begun.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ def install() -> None:
     rows = [match.groups() for match in matches if match is not None]
     assert len(rows) == len(matches), os.environ["KILLS"]
     seen: Counter[str] = Counter()
+    if any(row[:2] == (mine, "stands still") for row in rows):
+        print(f"rank {mine[0]} stands still", flush=True)
+        signal.pause()
 
     def dying(act: Callable[..., Any], purpose_of: Callable[..., str]) -> Callable[..., Any]:
         def acting(*args: Any) -> Any:
