@@ -36,6 +36,7 @@ _HEADER = struct.Struct("<QQ")
 _CONNECT_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.05
 _PIECES_AT_ONCE = 16
+_WAKE_BYTES = 1 << 17  # what has to come before this worker wakes, if so much is expected
 _TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
 
 
@@ -85,7 +86,7 @@ class HostLane:
         if self._is_left or not threading.main_thread().is_alive():
             raise BrokenError("this worker has left")
         for link in self._links.values():
-            self._poll.modify(link.fileno, link.wanted)
+            self._poll.modify(link.fileno, link.prepare())
         for fd, _ in self._poll.poll(at_most_s * 1000):
             self._by_fd[fd].move()
 
@@ -129,12 +130,15 @@ class _Link:
         self._head = bytearray(_HEADER.size)
         self._number: int | None = None  # of the frame that comes
         self._incoming = deque([memoryview(self._head)])
+        self._wakes_at = 1  # SO_RCVLOWAT
 
-    @property
-    def wanted(self) -> int:
-        """What to wait for, as select.poll has it."""
-        held_back = self._number is not None and not self._incoming
-        reads = select.POLLIN if self._expected and not held_back else 0
+    def prepare(self) -> int:
+        """Give what to wait for, as select.poll has it; few bytes of many wake nobody."""
+        reads = select.POLLIN if self._expected and self._incoming else 0
+        wakes_at = min(_WAKE_BYTES, sum(view.nbytes for view in self._incoming))
+        if reads and wakes_at != self._wakes_at:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
+            self._wakes_at = wakes_at
         return reads | (select.POLLOUT if self._outgoing else 0)
 
     def is_done_with(self, number: int) -> bool:
