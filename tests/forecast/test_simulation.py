@@ -117,7 +117,7 @@ def test_buckets_are_cut_from_the_last_parameter_on() -> None:
 
 def test_copying_takes_a_core_from_passes_but_not_from_a_link_that_is_waited_for() -> None:
     sent_s = 4e7 * 2 * 7 / 8 * 1e-10  # 7 ms of a core
-    fast = Cluster(per_host=1, bandwidth=1e12, latency_s=0.0)
+    fast = Cluster(per_host=1, bandwidth=1e18, latency_s=0.0)
     alone = replace(NOISELESS, together=None)
     ideal, copied = (step(alone, 8, replace(fast, copying_s=c)).seconds for c in (0.0, 1e-10))
     assert ideal == pytest.approx(0.01, rel=0.01)
@@ -125,6 +125,10 @@ def test_copying_takes_a_core_from_passes_but_not_from_a_link_that_is_waited_for
     slow = replace(fast, bandwidth=1e8)
     ideal, copied = (step(alone, 8, replace(slow, copying_s=c)).seconds for c in (0.0, 1e-10))
     assert copied == pytest.approx(ideal, rel=2e-3)
+    # What is ready before the passes end is copied before, so the last quarter is ready later.
+    even = replace(fast, bandwidth=4e7 * 2 * 7 / 8 / 0.004 * 1538 / 1448, copying_s=1e-10)
+    first_s = 0.001 * 8 * BUCKET_BYTES / 1e7  # of the last quarter, until its first bucket is there
+    assert step(alone, 8, even).seconds == pytest.approx(0.01 + sent_s + first_s)
     # Two workers of a host have two cores.
     two = replace(fast, per_host=2, copying_s=1e-10)
     assert step(alone, 8, two).seconds == pytest.approx(0.01 + 4e7 * 2 * 3 / 4 * 1e-10 / 2)

@@ -133,8 +133,9 @@ def _shards(
 def _exchanged(profile: StepProfile, work: Workload, cluster: Cluster, own_s: Values) -> Values:
     """Say when all hosts have all sums: buckets travel one after the other, each when it is ready.
 
-    Copying takes a core of the worker, which has its passes to do first and then waits: all is done
-    when the core has done both, or has copied what comes from a bucket's arrival on.
+    Copying takes the core of a worker: from its last pass for the buckets that are ready before, so
+    that later ones are ready later; then while it waits. All is done when the core has done both,
+    or has copied what comes from a bucket's arrival on.
 
     Args:
         profile, work, cluster: as of :func:`simulate`.
@@ -144,10 +145,12 @@ def _exchanged(profile: StepProfile, work: Workload, cluster: Cluster, own_s: Va
         return own_s
     last_pass_s = own_s / work.most_shards * profile.backward_share
     arrived_s, buckets = np.zeros_like(own_s), list(_buckets(profile, work.num_hosts))
-    left_s = cluster.copied_s(sum(num_bytes for _, num_bytes in buckets), work)
-    done_s = own_s + left_s
+    all_s = left_s = cluster.copied_s(sum(num_bytes for _, num_bytes in buckets), work)
+    done_s, seen, taken_s = own_s + all_s, 0.0, 0.0
     for ready, num_bytes in buckets:
-        ready_s = own_s - last_pass_s * (1 - ready)
+        if ready > seen:
+            seen, taken_s = ready, all_s - left_s
+        ready_s = own_s - last_pass_s * (1 - ready) + taken_s
         arrived_s = np.maximum(arrived_s, ready_s) + cluster.transfer_s(num_bytes, work)
         done_s = np.maximum(done_s, arrived_s + left_s)
         left_s -= cluster.copied_s(num_bytes, work)
