@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import secrets
 import select
 import socket
@@ -53,6 +54,8 @@ class HostLane:
         self._poll = select.poll()
         for fd in self._by_fd:
             self._poll.register(fd, 0)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._bell, select.POLLIN)
         self._is_left = False
 
     def expect(self, number: int, into: Mapping[int, Views]) -> None:
@@ -77,7 +80,7 @@ class HostLane:
         return _Swap(number, list(self._links.values()))
 
     def progress(self, at_most_s: float) -> None:
-        """Move bytes; wait at most so many seconds for any.
+        """Move bytes; wait at most so many seconds for any, or until :meth:`wake` is called.
 
         Raises:
             BrokenError: another host has closed its connection, or has sent what nobody expects.
@@ -88,7 +91,15 @@ class HostLane:
         for link in self._links.values():
             self._poll.modify(link.fileno, link.prepare())
         for fd, _ in self._poll.poll(at_most_s * 1000):
-            self._by_fd[fd].move()
+            if fd == self._bell:
+                os.eventfd_read(fd)
+            else:
+                self._by_fd[fd].move()
+
+    def wake(self) -> None:
+        """Have the thread that waits in :meth:`progress` go on; another one may call this."""
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
 
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
         """Wait until the bytes are there and sent, or for so many seconds; tell whether they are.
@@ -111,12 +122,16 @@ class HostLane:
     def leave(self) -> None:
         """Have whatever waits here stop soon; another thread may call this."""
         self._is_left = True
+        self.wake()
 
     def close(self) -> None:
         """End the connections; whoever waits for this worker is told. Not collective."""
         self._is_left = True
         for link in self._links.values():
             link.close()
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
 
 
 class _Link:
