@@ -236,16 +236,21 @@ def test_a_worker_that_hangs_is_replaced(make_hosts: MakeHosts) -> None:
     assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
 
 
-def test_a_host_that_is_lost_with_a_replacement_is_named(make_hosts: MakeHosts) -> None:
+@pytest.mark.parametrize(("rank", "named"), [(2, "2"), (0, "[01]")])  # the latter with the store
+def test_a_host_that_is_lost_with_a_replacement_is_named(
+    make_hosts: MakeHosts, rank: int, named: str
+) -> None:
     hosts = make_hosts(2)
     program = [FIT, "/dev/shm/tmp/rows", "/dev/shm/tmp/run"]
     # It never comes so far: nobody is connected with it.
-    kills = "2 gradients of step 2 1; 2' stands still 1"
+    kills = f"{rank} gradients of step 2 1; {rank}' stands still 1"
     outputs = unisono_run(hosts, [2, 1], program, kills=kills)
-    outputs[1].await_line("rank 2 stands still")
+    there, here = outputs if rank == 0 else outputs[::-1]
+    there.await_line(f"rank {rank} stands still")
+    time.sleep(1)
     hosts[1].cut()
     cut_s = time.monotonic()
-    named_s = outputs[0].await_line("PeerLostError: .* rank 2 was lost")
+    named_s = here.await_line(f"PeerLostError: .* rank {named} was lost")
     assert named_s - cut_s < NAMED_WITHIN_S
     for host in hosts:
         host.kill()

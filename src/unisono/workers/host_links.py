@@ -234,11 +234,16 @@ def _exactly(link: socket.socket, num_bytes: int) -> bytes:
 
 
 def watch_link(link: socket.socket) -> None:
-    """Have the kernel notice when the other host is gone."""
+    """Be ready to send and receive, and have the kernel notice when the other host is gone."""
     link.setblocking(False)
-    tcp = socket.IPPROTO_TCP
-    link.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    notice_lost_host(link)
+
+
+def notice_lost_host(link: socket.socket) -> None:
+    """Have a connection fail when the other host is gone."""
+    tcp = socket.IPPROTO_TCP
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
     link.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)

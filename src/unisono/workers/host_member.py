@@ -28,15 +28,16 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import MismatchError, PeerLostError, RendezvousError, UnisonoError
 from unisono.timeouts import MEETING, RENDEZVOUS
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.host_links import LOST_AFTER_S, connect_hosts
+from unisono.workers.host_links import LOST_AFTER_S, connect_hosts, notice_lost_host
 from unisono.workers.hosts_control_block import HostsControlBlock
 from unisono.workers.interfaces import address_here
 from unisono.workers.launcher_link import LauncherLink
@@ -154,8 +155,9 @@ class HostMember(LauncherLink):
             lost = [one for one in ranks if self.control.departure(one) != Departure.PRESENT]
             why = "nobody can take its place between two steps of the program's own loop"
             raise _ended(lost[0], why)
-        self._signs.show()
-        return self._begin_again(arrivals)
+        with self._store_asked():
+            self._signs.show()
+            return self._begin_again(arrivals)
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
         """See :class:`LauncherLink`; all begin again where the replacement has come to."""
@@ -167,7 +169,8 @@ class HostMember(LauncherLink):
                 return answer
             self._is_member, self._loop, self._snapshot = True, answer.loop, answer.snapshot
         try:
-            membership = self._begin_again(self.control.lines[self.world.rank].arrivals)
+            with self._store_asked():
+                membership = self._begin_again(self.control.lines[self.world.rank].arrivals)
         except StepBrokenError:
             payload, key = self.outcome(index, name) or b"", f"loop {index}"
             facts = json.loads(self._store.get(key)) if self._store.check([key]) else None
@@ -198,6 +201,15 @@ class HostMember(LauncherLink):
                 if failures == _ATTEMPTS or isinstance(error.__cause__, TimeoutError):
                     raise
         raise StepBrokenError
+
+    @contextmanager
+    def _store_asked(self) -> Iterator[None]:
+        """Say so if the host with the store is lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = f"the store on its host does not answer ({error})"
+            raise _ended(0, why) from error
 
     def _meet_in_round(self, arrivals: int) -> Membership:
         number = self._enter_round()
@@ -306,7 +318,15 @@ class HostMember(LauncherLink):
 
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         limit = timedelta(seconds=RENDEZVOUS.in_s())
+        before = set(os.listdir("/proc/self/fd"))
         store = TCPStore(address, port, None, False, limit, wait_for_workers=False)
+        for fd in set(os.listdir("/proc/self/fd")) - before:
+            # Whoever waits for an answer hears of nothing else.
+            with (
+                suppress(OSError),
+                socket.fromfd(int(fd), socket.AF_INET, socket.SOCK_STREAM) as own,
+            ):
+                notice_lost_host(own)
         return prefixed(f"unisono/{os.environ[TOKEN_VARIABLE]}", store)
 
 

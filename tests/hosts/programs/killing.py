@@ -51,6 +51,6 @@ def install() -> None:
 
         return acting
 
-    setattr(Team, "come", dying(Team.come, lambda team, purpose: purpose))
+    Team.come = dying(Team.come, lambda team, purpose: purpose)
     connect = dying(host_member.connect_hosts, lambda rendezvous, address: "connecting")
-    setattr(host_member, "connect_hosts", connect)
+    host_member.connect_hosts = connect
