@@ -318,15 +318,12 @@ class HostMember(LauncherLink):
 
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         limit = timedelta(seconds=RENDEZVOUS.in_s())
-        before = set(os.listdir("/proc/self/fd"))
         store = TCPStore(address, port, None, False, limit, wait_for_workers=False)
-        for fd in set(os.listdir("/proc/self/fd")) - before:
-            # Whoever waits for an answer hears of nothing else.
-            with (
-                suppress(OSError),
-                socket.fromfd(int(fd), socket.AF_INET, socket.SOCK_STREAM) as own,
-            ):
-                notice_lost_host(own)
+        # Whoever waits for its answer hears of nothing else.
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as link:
+                if link.getpeername()[1:2] == (port,):  # of a local socket it is a text
+                    notice_lost_host(link)
         return prefixed(f"unisono/{os.environ[TOKEN_VARIABLE]}", store)
 
 
