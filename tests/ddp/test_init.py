@@ -29,15 +29,15 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def alike(tmp_path):
+def alike(monkeypatch):
     """Workers that know nothing but who they are: they have a session in common."""
-    job = Job(tmp_path, {})
-    yield job
-    assert job.words == []
+    session = os.getpid()  # another test that runs now has another one
+    monkeypatch.setattr(os, "getsid", lambda pid: session)
+    return Job({})
 
 
 @pytest.fixture
-def of_an_agent(tmp_path):
+def of_an_agent():
     """Workers whose launcher holds the store, as torchrun does.
 
     In a process of its own: its threads may hold locks, which workers forked from it would find
@@ -57,7 +57,7 @@ def of_an_agent(tmp_path):
         port = os.read(file.fileno(), 16).decode()
     try:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        yield Job(tmp_path, {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+        yield Job({**place, "TORCHELASTIC_USE_AGENT_STORE": "True"})
     finally:
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
@@ -316,7 +316,7 @@ def test_a_second_one_is_refused_until_the_first_is_closed():
             again.close()
         return dist.is_initialized()
 
-    (said,) = Job("", {}).run(in_a_fork, 1)
+    (said,) = Job({}).run(in_a_fork, 1)
     assert said.value is False, said
 
 
@@ -327,7 +327,7 @@ def test_a_group_that_the_program_has_destroyed_is_closed():
         with unisono.init():
             return total(0)
 
-    (said,) = Job("", {}).run(in_a_fork, 1)
+    (said,) = Job({}).run(in_a_fork, 1)
     assert said.value == 1, said
 
 
@@ -490,13 +490,13 @@ torch.save  # the model lives to the very end
 
 
 @pytest.mark.slow
-def test_a_program_of_gloo_and_ddp_ends_in_order(tmp_path):
+def test_a_program_of_gloo_and_ddp_ends_in_order():
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{os.getpid()}3"}  # only its name
     for _ in range(3):
         ranks = [
             start(
                 [sys.executable, "-c", PROGRAM],
-                env=os.environ
-                | {"RANK": str(rank), "WORLD_SIZE": "2", "XDG_RUNTIME_DIR": str(tmp_path)},
+                env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", **address},
             )
             for rank in range(2)
         ]
