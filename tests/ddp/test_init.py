@@ -21,6 +21,8 @@ from unisono.ddp import init
 from unisono.ddp.cuda_device import choose, num_gpus
 from unisono.ddp.init_checks import Choice, agreed_seed, place_among
 from unisono.errors import MismatchError
+from unisono.workers import rendezvous
+from unisono.workers.rendezvous import RankPlaces
 from unisono.world import World
 
 pytestmark = pytest.mark.slow
@@ -221,7 +223,7 @@ BY_HAND = World(2, 4, 2, 4, "somebody")
     ],
 )
 def test_ranks_are_counted_per_host_where_nobody_has(here, networks, environ, expected):
-    place = place_among(here, networks, environ)
+    place = place_among(here, RankPlaces.of(here.rank, networks), environ)
     assert (place.rank, place.world_size, place.started_by) == (2, 4, here.started_by)
     assert (place.local_rank, place.local_world_size) == expected
 
@@ -229,7 +231,7 @@ def test_ranks_are_counted_per_host_where_nobody_has(here, networks, environ, ex
 @pytest.mark.parametrize(("networks", "is_pinned"), [("aa", True), ("ab", False)])
 def test_gloo_keeps_to_the_loopback_only_on_one_host(of_an_agent, networks, is_pinned):
     def work(rank):
-        init.network_name = lambda: networks[rank]
+        rendezvous.network_name = lambda: networks[rank]
         init.dist.init_process_group = lambda *_, **__: None  # other hosts are not to be had
         here = unisono.init("gloo")
         return os.environ.get("GLOO_SOCKET_IFNAME"), here.local_rank
