@@ -11,7 +11,7 @@ from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
-from unisono.exchange import hosts_exchange
+from unisono.exchange import host_crossing
 from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.hosts_exchange import HostsExchange
 from unisono.exchange.shared import SharedExchange
@@ -32,7 +32,7 @@ STEPS = 3  # in the first one no process group is connected yet
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
-        patch.setattr(hosts_exchange, "_SLICE_BYTES", 1024)  # several buckets a lane
+        patch.setattr(host_crossing, "_SLICE_BYTES", 1024)  # several buckets a lane
         yield
 
 
@@ -344,7 +344,8 @@ def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, onl
 def await_begun(exchange):
     """Wait until the buckets of a lane are on their way, where a thread sends them."""
     if isinstance(exchange, HostsExchange):
-        while len(exchange._pipeline.under_way) < len(exchange._buckets):
+        crossing = exchange._crossing
+        while len(crossing._pipeline.under_way) < len(crossing._buckets):
             time.sleep(0.001)
 
 
@@ -352,7 +353,7 @@ def await_sent(exchange, team):
     """Wait until what was published early is with the others."""
     await_begun(exchange)
     team.meet("published")
-    pipeline = getattr(exchange, "_pipeline", None)
+    pipeline = getattr(getattr(exchange, "_crossing", exchange), "_pipeline", None)
     while pipeline is not None and not all(one.is_ready for one in pipeline.under_way):
         time.sleep(0.001)
 
