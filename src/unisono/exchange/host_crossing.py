@@ -61,6 +61,8 @@ class HostCrossing:
         team: the workers.
         memory: what those of this host share.
         buffers: the model's.
+        look: counts gradients of this worker that have come into the host's memory since it was
+            called last; called now and then, from another thread.
 
     Attributes:
         lane: to the other workers of this one's lane; None where it has none, as its host has more
@@ -78,9 +80,15 @@ class HostCrossing:
     _has_begun = _is_outdated = False
     _kept_on: int | None = None
 
-    def __init__(self, team: Team, memory: RunMemory, buffers: Buffers) -> None:
+    def __init__(
+        self,
+        team: Team,
+        memory: RunMemory,
+        buffers: Buffers,
+        look: Callable[[ReadyBuckets], None] = lambda ready: None,
+    ) -> None:
         self._team, self._memory, self._arena = team, memory, memory.arena
-        self._buffers = buffers
+        self._buffers, self._look = buffers, look
         self._position = team.neighbours.index(team.world.rank)
         self._generation = team.membership.generation
         if team.leads_host:
@@ -268,6 +276,7 @@ class HostCrossing:
 
     def _num_ready(self) -> int:
         """Count the buckets of this worker's lane that can leave."""
+        self._look(self.ready)
         return self._leaving[: self.ready.count()].count(self._position)
 
     def _end(self) -> None:
