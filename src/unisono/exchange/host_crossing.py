@@ -196,7 +196,9 @@ class HostCrossing:
         self._pipeline.begin()
         for bucket in self._buckets:
             bucket.expect(self.lane, self._num_turns)
-        self._turn = LaneTurn(self._pipeline, self.lane, self._num_ready, len(self._buckets))
+        self._turn = LaneTurn(
+            self._pipeline, self.lane, self.ready, self._num_ready, len(self._buckets)
+        )
 
     def gather(self, purpose: str) -> None:
         """Meet all once this worker's parts are published; then this host knows all records."""
