@@ -10,13 +10,15 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from unisono.errors import RendezvousError
 
 INTERFACE_VARIABLE = "UNISONO_INTERFACE"
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES_AT_MOST = 15
+_OF_ONE_LINK = "20"  # the scope of fe80::/10, which is of no use without the link
 
 
 def address_here(environ: Mapping[str, str] | None = None) -> str:
@@ -43,18 +45,30 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
 
 
 def _address_of(name: str) -> str:
-    """Look up an interface's IPv4 address."""
+    """Look up an interface's IPv4 address, or its IPv6 address if it has no other."""
     request = struct.pack("256s", name.encode()[:_NAME_BYTES_AT_MOST])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
     except OSError as error:
+        for address, of in _ipv6_addresses():
+            if of == name:
+                return address
         there = ", ".join(other for _, other in socket.if_nameindex())
         raise RendezvousError(
-            f"`{INTERFACE_VARIABLE}` must name an interface with an IPv4 address, but is {name!r} "
+            f"`{INTERFACE_VARIABLE}` must name an interface with an address, but is {name!r} "
             f"({error.strerror}): this host has {there}."
         ) from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
+    """List the IPv6 addresses that are not of one link alone, each with its interface."""
+    with suppress(OSError), open("/proc/net/if_inet6") as lines:
+        for line in lines:
+            digits, _, _, scope, _, name = line.split()
+            if scope != _OF_ONE_LINK:
+                yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), name
 
 
 def _address_towards(where: str, port: int) -> str:
