@@ -4,11 +4,13 @@ import contextlib
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
 from unisono.errors import PeerLostError, RendezvousError
+from unisono.train.fit import FitUnderWay
 from unisono.workers import host_links, interfaces
 from unisono.workers.control_block import control_block_bytes
 from unisono.workers.external import ExternallyLaunched
@@ -177,6 +179,8 @@ def test_workers_of_all_hosts_hear_each_other():
             assert votes == [{rank: 10 * n + rank for rank in range(5)} for n in range(5)]
             far = [rank for rank in range(5) if rank not in team.neighbours]
             assert [set(one) for one in beside] == [set(far)] * 5
+            fit = SimpleNamespace(_run=SimpleNamespace(team=team))
+            assert [rank for rank in range(5) if FitUnderWay.pid(fit, rank) is None] == far
             assert all(
                 one[rank] == f"{n} of {rank}".encode()
                 for n, one in enumerate(beside)
