@@ -112,7 +112,7 @@ class _Run(click.Command):
     callback=count,
     metavar="N",
     help="How many hosts compute together. Run the same command on each, with its own "
-    "`--node-rank`; torchrun starts the workers there, and starts them again when some are lost.",
+    "`--node-rank`; torch's agent starts a launcher there, and all again after a loss.",
 )
 @click.option(
     "--node-rank",
@@ -181,7 +181,8 @@ def run(
     nothing listens beyond this machine.
 
     Ctrl-C and SIGTERM finish the step, write a checkpoint if the script has a `directory`, and end
-    all workers. A second Ctrl-C ends them at once.
+    all workers. A second Ctrl-C ends them at once. With `--nnodes` the first one does, on all
+    hosts, without a checkpoint.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`unisono run --nnodes`: several hosts, which torchrun starts and restarts, and we compute on.
+"""`unisono run --nnodes`: several hosts, which torch's agent starts and restarts.
 
 A thin way for machines without Slurm or Kubernetes: the same command on each, with its own number.
 """
@@ -6,22 +6,26 @@ A thin way for machines without Slurm or Kubernetes: the same command on each, w
 from __future__ import annotations
 
 import os
-import sys
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
 
-from unisono.cli.endings import Refusal
+from unisono.cli.endings import Refusal, leave
 from unisono.errors import RendezvousError
+from unisono.notices import say
+from unisono.timeouts import RENDEZVOUS
 from unisono.workers.interfaces import INTERFACE_VARIABLE, address_here
+from unisono.workers.job_store import await_listener
 from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
     *("replaces", "stall_timeout_s", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
 }
+_ANSWERS_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +55,9 @@ class SeveralHosts:
         own = {"UNISONO_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
         if self.interface is not None:
             own[INTERFACE_VARIABLE] = self.interface
-        # torchrun would choose one, and say so in five lines.
-        return {"OMP_NUM_THREADS": str(threads), **environ, **own}
-
-    def command(
-        self, script: Sequence[str], *, workers: int, restarts: int, address: str
-    ) -> list[str]:
-        """Say what to run on this host.
-
-        Args:
-            script: with its arguments.
-            workers: how many on this host.
-            restarts: how often the workers of all hosts are started again.
-            address: where the others reach this host.
-        """
-        return [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", str(self.nnodes), "--nproc-per-node", "1"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", self.rendezvous),
-            *("--rdzv-id", "unisono", "--rdzv-conf", f"is_host={int(self.node_rank == 0)}"),
-            *("--max-restarts", str(restarts), "--local-addr", address),
-            *("-m", "unisono.cli.one_host", "-n", str(workers), "--restarts", str(restarts)),
-            *script,
-        ]
+        # Of what torch writes on stderr, its store's complaints of names are of no use.
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        return {"OMP_NUM_THREADS": str(threads), **quiet, **environ, **own}
 
 
 def read_hosts(
@@ -126,7 +110,7 @@ def run_on_hosts(
     restarts: int,
     threads: int,
 ) -> NoReturn:
-    """Become torchrun on this host.
+    """Run a script on this host, as one of several.
 
     Raises:
         Refusal: an option is for one host, or this one does not reach the rendezvous.
@@ -142,9 +126,64 @@ def run_on_hosts(
     host, port = hosts.place
     try:
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
-    except RendezvousError as error:
+        _check_rendezvous(hosts)
+    except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
+    os.environ.update(environ)
+    from unisono.cli.hosts_agent import run_agent  # loads torch, which looks at these variables
+
     number = num_devices() if workers is None else workers
-    command = hosts.command(script, workers=number, restarts=restarts, address=address)
-    sys.stdout.flush()
-    os.execve(command[0], command, environ)
+    command = ["-m", "unisono.cli.one_host", str(hosts.node_rank), "-n", str(number)]
+    status = run_agent(
+        [*command, "--restarts", str(restarts), *script],
+        place=hosts.rendezvous,
+        num_hosts=hosts.nnodes,
+        is_first=hosts.node_rank == 0,
+        address=address,
+        restarts=restarts,
+    )
+    leave(status)
+
+
+def _check_rendezvous(hosts: SeveralHosts) -> None:
+    """See that the rendezvous is on host 0, or wait until it is there; torch would hear no signal.
+
+    Raises:
+        RendezvousError: it is not.
+    """
+    (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
+    if hosts.node_rank == 0:
+        _check_reached(host, int(port))
+        return
+
+    def tell(waited_s: float) -> None:
+        say(f"host {hosts.node_rank} has waited {waited_s:.0f} s at {hosts.rendezvous} for host 0.")
+
+    error = await_listener(host, int(port), timeout_s, tell)
+    if error is not None:
+        raise RendezvousError(
+            f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but cannot be reached "
+            f"there ({error}): look whether `unisono run` was started on it, with the same "
+            f"`--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
+        )
+
+
+def _check_reached(host: str, port: int) -> None:
+    """See that whoever calls the rendezvous reaches this host.
+
+    Raises:
+        RendezvousError: the port is taken, or the address is another host's.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        with socket.create_server(("", port), family=family, dualstack_ipv6=both) as listening:
+            listening.settimeout(_ANSWERS_WITHIN_S)
+            socket.create_connection((host, port), _ANSWERS_WITHIN_S).close()
+            listening.accept()[0].close()
+    except OSError as error:
+        raise RendezvousError(
+            f"`MASTER_ADDR` must be an address of host 0, which this is, and a free port on it, "
+            f"but {host} at port {port} is not ({error}): pass others, or this host's "
+            f"`--node-rank`."
+        ) from error

@@ -31,17 +31,27 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
         RendezvousError: there is no such interface, or none leads beyond this host.
     """
     environ = os.environ if environ is None else environ
+    where, port = environ.get("MASTER_ADDR", ""), int(environ.get("MASTER_PORT", "0") or 0)
     if name := environ.get(INTERFACE_VARIABLE):
-        return _address_of(name)
-    where = environ.get("MASTER_ADDR", "")
-    address = _address_towards(where, int(environ.get("MASTER_PORT", "0") or 0))
-    if ipaddress.ip_address(address).is_loopback:
+        address = _address_of(name)
+        if _is_loopback(address) and not _is_loopback(_address_towards(where, port)):
+            raise RendezvousError(
+                f"`{INTERFACE_VARIABLE}` must name an interface that leads to {where}, but {name} "
+                f"leads nowhere beyond this host: name another one, or none."
+            )
+        return address
+    address = _address_towards(where, port)
+    if _is_loopback(address):
         raise RendezvousError(
             f"the rendezvous must have an address that all hosts reach, but MASTER_ADDR={where} is "
             f"{address} on this one: pass the address of rank 0's host on the network between "
             f"them, or name an interface with {INTERFACE_VARIABLE}."
         )
     return address
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def _address_of(name: str) -> str:

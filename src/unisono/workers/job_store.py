@@ -23,7 +23,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -215,7 +215,7 @@ def store_at_master(
     address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
     limit = timedelta(seconds=timeout_s)
     if here.rank or has_agent(environ):
-        _await_listener(address, port, here, where, timeout_s)
+        _await_master(address, port, here, where, timeout_s)
         return TCPStore(address, port, None, False, limit, wait_for_workers=False)
     try:
         fd = _listen(address, port)
@@ -257,23 +257,44 @@ def _listen(address: str, port: int) -> int:
         return listening.detach()
 
 
-def _await_listener(address: str, port: int, here: World, where: str, timeout_s: float) -> None:
-    """Wait until somebody listens there: inside of torch's store no signal would be heard."""
+def _await_master(address: str, port: int, here: World, where: str, timeout_s: float) -> None:
+    def tell(waited_s: float) -> None:
+        say(f"rank {here.rank} has waited {waited_s:.0f} s in {where} for rank 0.")
+
+    error = await_listener(address, port, timeout_s, tell)
+    if error is not None:
+        advice = (
+            f"{address}:{port} cannot be reached ({error}); look whether it was started, "
+            f"and whether MASTER_ADDR and MASTER_PORT name it."
+        )
+        raise too_late(here.world_size, where, timeout_s, (0,), advice) from error
+
+
+def await_listener(
+    address: str, port: int, timeout_s: float, tell: Callable[[float], None]
+) -> OSError | None:
+    """Wait until somebody listens there: inside of torch's store no signal would be heard.
+
+    Args:
+        address: where.
+        port: where.
+        timeout_s: how long, in seconds.
+        tell: told once how long it has waited, if that is long.
+
+    Returns:
+        Why nobody was reached in time; None if somebody was.
+    """
     begun_s = time.monotonic()
     is_told = False
     while True:
         try:
             socket.create_connection((address, port), timeout=_CONNECTS_WITHIN_S).close()
-            return
+            return None
         except OSError as error:
             waited_s = time.monotonic() - begun_s
             if waited_s >= timeout_s:
-                advice = (
-                    f"{address}:{port} cannot be reached ({error}); look whether it was started, "
-                    f"and whether MASTER_ADDR and MASTER_PORT name it."
-                )
-                raise too_late(here.world_size, where, timeout_s, (0,), advice) from error
+                return error
             if waited_s >= NOTICE.in_s() and not is_told:
                 is_told = True
-                say(f"rank {here.rank} has waited {waited_s:.0f} s in {where} for rank 0.")
+                tell(waited_s)
         time.sleep(_LOOK_EVERY_S)
