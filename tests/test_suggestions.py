@@ -58,6 +58,7 @@ def test_everything_else_is_refused_as_ever(arguments):
     [
         (["--node-rank", "1"], "`--node-rank` is for several hosts"),
         (["--nnodes", "2"], "`--node-rank` must be the number of this host, 0 … 1"),
+        (["--nnodes", "1", "--rendezvous", "a:1", "-n", "3", "--stages", "2"], "must divide"),
         (["--nnodes", "2", "--node-rank", "2"], "another one on each of 2, but is 2"),
         (["--nnodes", "2", "--node-rank", "0"], "`--rendezvous` must be the address of host 0"),
         (["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:0"], "but is a:0"),
@@ -79,6 +80,16 @@ def test_half_of_what_several_hosts_need_is_refused(options, words, tmp_path):
     script = tmp_path / "train.py"
     script.touch()
     assert words in said("run", *options, str(script))
+
+
+def test_variables_that_make_no_sense_are_refused_before_others_wait(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.touch()
+    options = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:1"]
+    for name, words in (("NOTICE_AFTER", "a number of seconds"), ("FAULTS", "the kind must be")):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"UNISONO_{name}", "soon")
+            assert words in said("run", *options, "--interface", "lo", str(script))
 
 
 def test_loopback_leads_to_no_other_host(tmp_path, monkeypatch):

@@ -88,6 +88,9 @@ def run_agent(
             result = HostAgent(spec, place).run()
         finally:
             handler.shutdown()
+        if result is not None:
+            return int(result.is_failed())
+        say(_OTHERS_ENDED)  # while this one waited for them
     except RendezvousTimeoutError:
         say(
             f"all {num_hosts} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not "
@@ -101,8 +104,6 @@ def run_agent(
             f"the rendezvous at {place} must be there until the run ends, but is not "
             f"({error.__cause__ or error}): look at what host 0 says."
         )
-    else:
-        return int(result is None or result.is_failed())
     return 1
 
 

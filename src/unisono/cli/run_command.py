@@ -207,6 +207,7 @@ def run(
     hosts = read_hosts(nnodes, node_rank, rendezvous, interface)
     if hosts is not None:
         with refusing():
+            read_faults(os.environ.get(FAULTS_VARIABLE, ""))
             threads = threads_per_worker() if threads is None else threads
         called = [*(["-m"] if kind == MODULE else []), script, *args]
         run_on_hosts(context, hosts, called, workers=workers, restarts=restarts, threads=threads)

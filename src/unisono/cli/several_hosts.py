@@ -16,7 +16,7 @@ import click
 from unisono.cli.endings import Refusal, leave
 from unisono.errors import RendezvousError
 from unisono.notices import say
-from unisono.timeouts import RENDEZVOUS
+from unisono.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.workers.interfaces import INTERFACE_VARIABLE, address_here
 from unisono.workers.job_store import await_listener
 from unisono.world import HOSTS_VARIABLE, num_devices
@@ -68,7 +68,9 @@ def read_hosts(
     Raises:
         Refusal: one is missing, or does not fit.
     """
-    if nnodes in (None, 1):
+    if nnodes == 1 and node_rank in (None, 0):
+        return None  # of a script that has the number of hosts in a variable
+    if nnodes is None:
         others = {"--node-rank": node_rank, "--rendezvous": rendezvous, "--interface": interface}
         for name, value in others.items():
             if value not in (None, 0):
@@ -76,7 +78,6 @@ def read_hosts(
                     f"`{name}` is for several hosts: pass `--nnodes` too, or leave it out."
                 )
         return None
-    assert nnodes is not None
     if node_rank is None or not 0 <= node_rank < nnodes:
         raise Refusal(
             f"`--node-rank` must be the number of this host, 0 … {nnodes - 1}, another one on each "
@@ -113,7 +114,8 @@ def run_on_hosts(
     """Run a script on this host, as one of several.
 
     Raises:
-        Refusal: an option is for one host, or this one does not reach the rendezvous.
+        Refusal: an option is for one host, a timeout is none, or this host does not reach the
+            rendezvous.
     """
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") not in (
@@ -125,6 +127,8 @@ def run_on_hosts(
     environ = hosts.environ(os.environ, threads)
     host, port = hosts.place
     try:
+        for timeout in TIMEOUTS:
+            timeout.in_s()  # refused here rather than on workers, while others wait
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
         _check_rendezvous(hosts)
     except (ValueError, RendezvousError) as error:
