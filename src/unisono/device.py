@@ -324,7 +324,7 @@ class Copies:
         """Copy to the device, before everything that it is given to do from now on."""
         there = self._of(into)
         there._copy(into, source)
-        there.before_changes()
+        there._hold_back()
 
     def to_other(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy from this device to another one, before everything that that is given from now on.
@@ -334,9 +334,9 @@ class Copies:
         self._copy(into, source)
 
     def before_changes(self) -> None:
-        """Have this device change what was copied from only after all copies are made."""
-        if self._module is not None:
-            self._module.current_stream(self._device.torch).wait_stream(self._stream)
+        """Have devices change what was copied from only after all copies are made."""
+        for copies in (self, *self._others.values()):
+            copies._hold_back()
 
     def wait(self) -> None:
         """Wait until all copies are made.
@@ -354,6 +354,19 @@ class Copies:
             if waited_s > _SPIN_S:
                 time.sleep(max(_NAP_S, _NAP_PART * waited_s))
         self._is_idle = True
+
+    def issued(self) -> Callable[[], bool]:
+        """Give what tells whether all copies so far are made; any thread may ask it."""
+        events = []
+        for copies in (self, *self._others.values()):
+            if not copies._is_idle:
+                events.append(copies._module.Event())
+                events[-1].record(copies._stream)
+        return lambda: all(event.query() for event in events)
+
+    def _hold_back(self) -> None:
+        if self._module is not None:
+            self._module.current_stream(self._device.torch).wait_stream(self._stream)
 
     def _of(self, there: torch.Tensor) -> Copies:
         """Give those of the device of a tensor, if they are not these."""

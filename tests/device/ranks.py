@@ -16,11 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tests.accelerator import sim
+from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import Death, Job
 from torch import nn
 
 from unisono.device import Device
 from unisono.exchange.staged import StagedExchange
+from unisono.exchange.staged_hosts import StagedHostsExchange
 from unisono.state.contents import place
 from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
@@ -98,7 +100,8 @@ def train(
     if not team.is_leader:
         _scribble(model)  # when a loop begins, all take the leader's values
     _to(model, updates, device)
-    exchange = StagedExchange(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
+    cls = StagedHostsExchange if len(team.hosts) > 1 else StagedExchange
+    exchange = cls(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
     moved = {"copy to the host", "copy from the host", "item"}  # by the program, and back again
     allowed = {"item"} if clip_norm else moved if on_host else set()
     engine = StepEngine(
@@ -210,6 +213,7 @@ def run(
     clip_norm: float | None = None,
     bad: tuple[int, int] | None = None,
     on_host: bool = False,
+    hosts: Sequence[Sequence[int]] = (),
 ) -> dict[int, Any]:
     """Train with one thread a rank; returns what each rank that lived returned or raised.
 
@@ -221,13 +225,14 @@ def run(
         clip_norm: as of a run.
         bad: a step and a shard whose loss is not a number.
         on_host: whether losses are brought to the host by the program.
+        hosts: the ranks of each, where there are several.
     """
     if kind == "sim":
         sim.install()
         # torch's engine must not be started by several threads at once.
         torch.ones(1, device="sim", requires_grad=True).sum().backward()
     _weights()
-    job = Job(control, deaths)
+    job = HostsJob(control, deaths, hosts) if hosts else Job(control, deaths)
 
     def work(team: Team) -> dict[str, Any]:
         try:

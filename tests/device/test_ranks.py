@@ -53,6 +53,18 @@ def test_a_step_has_the_bits_of_one_worker_on_the_cpu(
     check(results, optimizer, clip_norm)
 
 
+@pytest.mark.parametrize("optimizer", ranks.OPTIMIZERS)
+@pytest.mark.parametrize("hosts", [((0,), (1,)), ((0,), (1, 2)), ((0, 1), (2, 3))], ids=str)
+def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
+    accelerator,
+    control_of,  # noqa: F811
+    hosts,
+    optimizer,
+):
+    results = ranks.run(control_of(sum(map(len, hosts))), optimizer=optimizer, hosts=hosts)
+    check(results, optimizer)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 3), (2, 3), (0, 2), (1, 2)])

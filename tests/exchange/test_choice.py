@@ -68,6 +68,34 @@ def test_what_cannot_be_is_refused(monkeypatch, asked, set_to, device, has_nccl,
         name_of_exchange(asked, device)
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "replicas_for", "name"),
+    [
+        ("auto", CPU, "", "hosts"),
+        ("shared", CPU, "", "hosts"),
+        ("staged", CPU, "", "staged hosts"),
+        ("auto", CPU, "closure", "staged hosts"),
+        ("auto", GPU, "", "staged hosts"),
+        ("auto", GPUS, "on_gradients", "staged hosts"),
+    ],
+)
+def test_the_name_of_an_exchange_on_several_hosts(asked, device, replicas_for, name):
+    assert name_of_exchange(asked, device, replicas_for=replicas_for, num_hosts=2) == name
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "words"),
+    [
+        ("gloo", CPU, '`exchange="gloo"` is for workers of one host.*pass `exchange="staged"`'),
+        ("nccl", GPU, '`exchange="nccl"` is for workers of one host.*pass `exchange="staged"`'),
+        ("shared", GPU, '`exchange="shared"` .* on cuda:0: leave it out, or pass'),
+    ],
+)
+def test_what_cannot_be_on_several_hosts_is_refused(asked, device, words):
+    with pytest.raises(ValueError, match=words):
+        name_of_exchange(asked, device, num_hosts=2)
+
+
 @pytest.mark.parametrize("exchange", ["pigeons", "", None, "group"])
 def test_what_is_no_exchange_is_refused_when_a_run_is_made(exchange):
     model = nn.Linear(2, 1)

@@ -11,12 +11,15 @@ from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
-from unisono.exchange import hosts_exchange
+from unisono.device import on_host
+from unisono.exchange import host_crossing
 from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.hosts_exchange import HostsExchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
+from unisono.exchange.staged_hosts import StagedHostsExchange
 from unisono.plan.summation import tree_sum
+from unisono.state.contents import place
 from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
 from unisono.step.clipping import Clipping
@@ -24,7 +27,8 @@ from unisono.step.update import Member
 from unisono.workers import meeting_point
 
 REPLACING = [SharedExchange, StagedExchange, GroupExchange]
-EXCHANGES = [*REPLACING, HostsExchange]
+BETWEEN_HOSTS = [HostsExchange, StagedHostsExchange]
+EXCHANGES = [*REPLACING, *BETWEEN_HOSTS]
 STEPS = 3  # in the first one no process group is connected yet
 
 
@@ -32,7 +36,7 @@ STEPS = 3  # in the first one no process group is connected yet
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
-        patch.setattr(hosts_exchange, "_SLICE_BYTES", 1024)  # several buckets a lane
+        patch.setattr(host_crossing, "_SLICE_BYTES", 1024)  # several buckets a lane
         yield
 
 
@@ -218,7 +222,7 @@ def train(team, cls, optimizer, num_shards):
 
 
 def job_of(cls, control, deaths=()):
-    return (HostsJob if cls is HostsExchange else Job)(control, deaths)
+    return (HostsJob if cls in BETWEEN_HOSTS else Job)(control, deaths)
 
 
 @pytest.fixture
@@ -252,13 +256,14 @@ def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size,
     check(results, optimizer, num_shards)
 
 
+@pytest.mark.parametrize("cls", BETWEEN_HOSTS)
 @pytest.mark.parametrize("num_shards", [5, 8])
 @pytest.mark.parametrize(
     "hosts", [((0, 1), (2, 3)), ((0,), (1,), (2, 3)), ((0, 1, 2), (3,))], ids=str
 )
-def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, hosts, num_shards):  # noqa: F811
+def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, cls, hosts, num_shards):  # noqa: F811
     job = HostsJob(control_of(4), ranks_of_host=hosts)
-    results = job.run(lambda team: train(team, HostsExchange, adam, num_shards))
+    results = job.run(lambda team: train(team, cls, adam, num_shards))
     assert len(results) == 4
     check(results, adam, num_shards)
 
@@ -304,31 +309,43 @@ def is_taken_away(exchange, part, gradients):
     gradients[4] = None
 
 
-@pytest.mark.parametrize("cls", [GroupExchange, HostsExchange])
+def sums_of_what_changes(team, cls, how, only_rank, device=None):
+    """The sums of some steps in which gradients change after they were published early."""
+    model, updates = make(adam)
+    if device is not None:
+        place(model, updates, device)
+    exchange = cls(model, updates, shards=2, team=team, device=device, new_key=1)
+    found, took_early = [], []
+    for _ in range(4):
+        part = exchange.division.mine[0]
+        gradients = gradients_of(part.lo, 1)  # all parameters have one
+        took_early.append(exchange.takes_early)
+        if exchange.takes_early and only_rank in (None, team.world.rank):
+            how(exchange, part, gradients)
+            await_begun(exchange)
+        exchange.publish(part, gradients)
+        assert exchange.gather("gradients") is None
+        present = exchange.add_up("sums")
+        assert exchange.all_sums("sums")
+        found.append([on_host(t.clone()) for t in exchange.whole])
+        assert all(present[:4])
+        assert exchange.share("update")
+    took_early.append(exchange.takes_early)
+    exchange.unbind()
+    return found, took_early
+
+
+@pytest.mark.parametrize("cls", [GroupExchange, *BETWEEN_HOSTS])
 @pytest.mark.parametrize("only_rank", [None, 1])
 @pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])
 def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, only_rank):  # noqa: F811
-    def work(team):
-        exchange = cls(*make(adam), shards=2, team=team, new_key=1)
-        found, took_early = [], []
-        for _ in range(4):
-            part = exchange.division.mine[0]
-            gradients = gradients_of(part.lo, 1)  # all parameters have one
-            took_early.append(exchange.takes_early)
-            if exchange.takes_early and only_rank in (None, team.world.rank):
-                how(exchange, part, gradients)
-                await_begun(exchange)
-            exchange.publish(part, gradients)
-            assert exchange.gather("gradients") is None
-            present = exchange.add_up("sums")
-            assert exchange.all_sums("sums")
-            found.append([t.clone() for t, here in zip(exchange.whole, present, strict=True)])
-            assert exchange.share("update")
-        took_early.append(exchange.takes_early)
-        exchange.unbind()
-        return found, took_early
+    job = job_of(cls, control_of(2))
+    check_changed(
+        job.run(lambda team: sums_of_what_changes(team, cls, how, only_rank)), how, only_rank
+    )
 
-    results = job_of(cls, control_of(2)).run(work)
+
+def check_changed(results, how, only_rank):
     for rank, result in results.items():
         assert not isinstance(result, BaseException), (rank, result)
         assert all(result[1][1:]), "the group was given up"
@@ -343,8 +360,9 @@ def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, onl
 
 def await_begun(exchange):
     """Wait until the buckets of a lane are on their way, where a thread sends them."""
-    if isinstance(exchange, HostsExchange):
-        while len(exchange._pipeline.under_way) < len(exchange._buckets):
+    if type(exchange) in BETWEEN_HOSTS:
+        crossing = exchange._crossing
+        while len(crossing._pipeline.under_way) < len(crossing._buckets):
             time.sleep(0.001)
 
 
@@ -352,7 +370,7 @@ def await_sent(exchange, team):
     """Wait until what was published early is with the others."""
     await_begun(exchange)
     team.meet("published")
-    pipeline = getattr(exchange, "_pipeline", None)
+    pipeline = getattr(getattr(exchange, "_crossing", exchange), "_pipeline", None)
     while pipeline is not None and not all(one.is_ready for one in pipeline.under_way):
         time.sleep(0.001)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.chaos.exchanges import ACCELERATED, skip_without
 from tests.hosts.conftest import MakeHosts
 from tests.hosts.virtual_hosts import Host, Link, torchrun
 
@@ -93,6 +94,33 @@ def test_any_division_among_hosts_gives_the_same_bits(make_hosts: MakeHosts, opt
         assert trained(hosts[: len(workers)], workers, *options) == one, workers
 
 
+SIM = ("--device", "sim")
+
+
+@pytest.mark.parametrize("model", ["cnn", "gpt"])
+def test_replicas_on_several_hosts_have_the_bits_of_one_copy(make_hosts: MakeHosts, model) -> None:
+    skip_without(ACCELERATED)
+    hosts = make_hosts(2)
+    one = trained(hosts[:1], [4], model)
+    ways = [([2, 2], SIM), ([1, 3], SIM), ([2, 2], ("--exchange", "staged"))]
+    ways.append(([1, 1], (*SIM, "--devices" if model == "gpt" else "--split", "2")))
+    for workers, options in ways:
+        assert trained(hosts, workers, model, *options) == one, (workers, options)
+
+
+@pytest.mark.parametrize(
+    "options", [("--optimizer", "lbfgs"), ("--optimizer", "sam"), ("--noise",)]
+)
+def test_closures_and_functions_of_gradients_have_the_bits_of_one_host(
+    make_hosts: MakeHosts, options
+) -> None:
+    skip_without(ACCELERATED)
+    hosts = make_hosts(2)
+    one = trained(hosts[:1], [2], "gpt", *options)
+    assert trained(hosts, [2, 1], "gpt", *options) == one
+    assert trained(hosts, [2, 2], "gpt", *options, *SIM) == one
+
+
 ASK = """
 import socket, sys, time
 begun_s = time.monotonic()
@@ -162,6 +190,8 @@ KILLS = {
     [
         ("cnn",),
         ("gpt", "--optimizer", "normed"),
+        ("cnn", "--device", "sim"),
+        ("gpt", "--optimizer", "lbfgs"),
         *(("gpt", "--slow-link", way) for way in ("bf16", "factors", "local")),
     ],
     ids=str,
@@ -169,6 +199,8 @@ KILLS = {
 def test_a_lost_worker_is_replaced_on_its_host(
     make_hosts: MakeHosts, tmp_path: Path, workers, options
 ) -> None:
+    if SIM[1] in options:
+        skip_without(ACCELERATED)
     hosts, kills, plain = make_hosts(2), KILLS[workers], [*options, *LONGER]
     program = [TRAIN, *plain, "--directory", str(tmp_path / "a run")]
     outputs = unisono_run(hosts, workers, program, faults=[f"kill:{kill}" for kill in kills])
@@ -176,7 +208,8 @@ def test_a_lost_worker_is_replaced_on_its_host(
     assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills)
     assert len(re.findall(r"rank \d is replaced", text)) == len(kills)
     assert text.count("digest") == sum(workers)
-    assert digests(outputs) == trained(hosts[:1], [2], *plain)
+    on_cpus = [option for option in plain if option not in SIM]
+    assert digests(outputs) == trained(hosts[:1], [2], *on_cpus)
 
 
 def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHosts) -> None:

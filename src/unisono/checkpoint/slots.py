@@ -111,6 +111,15 @@ def write_blob(
         _put(view, blob_at, _HEADER.pack(_MAGIC, json_bytes, extra_bytes))
 
 
+def used_bytes(slot: memoryview | mmap.mmap, blob_at: int) -> int:
+    """Count the bytes of a snapshot, from the slot's start to the end of its blob.
+
+    Raises:
+        ValueError: there is no whole blob at `blob_at`.
+    """
+    return _Blob(slot, blob_at).end
+
+
 def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
     """Read the facts of a snapshot.
 
@@ -167,9 +176,10 @@ class _Blob:
         extra_at = _extra_at(blob_at, json_bytes)
         if magic != _MAGIC or extra_at + extra_bytes > len(view):
             raise ValueError(f"the slot must hold a whole snapshot at {blob_at}, but does not.")
+        self.end = extra_at + extra_bytes
         json_at = blob_at + _HEADER.size
         self._json = view[json_at : json_at + json_bytes]
-        self._parts = {"state": view[:blob_at], "extra": view[extra_at : extra_at + extra_bytes]}
+        self._parts = {"state": view[:blob_at], "extra": view[extra_at : self.end]}
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,16 +17,17 @@ import click
 from unisono.cli.endings import Refusal, leave
 from unisono.errors import RendezvousError
 from unisono.notices import say
-from unisono.timeouts import RENDEZVOUS, TIMEOUTS
+from unisono.timeouts import NOTICE, RENDEZVOUS, TIMEOUTS
 from unisono.workers.interfaces import INTERFACE_VARIABLE, address_here
-from unisono.workers.job_store import await_listener
+from unisono.workers.job_store import knock
+from unisono.workers.proc import NotThereError
 from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
     *("replaces", "stall_timeout_s", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
 }
-_ANSWERS_WITHIN_S = 2.0
+_ANSWERS_WITHIN_S, _PAUSE_S = 2.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +162,23 @@ def _check_rendezvous(hosts: SeveralHosts) -> None:
         _check_reached(host, int(port))
         return
 
-    def tell(waited_s: float) -> None:
-        say(f"host {hosts.node_rank} has waited {waited_s:.0f} s at {hosts.rendezvous} for host 0.")
-
-    error = await_listener(host, int(port), timeout_s, tell)
-    if error is not None:
-        raise RendezvousError(
-            f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but cannot be reached "
-            f"there ({error}): look whether `unisono run` was started on it, with the same "
-            f"`--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
-        )
+    begun_s, is_told = time.monotonic(), False
+    while True:
+        waited_s = time.monotonic() - begun_s
+        try:
+            knock(host, int(port))
+            return
+        except NotThereError as error:
+            if waited_s >= timeout_s:
+                raise RendezvousError(
+                    f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: "
+                    f"look whether `unisono run` was started on it, with the same `--rendezvous`; "
+                    f"{RENDEZVOUS.variable} waits longer (s)."
+                ) from error
+        if waited_s >= NOTICE.in_s() and not is_told:
+            is_told, number = True, hosts.node_rank
+            say(f"host {number} has waited {waited_s:.0f} s at {hosts.rendezvous} for host 0.")
+        time.sleep(_PAUSE_S)
 
 
 def _check_reached(host: str, port: int) -> None:

@@ -14,7 +14,9 @@ from unisono.workers.team import Team
 
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
 AUTO, SHARED, STAGED, NCCL, GLOO = EXCHANGES = ("auto", "shared", "staged", "nccl", "gloo")
-HOSTS = "hosts"  # nobody asks for it: it is used where there are several
+# Nobody asks for these: they are used where there are several hosts.
+HOSTS, STAGED_HOSTS = "hosts", "staged hosts"
+_ON_HOSTS = {SHARED: HOSTS, STAGED: STAGED_HOSTS}
 
 
 def check_exchange(name: str) -> None:
@@ -44,11 +46,20 @@ def name_of_exchange(
         if name not in EXCHANGES:
             raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
         said = f"{EXCHANGE_VARIABLE}={name}"
-    if num_hosts > 1:
-        _check_hosts(name, said, device, replicas_for)
-        return HOSTS
     if name == AUTO:
-        return SHARED if device.is_host and not replicas_for else STAGED
+        name = SHARED if device.is_host and not replicas_for else STAGED
+    if num_hosts > 1 and name not in _ON_HOSTS:
+        raise ValueError(
+            f"{said} is for workers of one host, but they are on several: leave it out, or pass "
+            f'`exchange="staged"`; workers share memory on each host, and exchange sums over the '
+            f"network."
+        )
+    _check_fits(name, said, device, replicas_for)
+    return name if num_hosts == 1 else _ON_HOSTS[name]
+
+
+def _check_fits(name: str, said: str, device: Device, replicas_for: str) -> None:
+    """Refuse an exchange that is not for a worker's device, or not for what it is asked for."""
     if name == SHARED and replicas_for:
         raise ValueError(
             f"{said} has one copy of the parameters for all workers, but `{replicas_for}` needs "
@@ -74,26 +85,6 @@ def name_of_exchange(
             f"{said} must have a torch that is built with NCCL, but this one is not: leave it "
             f'out, or pass `exchange="staged"`.'
         )
-    return name
-
-
-def _check_hosts(name: str, said: str, device: Device, replicas_for: str) -> None:
-    """Refuse what is not there yet where workers are on several hosts."""
-    if name != AUTO:
-        raise ValueError(
-            f"{said} is for workers of one host, but they are on several: leave it out; they "
-            f"share memory on each host, and exchange sums over the network."
-        )
-    if not device.is_host:
-        raise ValueError(
-            f"workers on several hosts must compute on the CPU, but this one computes on "
-            f'{device.name}: pass `device="cpu"`, or start all workers on one host.'
-        )
-    if replicas_for:
-        raise ValueError(
-            f"`{replicas_for}` must be left out where workers are on several hosts, as it needs "
-            f"a replica for each worker: leave it out, or start all workers on one host."
-        )
 
 
 def check_devices(name: str, device: Device, team: Team) -> None:
@@ -117,7 +108,7 @@ def check_devices(name: str, device: Device, team: Team) -> None:
 
 def chosen(name: str, device: Device) -> type[Exchange]:
     """Find the exchange of a worker's loops; arguments and errors as :func:`name_of_exchange`."""
-    name = name if name == HOSTS else name_of_exchange(name, device)
+    name = name if name in _ON_HOSTS.values() else name_of_exchange(name, device)
     # These need a torch that has such process groups; the others do not.
     if name == GLOO:
         from unisono.exchange.group_exchange import GroupExchange
@@ -131,4 +122,8 @@ def chosen(name: str, device: Device) -> type[Exchange]:
         from unisono.exchange.hosts_exchange import HostsExchange
 
         return HostsExchange
+    if name == STAGED_HOSTS:
+        from unisono.exchange.staged_hosts import StagedHostsExchange
+
+        return StagedHostsExchange
     return StagedExchange if name == STAGED else SharedExchange

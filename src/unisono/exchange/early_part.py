@@ -73,6 +73,9 @@ class PartBuckets:
     Args:
         slots: where each parameter lies in a part.
         num_bytes: how many a bucket has at least, but for the first.
+
+    Attributes:
+        is_outdated: whether something has changed since its bucket was given.
     """
 
     def __init__(self, slots: Sequence[Slot], num_bytes: int) -> None:
@@ -95,6 +98,7 @@ class PartBuckets:
         self._missing = self._sizes.copy()
         self._seen: set[int] = set()
         self._unsent = set(range(len(self._spans)))
+        self.is_outdated = False
 
     def mark(self, index: int) -> tuple[int, int] | None:
         """Note that a parameter is there; if it is the last one of its bucket, give its bytes."""
@@ -109,9 +113,20 @@ class PartBuckets:
         self._unsent.discard(bucket)
         return self._spans[bucket]
 
+    def has_given(self, index: int) -> bool:
+        """Tell whether a parameter's bucket was given, and maybe is still being copied."""
+        return self._of[index] not in self._unsent
+
     def mark_changed(self, indices: Sequence[int]) -> None:
         """Note that parameters have changed since they were there."""
-        self._unsent |= {self._of[index] for index in indices}
+        changed = {self._of[index] for index in indices}
+        self.is_outdated |= not changed <= self._unsent
+        self._unsent |= changed
+
+    def indices(self, span: tuple[int, int]) -> list[int]:
+        """List the parameters of the bucket that has these bytes."""
+        bucket = self._spans.index(span)
+        return [index for index, number in enumerate(self._of) if number == bucket]
 
     def rest(self) -> list[tuple[int, int]]:
         """Give the bytes of the buckets that have not been given as they are now."""

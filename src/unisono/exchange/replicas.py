@@ -77,11 +77,15 @@ class ReplicaExchange(Exchange):
             team.meet("sharing parameters")
             if team.membership.leader == leader:
                 break
+        self._bring_to_hosts(slot)
         if not team.is_leader:
             self._copy(slot, 0, 0, 1, into_slot=False)
             self._take_state(slot)
         self.buffers.load(0)
         team.meet("shared parameters")
+
+    def _bring_to_hosts(self, slot: int) -> None:
+        """Bring a snapshot to other hosts; here there are none."""
 
     def _load(self) -> None:
         memory = self.memory

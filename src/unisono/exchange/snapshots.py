@@ -16,7 +16,7 @@ import torch
 
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
 from unisono.checkpoint.safetensors_stream import CODES
-from unisono.checkpoint.slots import offsets_of, read_extras, read_facts, write_blob
+from unisono.checkpoint.slots import offsets_of, read_extras, read_facts, used_bytes, write_blob
 from unisono.device import HOST, bytes_of, on_host
 from unisono.exchange.arena import Arena
 from unisono.exchange.homes import StateKeys
@@ -124,6 +124,14 @@ class Snapshots:
         files, data = self._describe_files(tensors), map(as_bytes, tensors.values())
         text = json.dumps(facts).encode()
         write_blob(self._slot(slot), self.places.blob_at, text, files, list(data))
+
+    def written(self, slot: int) -> int:
+        """Count the bytes that :meth:`copy` and :meth:`describe` have written into a slot."""
+        return used_bytes(self._slot(slot), self.places.blob_at)
+
+    def view(self, slot: int, num_bytes: int) -> memoryview:
+        """View the first bytes of a slot."""
+        return self._slot(slot)[:num_bytes]
 
     def complete(self, slot: int) -> None:
         """Note that a slot is whole; everybody who knows it may say so."""

@@ -55,9 +55,9 @@ class StagedExchange(ReplicaExchange):
         if not self._copies_parts:
             super().publish(part, gradients)
         elif self._early.has_begun:
+            self.copies.before_changes()
             self._buckets.mark_changed(self._early.complete(part, gradients))
             self._copy_part(part, self._buckets.rest())
-            self._buckets.begin()
         else:
             super().publish(part, gradients)
             self._copy_part(part, [(0, self._num_bytes)])
@@ -69,10 +69,14 @@ class StagedExchange(ReplicaExchange):
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`~.protocol.Exchange`."""
+        if not self._early.has_begun:
+            self._buckets.begin()
+        if self._buckets.has_given(index):
+            self.copies.before_changes()
         self._early.put(part, index, gradient)
         span = self._buckets.mark(index)
         if span is not None:
-            self._copy_part(part, [span])
+            self._copy_bucket(part, span)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`."""
@@ -126,6 +130,10 @@ class StagedExchange(ReplicaExchange):
     def _copies_parts(self) -> bool:
         return self._team.size > 1 and not self.device.is_host
 
+    def _copy_bucket(self, part: Node, span: tuple[int, int]) -> None:
+        """Copy a bucket while the backward pass goes on."""
+        self._copy_part(part, [span])
+
     def _copy_part(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
         """Copy bytes of a part to where the others see them."""
         there, here = self.memory.arena.gradients[part.lo], self._own.memory(part.lo)
@@ -160,13 +168,21 @@ class StagedExchange(ReplicaExchange):
             self._sum = OrderedSum(self._published, parts, division.num_shards, self.pieces)
             self.totals = self._sum.totals
         else:
-            self._pinned.pin(self._sums_there)
-            sums = self._sums
             pieces = list(pieces_within(slots, *self._slice))
-            into = [sums.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+            into = [self._sums.piece(one.index, one.start, one.stop) for one in pieces]
             self._sum = OrderedSum(self._published, parts, division.num_shards, pieces, into)
-            self.totals = [sums.piece(n, 0, slot.numel) for n, slot in enumerate(slots)]
+            self.totals = self._all_sums()
+        self._view_whole()
+
+    def _all_sums(self) -> list[torch.Tensor]:
+        """View the sums that are copied here from the memory of all workers."""
+        self._pinned.pin(self._sums_there)
+        sums = self._sums
+        return [sums.piece(n, 0, slot.numel) for n, slot in enumerate(sums.slots)]
+
+    def _view_whole(self) -> None:
         # A tensor without elements may lie between the bytes of two devices.
+        slots = self.memory.arena.plan.parameters
         self.whole = [
             total.as_strided(slot.shape, slot.stride).to(parameter.device)
             for total, slot, parameter in zip(self.totals, slots, self.parameters, strict=True)

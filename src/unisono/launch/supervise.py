@@ -29,6 +29,7 @@ from unisono.launch.failure_files import note_end
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.hang_watch import HangWatch, Scene
 from unisono.launch.job import FUNCTION, Job
+from unisono.launch.job_events import MarkDeparture
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.report import ending, spare_message
@@ -365,7 +366,7 @@ class _Supervision:
 
     def _act(self, action: policy.Action) -> None:
         match action:
-            case policy.Leave(rank, how):
+            case MarkDeparture(rank, how):
                 self._control.leave(rank, how)
             case policy.SendSignal(ranks, signum):
                 self._server.signal(ranks, signum)

@@ -6,8 +6,8 @@ the workers were started    their store is                               what li
 by our launcher             a file without a name, held by the launcher  nothing
 by torchrun, or on          torch's ``TCPStore`` at MASTER_ADDR and      torchrun's agent; without
 several hosts               MASTER_PORT                                  one rank 0, there alone
-by another one, or by       a file without a name, held by rank 0, which nothing
-hand, on one host           announces it in a private folder
+by another one, or by       a file without a name, held by rank 0        nothing
+hand, on one host
 by nobody                   in the process                               nothing
 ==========================  ===========================================  =========================
 
@@ -18,6 +18,7 @@ that store, and belongs to the workers of that host.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,15 +30,16 @@ from unisono.timeouts import RENDEZVOUS
 from unisono.workers.attempts import Attempts
 from unisono.workers.gathering import Gathering
 from unisono.workers.job_store import (
-    announced_store,
     file_store,
     has_agent,
     is_at_master,
     store_at_master,
+    store_of_rank_0,
+    store_there,
+    wait_for_rank_0,
 )
 from unisono.workers.jobname import JobName, job_name, num_restarts
 from unisono.workers.meeting_point import Departure
-from unisono.workers.private import PrivateFolder
 from unisono.workers.proc import host_name, network_name, started_at
 from unisono.world import World
 
@@ -208,7 +210,7 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
         # failed, ranks need not have come equally often.
         processes, look = _Processes(here.rank, where), _look_on
         if has_agent(environ) and here.local_world_size != here.world_size:
-            attempts = Attempts(prefixed("unisono", store), here.rank, here.world_size)
+            attempts = Attempts(prefixed("unisono", store), here)
             number, look = attempts.join(where, timeout_s, advice), attempts.answer
             own = prefixed(f"unisono/attempt {number}", store)
         else:
@@ -294,17 +296,16 @@ def _store(
         store = store_at_master(environ, here, where=where, timeout_s=timeout_s)
         yield store, advice, not has_agent(environ)
     else:
-        folder = PrivateFolder.open()
         advice = (
-            f"look whether it was started, with the same variables, on this host, and finds the "
-            f"same folder ({folder.path}; XDG_RUNTIME_DIR says where); {longer}"
+            f"look whether it was started, with the same variables, by the same user, on this host "
+            f"and in the same container; {longer}"
         )
-        options: Any = {"where": where, "advice": advice, "timeout_s": timeout_s}
-        try:
-            with announced_store(job, here, folder, **options) as store:
+        if here.rank == 0:
+            with store_of_rank_0(job, here) as store:
                 yield store, advice, False
-        finally:
-            folder.close()
+        else:
+            look = functools.partial(store_there, job, here)
+            yield wait_for_rank_0(look, here, where, advice, timeout_s), advice, False
 
 
 def check_present(ended: Iterable[int], rank: int, where: str) -> None:

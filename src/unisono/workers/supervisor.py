@@ -12,6 +12,7 @@ nobody                    SingleProcess        private               —
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from unisono.workers.control_block import ControlBlock
 from unisono.workers.launcher_messages import Live, Passed, Told
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
+from unisono.workers.proc import create_memory
 from unisono.world import World
 
 # Sends everyone a message, for a purpose, and returns everyone's by rank. Collective.
@@ -61,6 +63,11 @@ class Supervisor(Protocol):
 
         Collective if the workers make it themselves: every rank calls it. `gather` is for them.
         """
+        fd = self.memory_fd(key, num_bytes, gather)
+        try:
+            return Memory.map(fd, num_bytes)
+        finally:
+            os.close(fd)
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
         """Do the same, and give the descriptor of that memory, which is the caller's."""
@@ -104,3 +111,17 @@ class Supervisor(Protocol):
             CheckpointError: another job is in it.
         """
         return False
+
+
+class SingleProcess(Supervisor):
+    """A process that nobody started as a worker: nobody supervises it. Final."""
+
+    is_alone = True
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
+        self.control = ControlBlock.private()
+
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+        """Take memory that this process shares with nobody but its forks."""
+        return create_memory("unisono-memory", num_bytes)

@@ -39,10 +39,11 @@ class Gpt(nn.Module):
         self.head = nn.Linear(width, 32)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        values = self.embed(text) + self.place(torch.arange(text.shape[1]))
+        places = torch.arange(text.shape[1], device=text.device)
+        values = self.embed(text) + self.place(places)
         if int(text[0, 0]) % 8 == 0:
             values = values + self.rare
-        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(len(places), device=text.device)
         return self.head(self.layer(values, mask, is_causal=True)).transpose(1, 2)
 
     @staticmethod

@@ -5,7 +5,9 @@ import os
 import time
 
 import torch
+from tests.chaos.exchanges import install
 from tests.hosts.programs.models import Cnn, Gpt, Normed
+from tests.train.closures import SAM
 from torch import nn
 
 import unisono
@@ -16,6 +18,18 @@ WAYS = {
     "factors": unisono.PowerSGD(rank=2, start_step=2, groups=2),
     "local": unisono.DiLoCo(local_steps=3, groups=2),
 }
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "normed": lambda parameters: Normed(parameters, lr=1e-2),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3),
+    "sam": lambda parameters: SAM(parameters, lr=0.05, momentum=0.9),
+}
+
+
+def add_noise(step, gradients):
+    """See gradients between their sum and the update, and draw random numbers there."""
+    for gradient in gradients.values():
+        gradient.add_(torch.randn_like(gradient), alpha=0.01)
 
 
 def main() -> None:
@@ -29,35 +43,54 @@ def main() -> None:
     parser.add_argument("--directory")
     parser.add_argument("--exchange", default="auto")
     parser.add_argument("--slow-link", choices=WAYS)
-    parser.add_argument("--optimizer", choices=("adamw", "normed"), default="adamw")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--noise", action="store_true", help="in a function of the gradients")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--devices", type=int, default=1, help="of each worker")
+    parser.add_argument("--split", type=int, default=1, help="over so many devices")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
     parser.add_argument("--raises", type=int, help="a rank that fails in step 3")
     given = parser.parse_args()
     if given.fails_once and os.environ["RANK"] == "3" and not os.path.exists(given.fails_once):
         open(given.fails_once, "w").close()
         raise SystemExit(1)
+    install(given.device)
     torch.manual_seed(0)
     model = Cnn() if given.model == "cnn" else Gpt(given.width)
-    optimizer = {"adamw": torch.optim.AdamW, "normed": Normed}[given.optimizer](
-        model.parameters(), lr=1e-2
-    )
+    optimizer = OPTIMIZERS[given.optimizer](model.parameters())
     every = {"checkpoint_every": 2} if given.directory else {}
+    where = {"device": given.device}
+    if given.devices > 1:
+        where = {"devices": [given.device] * given.devices}
+    if given.split > 1:
+        where = {}
+        unisono.split(model, [given.device] * given.split)
     run = unisono.Run(
         model,
         optimizer,
         shards=given.shards,
         clip_norm=5.0,
         exchange=given.exchange,
+        closure=True if given.optimizer == "sam" else None,
+        on_gradients=add_noise if given.noise else None,
+        **where,
         slow_link=WAYS.get(given.slow_link),
         directory=given.directory,
         **every,
     )
+
+    def loss(batch):
+        inputs, targets = batch
+        outputs = step.model(inputs)
+        return nn.functional.cross_entropy(outputs, targets.to(outputs.device))
+
     begun_s = time.monotonic()
     for step in run.steps(model.data(seed=0), batch_size=32, steps=given.steps):
         with step:
-            for inputs, targets in step.shards:
+            step.again(loss)
+            for batch in step.shards:
                 time.sleep(0.02 * (run.world.rank == given.slow))
-                step.backward(nn.functional.cross_entropy(model(inputs), targets))
+                step.backward(loss(batch))
         if run.world.rank == given.raises and run.position.step == 3:
             raise RuntimeError("bad luck")
         time.sleep(given.pause)
