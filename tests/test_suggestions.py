@@ -1,9 +1,14 @@
 """Command lines that people write from habit are refused with what to write."""
 
+import socket
+
 import pytest
 from click.testing import CliRunner
 
 from unisono.cli import main
+from unisono.cli.one_host import sizes_of_hosts
+from unisono.errors import RendezvousError
+from unisono.workers import interfaces
 
 
 def said(*arguments):
@@ -53,6 +58,7 @@ def test_everything_else_is_refused_as_ever(arguments):
     [
         (["--node-rank", "1"], "`--node-rank` is for several hosts"),
         (["--nnodes", "2"], "`--node-rank` must be the number of this host, 0 … 1"),
+        (["--nnodes", "1", "--rendezvous", "a:1", "-n", "3", "--stages", "2"], "must divide"),
         (["--nnodes", "2", "--node-rank", "2"], "another one on each of 2, but is 2"),
         (["--nnodes", "2", "--node-rank", "0"], "`--rendezvous` must be the address of host 0"),
         (["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:0"], "but is a:0"),
@@ -74,6 +80,42 @@ def test_half_of_what_several_hosts_need_is_refused(options, words, tmp_path):
     script = tmp_path / "train.py"
     script.touch()
     assert words in said("run", *options, str(script))
+
+
+def test_variables_that_make_no_sense_are_refused_before_others_wait(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.touch()
+    options = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:1"]
+    for name, words in (("NOTICE_AFTER", "a number of seconds"), ("FAULTS", "the kind must be")):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"UNISONO_{name}", "soon")
+            assert words in said("run", *options, "--interface", "lo", str(script))
+
+
+def test_loopback_leads_to_no_other_host(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.touch()
+    monkeypatch.setattr(interfaces, "_address_towards", lambda where, port: "10.0.0.2")
+    options = ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "10.0.0.1:1"]
+    words = said("run", *options, "--interface", "lo", str(script))
+    assert "must name an interface that leads to 10.0.0.1, but lo leads nowhere beyond" in words
+
+
+def test_the_rendezvous_must_be_free_and_on_host_0(tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = f"127.0.0.1:{other.getsockname()[1]}"
+        options = ["--nnodes", "2", "--node-rank", "0", "--rendezvous", place]
+        words = said("run", *options, "--interface", "lo", str(script))
+    assert "`--rendezvous` must be an address of host 0, which this is, and a free port" in words
+    assert "Address already in use" in words
+
+
+def test_hosts_are_in_the_order_of_their_numbers():
+    assert sizes_of_hosts([(2, 1), (0, 4), (1, 3)]) == [4, 3, 1]
+    with pytest.raises(RendezvousError, match="another one on each of 3 hosts, but is 1 on 2"):
+        sizes_of_hosts([(1, 1), (0, 4), (1, 3)])
 
 
 def test_options_of_the_script_are_its_own():

@@ -10,11 +10,12 @@ import torch
 from tests.exchange.fake_hosts import HostsJob
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.exchange import host_lane, lane_turn
+from unisono.exchange import lane_turn
 from unisono.exchange.communicator import BrokenError
 from unisono.exchange.host_lane import HostLane, connect_lane
 from unisono.exchange.lane_turn import LaneTurn
 from unisono.exchange.ready_buckets import ReadyBuckets
+from unisono.workers import host_links
 
 
 @pytest.fixture
@@ -74,15 +75,15 @@ def test_whoever_waits_stops_when_another_thread_has_the_lane_left(lanes):
 def test_strangers_are_turned_away(control_of, monkeypatch):  # noqa: F811
     """Somebody connects first, with a wrong secret; the workers connect nevertheless."""
     turned_away = []
-    gather_first = host_lane.call_rank
+    call_it = host_links._call_rank
 
-    def call(rank, place, me, secret, deadline):
+    def call(rank, place, secret, me, deadline):
         with socket.create_connection(place) as stranger:
             stranger.sendall(bytes([me, 0, 0, 0]) + b"x" * 32)
             turned_away.append(stranger.recv(1))
-        return gather_first(rank, place, me, secret, deadline)
+        return call_it(rank, place, secret, me, deadline)
 
-    monkeypatch.setattr(host_lane, "call_rank", call)
+    monkeypatch.setattr(host_links, "_call_rank", call)
 
     def work(team):
         lane = connect_lane(team, [0, 1])

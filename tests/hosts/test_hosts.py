@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -167,11 +168,11 @@ def unisono_run(
     return [
         Output(
             host.start(
-                *(*command, "-n", str(count), "--node-rank", str(host.number), *program),
+                *(*command, "-n", str(count), "--node-rank", str(number), *program),
                 environ={"UNISONO_FAULTS": "; ".join(faults), "KILLS": kills},
             )
         )
-        for host, count in zip(hosts, workers, strict=True)
+        for number, (host, count) in enumerate(zip(hosts, workers, strict=True))
     ]
 
 
@@ -307,6 +308,37 @@ def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None
     assert re.search("PeerLostError: .* rank 3 has died", outputs[0].end())
     assert "on host 1, worker 1 of 2 was killed by SIGKILL" in outputs[1].end()
     assert [output.process.returncode for output in outputs] == [1, 1]
+
+
+def test_an_exception_on_one_host_ends_all_and_is_shown_once(make_hosts: MakeHosts) -> None:
+    """Host 0 has the larger address, which torch would count as the second one."""
+    outputs = unisono_run(make_hosts(2)[::-1], [1, 2], [TRAIN, "cnn", *LONGER, "--raises", "2"])
+    assert outputs[1].end().count("RuntimeError: bad luck") == 1
+    assert "rank 0 step 1\n" in outputs[0].end()
+    assert "rank 2 has failed" in outputs[0].text
+    assert "unisono: another host has ended the run" in outputs[0].text
+    assert outputs[0].text.count("step 1\n") == 1  # it has not begun again
+    assert [output.process.returncode for output in outputs] == [1, 1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_what_ends_the_agent_of_a_host_ends_its_launcher(
+    make_hosts: MakeHosts, signum: signal.Signals
+) -> None:
+    """Ctrl-C ends the other host, too; a killed agent may be started again, and is waited for."""
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "999", "--pause", "0.1"]
+    outputs = unisono_run(hosts, [1, 2], program)
+    outputs[1].await_line("rank 2 step 3")
+    hosts[1].run("pkill", f"-{signum}", "-f", "unisono run --nnodes")
+    assert "; all 2 workers were ended." in outputs[1].end()
+    if signum == signal.SIGKILL:
+        outputs[0].await_line("10 s have passed at .*, and not all hosts have come")
+        hosts[0].run("pkill", "-INT", "-f", "unisono run --nnodes")
+    outputs[0].end()
+    ended = [output.process.returncode for output in outputs]
+    assert ended == ([1, 130] if signum == signal.SIGINT else [130, -signum])
+    for host in hosts:
+        assert "unisono" not in host.run("ps", "-eo", "args")
 
 
 def test_pods_of_the_manifest_train(make_hosts: MakeHosts, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from unisono.launch.policy import (
     may_survive,
     start,
 )
-from unisono.launch.report import exit_status, failure_message, interrupt_message
+from unisono.launch.report import TRY_AGAIN, exit_status, failure_message, interrupt_message
 from unisono.workers.launcher_messages import ProgramFailed
 from unisono.workers.meeting_point import Departure
 
@@ -107,6 +107,22 @@ def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status
     state = after(*events)
     assert state.over
     assert exit_status(state) == status
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ((exited(1, -9), exited(0, -15)), TRY_AGAIN),
+        ((PEER_LOST_1, exited(1, 1), exited(0, 0)), TRY_AGAIN),
+        ((server_lost(-9),), TRY_AGAIN),
+        ((ERROR_0, exited(0, 1), exited(1, -15)), 1),
+        ((exited(1, 5), exited(0, -15)), 5),
+        ((interrupted(2), exited(0, -15), exited(1, -9)), 130),
+        (FINISHED, 0),
+    ],
+)
+def test_hosts_are_started_again_after_a_loss_alone(events: tuple[Event, ...], status: int) -> None:
+    assert exit_status(after(*events), is_one_of_several=True) == status
 
 
 def test_quiet_leaving_is_a_failure_where_a_result_is_needed() -> None:

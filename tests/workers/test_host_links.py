@@ -4,11 +4,14 @@ import contextlib
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
 from unisono.errors import PeerLostError, RendezvousError
+from unisono.train.fit import FitUnderWay
+from unisono.workers import host_links, interfaces
 from unisono.workers.control_block import control_block_bytes
 from unisono.workers.external import ExternallyLaunched
 from unisono.workers.host_links import connect_hosts
@@ -67,27 +70,55 @@ def test_the_end_of_a_process_comes_after_its_last_word():
         assert received(b, 2) == [(0, b"last"), (0, Departure.DIED)]
 
 
-def test_who_does_not_know_the_token_is_turned_away():
+@pytest.mark.timeout(30)
+def test_who_does_not_know_the_token_is_turned_away_and_keeps_nobody_waiting(monkeypatch):
+    """Of many that say nothing, or half, the oldest are closed; all of them when it is over."""
+    monkeypatch.setattr(host_links, "_CALLERS_AT_MOST", 8)
     store = HashStore()
     first, second = (rendezvous_of(store, rank, ((0,), (1,))) for rank in range(2))
     strangers = []
     gather = second.gather
 
-    def let_a_stranger_knock(what, mine):
+    def let_strangers_knock(what, mine):
         places = gather(what, mine)
-        with socket.create_connection(places[0]) as stranger:
+        for number in range(12):
+            strangers.append(socket.create_connection(places[0][1], 5.0))
+            strangers[-1].sendall(b"\1\0\0"[: number % 4])
+        with socket.create_connection(places[0][1], 5.0) as stranger:
             stranger.sendall(b"\1\0\0\0" + bytes(32))
-            strangers.append(stranger.recv(100))
+            assert stranger.recv(100) == b""
         return places
 
-    second.gather = let_a_stranger_knock
+    second.gather = let_strangers_knock
     with ThreadPoolExecutor(2) as pool:
         links = list(pool.map(lambda one: connect_hosts(one, HERE), (first, second)))
-    assert strangers == [b""]
+    for stranger in strangers:
+        with stranger, contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
     links[0].send(b"hello")
     assert received(links[1], 1) == [(0, b"hello")]
     for link in links:
         link.close()
+
+
+def test_hosts_may_have_ipv6_addresses(monkeypatch):
+    if "::1" not in dict(interfaces._ipv6_addresses()):
+        pytest.skip("this machine has no IPv6")
+    store = HashStore()
+    meet = [rendezvous_of(store, rank, ((0,), (1,))) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        links = list(pool.map(lambda one: connect_hosts(one, "::1"), meet))
+    links[0].send(b"hello")
+    assert received(links[1], 1) == [(0, b"hello")]
+    for link in links:
+        link.close()
+
+
+def test_hosts_with_another_version_are_refused():
+    meet = rendezvous_of(HashStore(), 0, ((0,), (1,)))
+    meet.gather = lambda what, mine: [mine, ["0.0.1", [HERE, 1]]]
+    with pytest.raises(RendezvousError, match=r"but rank 0 has .* and rank 1 has 0\.0\.1: install"):
+        connect_hosts(meet, HERE)
 
 
 def test_who_is_not_reached_and_who_is_turned_away_say_so(monkeypatch):
@@ -148,6 +179,8 @@ def test_workers_of_all_hosts_hear_each_other():
             assert votes == [{rank: 10 * n + rank for rank in range(5)} for n in range(5)]
             far = [rank for rank in range(5) if rank not in team.neighbours]
             assert [set(one) for one in beside] == [set(far)] * 5
+            fit = SimpleNamespace(_run=SimpleNamespace(team=team))
+            assert [rank for rank in range(5) if FitUnderWay.pid(fit, rank) is None] == far
             assert all(
                 one[rank] == f"{n} of {rank}".encode()
                 for n, one in enumerate(beside)

@@ -171,7 +171,7 @@ class Fit(Protocol):
         """
 
     def pid(self, rank: int) -> int | None:
-        """Tell the process of a worker; None if it is not known."""
+        """Tell the process of a worker; None if it is not known, as of one on another host."""
 
     def times(self, rank: int, step: int) -> Times | None:
         """Tell where a worker spent one of the last two steps; None if it did not end it.

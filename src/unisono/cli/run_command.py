@@ -112,7 +112,7 @@ class _Run(click.Command):
     callback=count,
     metavar="N",
     help="How many hosts compute together. Run the same command on each, with its own "
-    "`--node-rank`; torchrun starts the workers there, and starts them again when some are lost.",
+    "`--node-rank`; torch's agent starts a launcher there, and all again after a loss.",
 )
 @click.option(
     "--node-rank",
@@ -181,7 +181,8 @@ def run(
     nothing listens beyond this machine.
 
     Ctrl-C and SIGTERM finish the step, write a checkpoint if the script has a `directory`, and end
-    all workers. A second Ctrl-C ends them at once.
+    all workers. A second Ctrl-C ends them at once. With `--nnodes` the first one does, on all
+    hosts, without a checkpoint.
 
     \b
     Examples:
@@ -206,10 +207,16 @@ def run(
     hosts = read_hosts(nnodes, node_rank, rendezvous, interface)
     if hosts is not None:
         with refusing():
+            read_faults(os.environ.get(FAULTS_VARIABLE, ""))
             threads = threads_per_worker() if threads is None else threads
         called = [*(["-m"] if kind == MODULE else []), script, *args]
-        flags = {"--restarts": restarts, "--stall-timeout": stall_timeout_s}
-        run_on_hosts(context, hosts, called, workers=workers, flags=flags, threads=threads)
+        run_on_hosts(
+            *(context, hosts, called),
+            workers=workers,
+            restarts=restarts,
+            flags={"--stall-timeout": stall_timeout_s},
+            threads=threads,
+        )
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)

@@ -1,4 +1,4 @@
-"""`unisono run --nnodes`: several hosts, which torchrun starts and restarts, and we compute on.
+"""`unisono run --nnodes`: several hosts, which torch's agent starts and restarts.
 
 A thin way for machines without Slurm or Kubernetes: the same command on each, with its own number.
 """
@@ -6,22 +6,28 @@ A thin way for machines without Slurm or Kubernetes: the same command on each, w
 from __future__ import annotations
 
 import os
-import sys
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
 
-from unisono.cli.endings import Refusal
+from unisono.cli.endings import Refusal, leave
 from unisono.errors import RendezvousError
+from unisono.notices import say
+from unisono.timeouts import NOTICE, RENDEZVOUS, TIMEOUTS
 from unisono.workers.interfaces import INTERFACE_VARIABLE, address_here
+from unisono.workers.job_store import knock
+from unisono.workers.proc import NotThereError
 from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
     *("replaces", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
 }
+_ANSWERS_WITHIN_S, _PAUSE_S = 2.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +57,9 @@ class SeveralHosts:
         own = {"UNISONO_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
         if self.interface is not None:
             own[INTERFACE_VARIABLE] = self.interface
-        # torchrun would choose one, and say so in five lines.
-        return {"OMP_NUM_THREADS": str(threads), **environ, **own}
-
-    def command(
-        self, script: Sequence[str], *, workers: int, flags: Mapping[str, object], address: str
-    ) -> list[str]:
-        """Say what to run on this host.
-
-        Args:
-            script: with its arguments.
-            workers: how many on this host.
-            flags: of the launchers; `--restarts` is also how often torchrun starts all again.
-            address: where the others reach this host.
-        """
-        return [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", str(self.nnodes), "--nproc-per-node", "1"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", self.rendezvous),
-            *("--rdzv-id", "unisono", "--rdzv-conf", f"is_host={int(self.node_rank == 0)}"),
-            *("--max-restarts", str(flags["--restarts"]), "--local-addr", address),
-            *("-m", "unisono.cli.one_host", "-n", str(workers)),
-            *(str(word) for flag in flags.items() for word in flag),
-            *script,
-        ]
+        # Of what torch writes on stderr, its store's complaints of names are of no use.
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        return {"OMP_NUM_THREADS": str(threads), **quiet, **environ, **own}
 
 
 def read_hosts(
@@ -85,7 +70,9 @@ def read_hosts(
     Raises:
         Refusal: one is missing, or does not fit.
     """
-    if nnodes in (None, 1):
+    if nnodes == 1 and node_rank in (None, 0):
+        return None  # of a script that has the number of hosts in a variable
+    if nnodes is None:
         others = {"--node-rank": node_rank, "--rendezvous": rendezvous, "--interface": interface}
         for name, value in others.items():
             if value not in (None, 0):
@@ -93,7 +80,6 @@ def read_hosts(
                     f"`{name}` is for several hosts: pass `--nnodes` too, or leave it out."
                 )
         return None
-    assert nnodes is not None
     if node_rank is None or not 0 <= node_rank < nnodes:
         raise Refusal(
             f"`--node-rank` must be the number of this host, 0 … {nnodes - 1}, another one on each "
@@ -124,13 +110,24 @@ def run_on_hosts(
     script: Sequence[str],
     *,
     workers: int | None,
+    restarts: int,
     flags: Mapping[str, object],
     threads: int,
 ) -> NoReturn:
-    """Become torchrun on this host.
+    """Run a script on this host, as one of several.
+
+    Args:
+        context: of the command.
+        hosts: which one this is.
+        script: with its arguments.
+        workers: how many on this host; None: one for each device.
+        restarts: how often all are started again, and how many workers a host may lose.
+        flags: further ones of our launcher.
+        threads: of each worker.
 
     Raises:
-        Refusal: an option is for one host, or this one does not reach the rendezvous.
+        Refusal: an option is for one host, a timeout is none, or this host does not reach the
+            rendezvous.
     """
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") not in (
@@ -142,10 +139,75 @@ def run_on_hosts(
     environ = hosts.environ(os.environ, threads)
     host, port = hosts.place
     try:
+        for timeout in TIMEOUTS:
+            timeout.in_s()  # refused here rather than on workers, while others wait
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
-    except RendezvousError as error:
+        _check_rendezvous(hosts)
+    except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
+    os.environ.update(environ)
+    from unisono.cli.hosts_agent import run_agent  # loads torch, which looks at these variables
+
     number = num_devices() if workers is None else workers
-    command = hosts.command(script, workers=number, flags=flags, address=address)
-    sys.stdout.flush()
-    os.execve(command[0], command, environ)
+    command = ["-m", "unisono.cli.one_host", str(hosts.node_rank), "-n", str(number)]
+    options = [str(word) for flag in {"--restarts": restarts, **flags}.items() for word in flag]
+    status = run_agent(
+        [*command, *options, *script],
+        place=hosts.rendezvous,
+        num_hosts=hosts.nnodes,
+        is_first=hosts.node_rank == 0,
+        address=address,
+        restarts=restarts,
+    )
+    leave(status)
+
+
+def _check_rendezvous(hosts: SeveralHosts) -> None:
+    """See that the rendezvous is on host 0, or wait until it is there; torch would hear no signal.
+
+    Raises:
+        RendezvousError: it is not.
+    """
+    (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
+    if hosts.node_rank == 0:
+        _check_reached(host, int(port))
+        return
+
+    begun_s, is_told = time.monotonic(), False
+    while True:
+        waited_s = time.monotonic() - begun_s
+        try:
+            knock(host, int(port))
+            return
+        except NotThereError as error:
+            if waited_s >= timeout_s:
+                raise RendezvousError(
+                    f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: "
+                    f"look whether `unisono run` was started on it, with the same `--rendezvous`; "
+                    f"{RENDEZVOUS.variable} waits longer (s)."
+                ) from error
+        if waited_s >= NOTICE.in_s() and not is_told:
+            is_told, number = True, hosts.node_rank
+            say(f"host {number} has waited {waited_s:.0f} s at {hosts.rendezvous} for host 0.")
+        time.sleep(_PAUSE_S)
+
+
+def _check_reached(host: str, port: int) -> None:
+    """See that whoever calls the rendezvous reaches this host.
+
+    Raises:
+        RendezvousError: the port is taken, or the address is another host's.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        with socket.create_server(("", port), family=family, dualstack_ipv6=both) as listening:
+            listening.settimeout(_ANSWERS_WITHIN_S)
+            socket.create_connection((host, port), _ANSWERS_WITHIN_S).close()
+            listening.accept()[0].close()
+    except OSError as error:
+        raise RendezvousError(
+            f"`MASTER_ADDR` must be an address of host 0, which this is, and a free port on it, "
+            f"but {host} at port {port} is not ({error}): pass others, or this host's "
+            f"`--node-rank`."
+        ) from error

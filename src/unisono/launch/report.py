@@ -20,6 +20,8 @@ _WITHOUT_GPU = (  # as torch says it
     "Found no NVIDIA driver on your system",
     "No CUDA GPUs are available",
 )
+# The exit status of one of several hosts where another start may help (EX_TEMPFAIL of sysexits.h).
+TRY_AGAIN = 75
 _FEW_LINES = 480  # characters
 _SHORT_LINES = 7  # of a traceback, that come within the first ten
 _SIGNAL_HINTS = {
@@ -35,13 +37,21 @@ _SIGNAL_HINTS = {
 }
 
 
-def exit_status(state: JobState) -> int:
-    """Return the exit status of the whole job, as a shell would."""
+def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
+    """Return the exit status of the whole job, as a shell would.
+
+    Args:
+        state: how it has ended.
+        is_one_of_several: whether it is one of several hosts, which may all be started again.
+    """
     if state.interrupted_by is not None:
         return 128 + state.interrupted_by
     cause = state.cause
     if cause is None:
         return 0
+    is_loss = cause.rank is None or cause.exit_code < 0 or cause.waited_for is not None
+    if is_one_of_several and is_loss:
+        return TRY_AGAIN
     if cause.rank is None:
         return 1
     if cause.exit_code < 0:

@@ -26,4 +26,4 @@ def run(job: Job) -> int:
     elif state.cause is not None:
         on_host = f"on host {job.host}, " if job.hosts else ""
         say(on_host + failure_message(state, job.num_workers))
-    return exit_status(state)
+    return exit_status(state, is_one_of_several=bool(job.hosts))

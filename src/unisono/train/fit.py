@@ -169,7 +169,8 @@ class FitUnderWay:
 
     def pid(self, rank: int) -> int | None:
         """See :class:`Fit`."""
-        return self._run.team.pid(rank)
+        team = self._run.team  # a number says nothing on another host
+        return team.pid(rank) if rank in team.neighbours else None
 
     def times(self, rank: int, step: int) -> Times | None:
         """See :class:`Fit`."""

@@ -1,7 +1,8 @@
 """How do workers of different hosts hear from each other? Over one connection for each two of them.
 
 A worker listens on one address while the job begins. Whoever connects shows the job's token, hashed
-with its rank, and gets the answer hashed likewise. When all have connected nobody listens any more.
+with its rank, and gets the answer hashed likewise; who shows something else is turned away, and who
+shows nothing keeps nobody waiting. When all have connected nobody listens any more.
 
 Frames are a length (u32) and that many bytes. Nothing is sent while nobody has something to say:
 the kernel asks whether a silent host is still there, and a connection that is not acknowledged for
@@ -14,13 +15,16 @@ from __future__ import annotations
 import contextlib
 import hmac
 import select
+import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from unisono.errors import RendezvousError
 from unisono.timeouts import RENDEZVOUS
+from unisono.version import __version__
 from unisono.workers.meeting_point import Departure
 from unisono.workers.rendezvous import Rendezvous
 
@@ -31,10 +35,13 @@ _TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
 _LENGTH = struct.Struct("<I")
 _HELLO = struct.Struct("<I32s")
 _READ_BYTES = 1 << 18
-_HELLO_WITHIN_S = 5.0
 _ANSWERS_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.1
 _BUFFER_BYTES = 1 << 20
+_BACKLOG, _CALLERS_AT_MOST = 128, 256
+
+# Where a worker listens: address and port.
+Place = Sequence[Any]
 
 
 class HostLinks:
@@ -127,40 +134,67 @@ def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
         address: of this host, where the others reach it; nothing else is listened on.
 
     Raises:
-        RendezvousError: another host cannot be reached.
+        RendezvousError: another host cannot be reached, or has another version.
     """
-    places, deadline = rendezvous.places, time.monotonic() + RENDEZVOUS.in_s()
-    mine = set(places.local_ranks)
-    others = [rank for rank in range(places.world_size) if rank not in mine]
+    places, token = rendezvous.places, rendezvous.token
+    others = set(range(places.world_size)) - set(places.local_ranks)
+
+    def tell(place: Place) -> dict[int, tuple[Place, str]]:
+        told = rendezvous.gather("addresses of workers", [__version__, place])
+        for rank, (version, _) in enumerate(told):
+            if version != told[0][0]:
+                raise RendezvousError(
+                    f"all hosts must have one version of Unisono, but rank 0 has {told[0][0]} and "
+                    f"rank {rank} has {version}: install the same on all."
+                )
+        return {rank: (told[rank][1], token) for rank in others}
+
+    links = connect_ranks(
+        *(places.rank, address, token, tell, RENDEZVOUS.in_s()),
+        look=lambda: rendezvous.watch(0.0),
+    )
+    return HostLinks(links)
+
+
+def connect_ranks(
+    me: int,
+    address: str,
+    token: str,
+    tell: Callable[[Place], Mapping[int, tuple[Place, str]]],
+    within_s: float,
+    look: Callable[[], None],
+) -> dict[int, socket.socket]:
+    """Connect this worker with others; of each two, the higher rank calls the lower one.
+
+    Args:
+        me: this worker's rank.
+        address: where it listens until all have connected.
+        token: what whoever calls it must show.
+        tell: tells the others where it listens; gives where each of them does, and its token.
+        within_s: how long it may take from then on, in seconds.
+        look: called now and then; may raise an error.
+
+    Raises:
+        RendezvousError: one of them is not reached.
+    """
     links: dict[int, socket.socket] = {}
-    with (
-        socket.create_server((address, 0), backlog=len(others)) as listening,
-        closed_on_error(links),
-    ):
-        ports = rendezvous.gather("addresses of workers", list(listening.getsockname()[:2]))
-        me, token = places.rank, rendezvous.token
-        for rank in (rank for rank in others if rank < me):
-            links[rank] = call_rank(rank, ports[rank], me, token, deadline)
-        while missing := [rank for rank in others if rank not in links]:
-            rendezvous.watch(0.0)
-            links |= take_call(listening, missing, me, token, deadline)
-        return HostLinks(links)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as listening:
+        others = tell(listening.getsockname()[:2])
+        deadline = time.monotonic() + within_s
+        try:
+            for rank in sorted(rank for rank in others if rank < me):
+                links[rank] = _call_rank(rank, *others[rank], me, deadline)
+            above = {rank for rank in others if rank > me}
+            links.update(_take_calls(listening, above, me, token, deadline, look))
+        except BaseException:
+            for link in links.values():
+                link.close()
+            raise
+    return links
 
 
-@contextlib.contextmanager
-def closed_on_error(links: Mapping[int, socket.socket]) -> Iterator[None]:
-    """Close connections if not all can be made."""
-    try:
-        yield
-    except BaseException:
-        for link in links.values():
-            link.close()
-        raise
-
-
-def call_rank(
-    rank: int, place: tuple[str, int], me: int, token: str, deadline: float
-) -> socket.socket:
+def _call_rank(rank: int, place: Place, token: str, me: int, deadline: float) -> socket.socket:
     """Connect to a worker that listens, until a time of ``time.monotonic``; both show the token.
 
     Raises:
@@ -190,33 +224,87 @@ def call_rank(
     return link
 
 
-def take_call(
-    listening: socket.socket, missing: list[int], me: int, token: str, deadline: float
-) -> dict[int, socket.socket]:
-    """Take a connection, by its rank, if one comes soon; without the token it is turned away.
+def _take_calls(
+    listening: socket.socket,
+    missing: set[int],
+    me: int,
+    token: str,
+    deadline: float,
+    look: Callable[[], None],
+) -> Iterator[tuple[int, socket.socket]]:
+    """Give a connection of each rank, as they come.
 
     Raises:
-        RendezvousError: nobody has connected until then.
+        RendezvousError: somebody has not connected until then.
     """
-    listening.settimeout(_LOOK_EVERY_S)
+    listening.setblocking(False)
+    selector = selectors.DefaultSelector()
+    selector.register(listening, selectors.EVENT_READ)
     try:
-        link, _ = listening.accept()
-    except TimeoutError as error:
-        if time.monotonic() < deadline:
-            return {}
-        raise RendezvousError(
-            f"every host must reach the others, but ranks {missing} have not reached rank {me} at "
-            f"{listening.getsockname()[0]}: name the interface that connects the hosts with "
-            f"UNISONO_INTERFACE, and let the firewall pass connections between them."
-        ) from error
+        while missing:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise RendezvousError(
+                    f"every host must reach the others, but ranks {sorted(missing)} have not "
+                    f"reached rank {me} at {listening.getsockname()[0]}: name the interface that "
+                    f"connects the hosts with UNISONO_INTERFACE, and let the firewall pass "
+                    f"connections between them."
+                )
+            look()
+            for key, _ in selector.select(min(left_s, _LOOK_EVERY_S)):
+                if key.data is None:
+                    _let_in(listening, selector)
+                    continue
+                caller, hello = key.data
+                rank = _hear(caller, hello, me, token)
+                if rank is not None:
+                    selector.unregister(caller)
+                    if rank in missing:
+                        missing.remove(rank)
+                        yield rank, caller
+                    else:
+                        caller.close()
+    finally:
+        for caller in _callers(selector):
+            caller.close()
+        selector.close()
+
+
+def _let_in(listening: socket.socket, selector: selectors.BaseSelector) -> None:
+    """Take a connection; of too many that have shown nothing yet the oldest is closed."""
+    with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+        caller, _ = listening.accept()
+        caller.setblocking(False)
+        selector.register(caller, selectors.EVENT_READ, (caller, bytearray()))
+    for caller in _callers(selector)[:-_CALLERS_AT_MOST]:
+        selector.unregister(caller)
+        caller.close()
+
+
+def _callers(selector: selectors.BaseSelector) -> list[socket.socket]:
+    return [key.data[0] for key in selector.get_map().values() if key.data is not None]
+
+
+def _hear(caller: socket.socket, hello: bytearray, me: int, token: str) -> int | None:
+    """Read what a caller shows, and answer.
+
+    Returns:
+        Its rank, -1 if it does not know the token, None if it has not shown everything yet.
+    """
     with contextlib.suppress(OSError):
-        link.settimeout(_HELLO_WITHIN_S)
-        rank, shown = _HELLO.unpack(_exactly(link, _HELLO.size))
-        if rank in missing and hmac.compare_digest(shown, _shown(token, rank, me)):
-            link.sendall(_HELLO.pack(me, _shown(token, me, rank)))
-            return {rank: link}
-    link.close()
-    return {}
+        while len(hello) < _HELLO.size:
+            try:
+                chunk = caller.recv(_HELLO.size - len(hello))
+            except BlockingIOError:
+                return None
+            if not chunk:
+                return -1
+            hello += chunk
+        rank, shown = _HELLO.unpack(hello)
+        if hmac.compare_digest(shown, _shown(token, rank, me)):
+            caller.sendall(_HELLO.pack(me, _shown(token, me, rank)))
+            return int(rank)
+    return -1
 
 
 def _shown(token: str, rank: int, to: int) -> bytes:

@@ -10,13 +10,15 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from unisono.errors import RendezvousError
 
 INTERFACE_VARIABLE = "UNISONO_INTERFACE"
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES_AT_MOST = 15
+_OF_ONE_LINK = "20"  # the scope of fe80::/10, which is of no use without the link
 
 
 def address_here(environ: Mapping[str, str] | None = None) -> str:
@@ -29,11 +31,17 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
         RendezvousError: there is no such interface, or none leads beyond this host.
     """
     environ = os.environ if environ is None else environ
+    where, port = environ.get("MASTER_ADDR", ""), int(environ.get("MASTER_PORT", "0") or 0)
     if name := environ.get(INTERFACE_VARIABLE):
-        return _address_of(name)
-    where = environ.get("MASTER_ADDR", "")
-    address = _address_towards(where, int(environ.get("MASTER_PORT", "0") or 0))
-    if ipaddress.ip_address(address).is_loopback:
+        address = _address_of(name)
+        if _is_loopback(address) and not _is_loopback(_address_towards(where, port)):
+            raise RendezvousError(
+                f"`{INTERFACE_VARIABLE}` must name an interface that leads to {where}, but {name} "
+                f"leads nowhere beyond this host: name another one, or none."
+            )
+        return address
+    address = _address_towards(where, port)
+    if _is_loopback(address):
         raise RendezvousError(
             f"the rendezvous must have an address that all hosts reach, but MASTER_ADDR={where} is "
             f"{address} on this one: pass the address of rank 0's host on the network between "
@@ -42,19 +50,35 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
     return address
 
 
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
 def _address_of(name: str) -> str:
-    """Look up an interface's IPv4 address."""
+    """Look up an interface's IPv4 address, or its IPv6 address if it has no other."""
     request = struct.pack("256s", name.encode()[:_NAME_BYTES_AT_MOST])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
     except OSError as error:
+        for address, of in _ipv6_addresses():
+            if of == name:
+                return address
         there = ", ".join(other for _, other in socket.if_nameindex())
         raise RendezvousError(
-            f"`{INTERFACE_VARIABLE}` must name an interface with an IPv4 address, but is {name!r} "
+            f"`{INTERFACE_VARIABLE}` must name an interface with an address, but is {name!r} "
             f"({error.strerror}): this host has {there}."
         ) from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
+    """List the IPv6 addresses that are not of one link alone, each with its interface."""
+    with suppress(OSError), open("/proc/net/if_inet6") as lines:
+        for line in lines:
+            digits, _, _, scope, _, name = line.split()
+            if scope != _OF_ONE_LINK:
+                yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), name
 
 
 def _address_towards(where: str, port: int) -> str:

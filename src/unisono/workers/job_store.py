@@ -219,7 +219,7 @@ def store_at_master(
     limit = timedelta(seconds=timeout_s)
     if here.rank or has_agent(environ):
         advice = "look whether it was started, and whether MASTER_ADDR and MASTER_PORT name it."
-        wait_for_rank_0(lambda _: _knock(address, port), here, where, advice, timeout_s)
+        wait_for_rank_0(lambda _: knock(address, port), here, where, advice, timeout_s)
         return TCPStore(address, port, None, False, limit, wait_for_workers=False)
     try:
         fd = _listen(address, port)
@@ -261,8 +261,12 @@ def _listen(address: str, port: int) -> int:
         return listening.detach()
 
 
-def _knock(address: str, port: int) -> None:
-    """See that somebody listens there: inside of torch's store no signal would be heard."""
+def knock(address: str, port: int) -> None:
+    """See that somebody listens there: inside of torch's store no signal would be heard.
+
+    Raises:
+        NotThereError: nobody does.
+    """
     try:
         socket.create_connection((address, port), timeout=_CONNECTS_WITHIN_S).close()
     except OSError as error:

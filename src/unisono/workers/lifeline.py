@@ -25,19 +25,20 @@ from unisono.per_process import per_process
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent_pid: int) -> bool:
-    """Have the kernel kill this process when its parent ends. Source: prctl(2).
+def die_with(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
+    """Have the kernel signal this process when its parent ends. Source: prctl(2).
 
     Its parent is the thread that forked, which in a launcher may end before the process does: there
     it takes a :class:`Lifeline`. A fork that is stopped before it has asked leaves when continued.
 
     Args:
         parent_pid: the process that forked this one.
+        signum: with what.
 
     Returns:
         Whether the parent is still there; if not, it was too late to ask.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent_pid
 
 

@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="of each worker")
     parser.add_argument("--split", type=int, default=1, help="over so many devices")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
+    parser.add_argument("--raises", type=int, help="a rank that fails in step 3")
     given = parser.parse_args()
     if given.fails_once and os.environ["RANK"] == "3" and not os.path.exists(given.fails_once):
         open(given.fails_once, "w").close()
@@ -90,6 +91,8 @@ def main() -> None:
             for batch in step.shards:
                 time.sleep(0.02 * (run.world.rank == given.slow))
                 step.backward(loss(batch))
+        if run.world.rank == given.raises and run.position.step == 3:
+            raise RuntimeError("bad luck")
         time.sleep(given.pause)
         print(f"rank {run.world.rank} step {run.position.step}", flush=True)
     took_s = time.monotonic() - begun_s

@@ -1,0 +1,197 @@
+"""torch's agent, which starts our launcher on each of several hosts, and again after a loss.
+
+Rendezvous and restarts are torchrun's own. What is different:
+
+* A run that has ended for good, by an exception or Ctrl-C, is not started again. The rendezvous is
+  closed, so that no host waits there for others.
+* A long wait for other hosts is said; what our launcher says, and its exit status, come last.
+* Signals are passed on to the launcher, which finishes the step. It ends with this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from unisono.launch.report import TRY_AGAIN
+from unisono.notices import say
+from unisono.timeouts import NOTICE, RENDEZVOUS
+
+_LOOK_EVERY_S = 0.5
+# So often is looked whether another host has ended for good before one that misses it begins again,
+# and before a launcher whose workers do not miss it is ended.
+_LOOKS_AFTER_LOSS, _LOOKS = 4, 6
+_STAYS_AT_MOST_S = 5.0
+_OTHERS_ENDED = "another host has ended the run: look at what it says."
+
+
+def run_agent(
+    arguments: Sequence[str],
+    *,
+    place: str,
+    num_hosts: int,
+    is_first: bool,
+    address: str,
+    restarts: int,
+) -> int:
+    """Run Python on this host with these arguments, when all others do, and again after a loss.
+
+    Args:
+        arguments: of the interpreter.
+        place: of the rendezvous, as ``host:port``.
+        num_hosts: how many there are.
+        is_first: whether the rendezvous is on this host.
+        address: where the others reach this one.
+        restarts: how often all are started again.
+
+    Returns:
+        The exit status.
+    """
+    logging.disable(logging.ERROR)  # what torch's agent has to say is said here
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
+    options: Any = {"is_host": is_first, "join_timeout": math.ceil(RENDEZVOUS.in_s())}
+    told = RendezvousParameters(
+        *("c10d", place, "unisono", num_hosts, num_hosts), local_addr=address, **options
+    )
+    try:
+        handler = get_rendezvous_handler(told)
+        spec = api.WorkerSpec(
+            role="unisono",
+            local_world_size=1,
+            rdzv_handler=handler,
+            entrypoint=sys.executable,
+            args=tuple(arguments),
+            max_restarts=restarts,
+            local_addr=address,
+        )
+        try:
+            result = HostAgent(spec, place).run()
+        finally:
+            handler.shutdown()
+        if result is not None:
+            return int(result.is_failed())
+        say(_OTHERS_ENDED)  # while this one waited for them
+    except RendezvousTimeoutError:
+        say(
+            f"all {num_hosts} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not "
+            f"all have: look whether `unisono run` was started on each, with the same `--nnodes` "
+            f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
+        )
+    except RendezvousClosedError:
+        say(_OTHERS_ENDED)
+    except RendezvousError as error:
+        say(
+            f"the rendezvous at {place} must be there until the run ends, but is not "
+            f"({error.__cause__ or error}): look at what host 0 says."
+        )
+    return 1
+
+
+class HostAgent(LocalElasticAgent):
+    """torch's agent for one launcher of ours. Final.
+
+    Args:
+        spec: says what it starts.
+        place: of the rendezvous, for messages.
+    """
+
+    def __init__(self, spec: api.WorkerSpec, place: str) -> None:
+        super().__init__(spec, DefaultLogsSpecs())
+        self._place, self._status = place, 0
+        self._look_at_s, self._num_looks_closed = 0.0, 0
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._pass_on)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Have the launcher end; where there is none, end at once."""
+        self._status = 128 + signum
+        self._end_launcher(signum)
+
+    def _end_launcher(self, signum: int) -> None:
+        for pid in self._pcontext.pids().values() if self._pcontext is not None else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+                return
+        sys.exit(self._status)
+
+    def _rendezvous(self, worker_group: api.WorkerGroup) -> None:
+        line = f"{NOTICE.in_s():.0f} s have passed at {self._place}, and not all hosts have come."
+        notice = threading.Timer(NOTICE.in_s(), say, [line])
+        notice.start()
+        try:
+            super()._rendezvous(worker_group)
+        finally:
+            notice.cancel()
+
+    def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
+        """See torch's; raises SystemExit where the run has ended for good."""
+        result: api.RunResult = super()._monitor_workers(worker_group)
+        if result.state == api.WorkerState.HEALTHY:
+            self._end_with_others()
+        elif result.is_failed():
+            (failure,) = result.failures.values()
+            status = self._status or failure.exitcode
+            if status == TRY_AGAIN or status < 0:
+                if not self._others_end():
+                    return result
+                say(_OTHERS_ENDED)
+                status = 1
+            self._end_for_good()
+            sys.exit(status)
+        return result
+
+    def _end_with_others(self) -> None:
+        """End the launcher if another host has ended for good, and workers do not notice."""
+        if time.monotonic() < self._look_at_s:
+            return
+        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+        self._num_looks_closed += self._is_closed
+        if self._num_looks_closed == _LOOKS:
+            say(_OTHERS_ENDED)
+            self._status = 1
+            self._end_launcher(signal.SIGTERM)
+
+    def _others_end(self) -> bool:
+        """Wait a moment for another host to say that the run has ended for good."""
+        for _ in range(_LOOKS_AFTER_LOSS):
+            if self._is_closed:
+                return True
+            time.sleep(_LOOK_EVERY_S)
+        return False
+
+    @property
+    def _is_closed(self) -> bool:
+        try:
+            return bool(self._worker_group.spec.rdzv_handler.is_closed())
+        except RendezvousError:  # host 0 has gone, and the rendezvous with it
+            return True
+
+    def _end_for_good(self) -> None:
+        """Let no other host wait for this one, neither to begin again nor to end."""
+        # Neither function has types.
+        handler: Any = self._worker_group.spec.rdzv_handler
+        leave: Any = self._exit_barrier
+        with suppress(RendezvousError):
+            handler.set_closed()
+        self._exit_barrier_timeout = _STAYS_AT_MOST_S
+        leave()
