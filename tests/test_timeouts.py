@@ -17,11 +17,17 @@ def test_the_docs_show_every_timeout_with_its_default() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "soon"])
-def test_what_is_no_number_of_seconds_is_refused(text: str) -> None:
+def test_what_is_no_number_of_seconds_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEETING.variable, text)
     with pytest.raises(ValueError, match="`UNISONO_MEETING_TIMEOUT` must be a number of seconds"):
-        MEETING.in_s({MEETING.variable: text})
+        MEETING.in_s()
 
 
-def test_the_variable_comes_before_the_default() -> None:
-    assert MEETING.in_s({}) == MEETING.in_s({MEETING.variable: ""}) == 1800
-    assert MEETING.in_s({MEETING.variable: "2.5"}) == 2.5
+@pytest.mark.parametrize(("text", "expected"), [("", 1800), ("2.5", 2.5)])
+def test_the_variable_comes_before_the_default(
+    text: str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEETING.variable, text)
+    assert MEETING.in_s() == expected

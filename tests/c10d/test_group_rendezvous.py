@@ -1,6 +1,6 @@
 """How ranks find each other, also where an earlier run has left something in the store."""
 
-import dataclasses
+import json
 import mmap
 import os
 import socket
@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.c10d import group_rendezvous
-from unisono.c10d.group_memory import HEADER_BYTES, Layout
-from unisono.c10d.group_rendezvous import MemoryAddress
+from unisono.c10d.group_memory import Layout
 from unisono.errors import RendezvousError
 from unisono.workers.proc import host_name
 
@@ -36,15 +35,8 @@ def ended_process():
     return process.pid
 
 
-def left_over(**changes):
-    fields = {
-        "pid": os.getpid(),
-        "fd": 0,
-        "token": "00" * 16,
-        "heap_bytes": 4096,
-        "host": host_name(),
-    }
-    return MemoryAddress(**(fields | changes)).encode()
+def left_over(host="", pid=0, fd=0, name="unisono-c10d-0"):
+    return json.dumps([host or host_name(), pid or os.getpid(), fd, name])
 
 
 @pytest.mark.parametrize("what", ["a process that ended", "another file", "another container"])
@@ -83,11 +75,11 @@ def test_a_left_over_that_nobody_replaces_is_explained(entry, reason):
 def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
     store = dist.HashStore()
     with group_rendezvous.shared_memory(store, 0, 2, timeout_s=1) as memory:
-        entry = MemoryAddress.decode(store.get("unisono").decode())
-        store.set("unisono", dataclasses.replace(entry, token="00" * 16).encode())
-        with pytest.raises(RendezvousError, match="the memory of another group"):
+        entry = json.loads(store.get("unisono"))
+        store.set("unisono", json.dumps([*entry[:3], "unisono-c10d-0"]))
+        with pytest.raises(RendezvousError, match="is not the memory that was told of"):
             joined(store, 1, 2, timeout_s=0.05)
-        store.set("unisono", entry.encode())
+        store.set("unisono", json.dumps(entry))
         with pytest.raises(RendezvousError, match="is memory of another size"):
             joined(store, 1, 3, timeout_s=0.05)
         memory.set_word(memory.layout.line(1) + 8, 1)
@@ -136,7 +128,7 @@ def test_the_others_hear_at_once_that_rank_0_cannot_make_the_memory(monkeypatch)
 
 def test_a_rank_0_that_has_failed_and_ended_is_a_left_over():
     store = dist.HashStore()
-    store.set("unisono", f"failed {ended_process()} {host_name()} no addresses are left")
+    store.set("unisono", left_over(pid=ended_process(), fd=-1, name="no addresses are left"))
     with pytest.raises(RendezvousError, match="rank 0 of an earlier group failed: no addresses"):
         joined(store, 1, 2, timeout_s=0.05)
 
@@ -160,6 +152,6 @@ def test_nothing_overlaps_in_the_layout(world_size):
         *(layout.heap(rank).start for rank in ranks),
         layout.num_bytes,
     ]
-    assert starts[0] == HEADER_BYTES
+    assert starts[0] == 0
     assert starts == sorted(set(starts))
     assert all(start % 64 == 0 for start in starts)

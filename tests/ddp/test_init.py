@@ -21,6 +21,8 @@ from unisono.ddp import init
 from unisono.ddp.cuda_device import choose, num_gpus
 from unisono.ddp.init_checks import Choice, agreed_seed, place_among
 from unisono.errors import MismatchError
+from unisono.workers import rendezvous
+from unisono.workers.rendezvous import RankPlaces
 from unisono.world import World
 
 pytestmark = pytest.mark.slow
@@ -29,15 +31,15 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def alike(tmp_path):
+def alike(monkeypatch):
     """Workers that know nothing but who they are: they have a session in common."""
-    job = Job(tmp_path, {})
-    yield job
-    assert job.words == []
+    session = os.getpid()  # another test that runs now has another one
+    monkeypatch.setattr(os, "getsid", lambda pid: session)
+    return Job({})
 
 
 @pytest.fixture
-def of_an_agent(tmp_path):
+def of_an_agent():
     """Workers whose launcher holds the store, as torchrun does.
 
     In a process of its own: its threads may hold locks, which workers forked from it would find
@@ -57,7 +59,7 @@ def of_an_agent(tmp_path):
         port = os.read(file.fileno(), 16).decode()
     try:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        yield Job(tmp_path, {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+        yield Job({**place, "TORCHELASTIC_USE_AGENT_STORE": "True"})
     finally:
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
@@ -221,7 +223,7 @@ BY_HAND = World(2, 4, 2, 4, "somebody")
     ],
 )
 def test_ranks_are_counted_per_host_where_nobody_has(here, networks, environ, expected):
-    place = place_among(here, networks, environ)
+    place = place_among(here, RankPlaces.of(here.rank, networks), environ)
     assert (place.rank, place.world_size, place.started_by) == (2, 4, here.started_by)
     assert (place.local_rank, place.local_world_size) == expected
 
@@ -229,7 +231,7 @@ def test_ranks_are_counted_per_host_where_nobody_has(here, networks, environ, ex
 @pytest.mark.parametrize(("networks", "is_pinned"), [("aa", True), ("ab", False)])
 def test_gloo_keeps_to_the_loopback_only_on_one_host(of_an_agent, networks, is_pinned):
     def work(rank):
-        init.network_name = lambda: networks[rank]
+        rendezvous.network_name = lambda: networks[rank]
         init.dist.init_process_group = lambda *_, **__: None  # other hosts are not to be had
         here = unisono.init("gloo")
         return os.environ.get("GLOO_SOCKET_IFNAME"), here.local_rank
@@ -316,7 +318,7 @@ def test_a_second_one_is_refused_until_the_first_is_closed():
             again.close()
         return dist.is_initialized()
 
-    (said,) = Job("", {}).run(in_a_fork, 1)
+    (said,) = Job({}).run(in_a_fork, 1)
     assert said.value is False, said
 
 
@@ -327,7 +329,7 @@ def test_a_group_that_the_program_has_destroyed_is_closed():
         with unisono.init():
             return total(0)
 
-    (said,) = Job("", {}).run(in_a_fork, 1)
+    (said,) = Job({}).run(in_a_fork, 1)
     assert said.value == 1, said
 
 
@@ -490,13 +492,13 @@ torch.save  # the model lives to the very end
 
 
 @pytest.mark.slow
-def test_a_program_of_gloo_and_ddp_ends_in_order(tmp_path):
+def test_a_program_of_gloo_and_ddp_ends_in_order():
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{os.getpid()}3"}  # only its name
     for _ in range(3):
         ranks = [
             start(
                 [sys.executable, "-c", PROGRAM],
-                env=os.environ
-                | {"RANK": str(rank), "WORLD_SIZE": "2", "XDG_RUNTIME_DIR": str(tmp_path)},
+                env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", **address},
             )
             for rank in range(2)
         ]

@@ -6,9 +6,8 @@ For processes in which the accelerator is installed; each function raises what i
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -120,10 +119,8 @@ def two_processes_wait_twice_a_step() -> None:
 
 def _in_processes(work: Callable[[int], object], world_size: int) -> list[object]:
     """Do `work(rank)` in processes that nobody launched, on the staged exchange."""
-    with tempfile.TemporaryDirectory() as folder:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-        job = Job(Path(folder), {**address, "UNISONO_EXCHANGE": "staged"})
-        said = job.run(work, world_size)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{os.getpid()}2"}  # only its name
+    said = Job({**address, "UNISONO_EXCHANGE": "staged"}).run(work, world_size)
     assert not any(one.error for one in said), said
     return [one.value for one in said]
 

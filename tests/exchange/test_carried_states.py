@@ -18,7 +18,7 @@ def two_workers():
     memories = []
 
     def memory(key, num_bytes):
-        memories.append(memories[0] if memories else Memory.anonymous(1 << 20))
+        memories.append(memories[0] if memories else Memory.private(1 << 20))
         return memories[-1]
 
     team = SimpleNamespace(supervisor=SimpleNamespace(is_alone=False), memory=memory)

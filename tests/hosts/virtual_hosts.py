@@ -41,14 +41,13 @@ _PR_SET_PDEATHSIG = 1
 _CABLE = os.path.join(os.path.dirname(__file__), "cable.py")
 # What a host would not have from this machine.
 _OWN = {
-    "XDG_RUNTIME_DIR": "/dev/shm/run",
     "TMPDIR": "/dev/shm/tmp",
     "PYTHONPATH": os.getcwd(),
     "OMP_NUM_THREADS": "1",
 }
 _UNSHARE = ("unshare", "--fork", "--kill-child=KILL", "--mount-proc")
 _SET_UP = (
-    "mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mkdir -m 700 /dev/shm/run "
+    "mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mkdir -m 700 "
     "/dev/shm/tmp && printf '{names}' > /dev/shm/names && mount --bind /dev/shm/names /etc/hosts "
     "&& hostname {name} && ip link set lo up && exec sleep infinity"
 )

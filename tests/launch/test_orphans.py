@@ -18,7 +18,7 @@ WITHIN_S = 30.0
 
 @pytest.fixture
 def started() -> Iterator[object]:
-    """Start a program and read so many pids that it prints; all that is left ends with the test."""
+    """Start a program and read the pids that it prints; all that is left ends with the test."""
     launchers: list[subprocess.Popen[str]] = []
     seen: list[psutil.Process] = []
 
@@ -32,10 +32,10 @@ def started() -> Iterator[object]:
         )
         launchers.append(launcher)
         assert launcher.stdout is not None
-        for _ in range(pids):
-            launcher.stdout.readline()
+        said = {int(launcher.stdout.readline()) for _ in range(pids)}
         below = psutil.Process(launcher.pid).children(recursive=True)
         seen.extend(below)
+        assert len(said) == pids  # each has begun its work
         return launcher, below
 
     yield start

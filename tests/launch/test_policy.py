@@ -14,7 +14,7 @@ from unisono.launch.policy import (
     Decision,
     JobState,
     KillServer,
-    Leave,
+    MarkDeparture,
     SendSignal,
     Stage,
     WorkerFailure,
@@ -156,10 +156,10 @@ def test_who_left_quietly_is_to_blame_once_somebody_waits(
 
 
 def test_everybody_hears_of_every_departure() -> None:
-    assert done(1)(start(2), 0.0).actions == (Leave(1, Departure.FINISHED),)
-    assert ERROR_0(start(2), 0.0).actions == (Leave(0, Departure.FAILED),)
-    assert exited(1, 0)(start(2), 0.0).actions == (Leave(1, Departure.FAILED),)
-    assert exited(1, -9)(start(2), 0.0).actions == (Leave(1, Departure.FAILED),)
+    assert done(1)(start(2), 0.0).actions == (MarkDeparture(1, Departure.FINISHED),)
+    assert ERROR_0(start(2), 0.0).actions == (MarkDeparture(0, Departure.FAILED),)
+    assert exited(1, 0)(start(2), 0.0).actions == (MarkDeparture(1, Departure.FAILED),)
+    assert exited(1, -9)(start(2), 0.0).actions == (MarkDeparture(1, Departure.FAILED),)
 
 
 def test_a_failure_leads_through_all_stages_to_the_end_of_the_server() -> None:

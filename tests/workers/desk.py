@@ -85,7 +85,7 @@ class Desk:
 
     def memory(self, key: int, num_bytes: int) -> Memory:
         with self._changed:
-            return self._memories.setdefault(key, Memory.anonymous(num_bytes))
+            return self._memories.setdefault(key, Memory.private(num_bytes))
 
     def lose(self, rank: int) -> None:
         with self._changed:

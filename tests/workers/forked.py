@@ -15,10 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from unisono.workers.job_store import announcements
+from unisono.workers.jobname import job_name
+from unisono.world import world
 
 TIMEOUT_S = 30.0
 
@@ -82,21 +85,14 @@ def _live(work: Callable[[], Any], environ: Mapping[str, str], write: int) -> No
 
 
 class Job:
-    """The workers of one job, and the folder in which they find each other."""
+    """The workers of one job."""
 
-    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
-        self.folder = folder
+    def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
         self.started: list[Forked] = []
 
     def environ(self, rank: int, world_size: int, **more: str) -> dict[str, str]:
-        return {
-            "XDG_RUNTIME_DIR": str(self.folder),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            **self._variables,
-            **more,
-        }
+        return {"RANK": str(rank), "WORLD_SIZE": str(world_size), **self._variables, **more}
 
     def start(self, work: Callable[[], Any], rank: int, world_size: int, **more: str) -> Forked:
         self.started.append(Forked(work, self.environ(rank, world_size, **more)))
@@ -108,21 +104,20 @@ class Job:
         forks = [self.start(lambda r=rank: work(r), rank, world_size, **more) for rank in ranks]
         return [fork.end() for fork in forks]
 
-    @property
-    def words(self) -> list[str]:
-        """The files in the folder."""
-        return [path.name for path in self.folder.glob("*/*")]
-
-    def wait_for_word(self) -> None:
+    def wait_for_rank_0(self, world_size: int) -> None:
+        """Wait until rank 0 can be found."""
+        environ = self.environ(0, world_size)
+        name = job_name(environ, world(environ), session=os.getsid(0))
         deadline = time.monotonic() + TIMEOUT_S
-        while not any(name.startswith("job-") and "." not in name for name in self.words):
-            assert time.monotonic() < deadline, "rank 0 has left no word"
+        while not announcements(name):
+            assert time.monotonic() < deadline, "rank 0 has not come"
             time.sleep(0.001)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+def job() -> Iterator[Job]:
+    # Nobody listens there; no other test that runs now calls its job so.
+    job = Job({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{os.getpid()}1"})
     yield job
     for fork in job.started:
         with contextlib.suppress(ChildProcessError):

@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import HashStore
 
 from unisono.errors import WaitTimeoutError
 from unisono.workers.attempts import Attempts
+from unisono.world import World
 
 WORLD_SIZE = 4
 
@@ -16,12 +17,12 @@ WORLD_SIZE = 4
 def attempt(store, ranks):
     """What the ranks that come hear; rank 0, if it comes, answers until all of them have."""
     within_s = 20.0 if 0 in ranks else 0.05
-    ones = {rank: Attempts(store, rank, WORLD_SIZE) for rank in ranks if rank}
+    ones = {rank: Attempts(store, World(rank, WORLD_SIZE)) for rank in ranks if rank}
     with ThreadPoolExecutor(WORLD_SIZE) as pool:
         joining = {rank: pool.submit(one.join, "here", within_s, "") for rank, one in ones.items()}
         heard = {}
         if 0 in ranks:
-            first = Attempts(store, 0, WORLD_SIZE)
+            first = Attempts(store, World(0, WORLD_SIZE))
             heard[0] = first.join("here", within_s, "")
             while not all(one.done() for one in joining.values()):
                 first.answer()

@@ -65,7 +65,7 @@ def address_of(socket_row):
 
 
 @pytest.mark.slow
-def test_rank_0_listens_at_the_address_that_was_named_alone_and_shares_it_with_torch(tmp_path):
+def test_rank_0_listens_at_the_address_that_was_named_alone_and_shares_it_with_torch():
     def work(rank):
         inherited = listening()
         places = context().rendezvous().places
@@ -80,7 +80,7 @@ def test_rank_0_listens_at_the_address_that_was_named_alone_and_shares_it_with_t
 
     with contextlib.closing(socket.create_server(("127.0.0.2", 0))) as free:
         port = free.getsockname()[1]
-    job = Job(tmp_path, {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(port)})
+    job = Job({"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(port)})
     said = job.run(work, 2)
     for rank, one in enumerate(said):
         listens = ["0200007F"] if rank == 0 else []  # 127.0.0.2, not 0.0.0.0
@@ -88,8 +88,8 @@ def test_rank_0_listens_at_the_address_that_was_named_alone_and_shares_it_with_t
 
 
 @pytest.mark.slow
-def test_where_nobody_listens_rank_0_is_missed(tmp_path):
+def test_where_nobody_listens_rank_0_is_missed():
     place = {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "1", "UNISONO_RENDEZVOUS_TIMEOUT": "0.2"}
-    said = Job(tmp_path, place).start(lambda: context().team(), 1, 2).end()
+    said = Job(place).start(lambda: context().team(), 1, 2).end()
     assert said.error == "WaitTimeoutError"
     assert "127.0.0.2:1 cannot be reached" in said.text

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import os
 import platform
@@ -18,6 +19,8 @@ from tests.workers.forked import job  # noqa: F401
 import unisono
 import unisono.workers.job_store
 from unisono.workers.context import context
+from unisono.workers.job_store import announcements
+from unisono.workers.jobname import JobName
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +39,6 @@ def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa
     said = {rank: fork.end() for rank, fork in forks.items()}
     pids = {str(rank): fork.pid for rank, fork in forks.items()}
     assert [said[rank].value for rank in order] == [pids] * world_size, said
-    assert job.words == []
 
 
 def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
@@ -80,33 +82,22 @@ def test_a_second_job_of_the_same_name_follows_the_first(job):  # noqa: F811
         assert [one.value for one in said] == [2, 2], said
 
 
-def test_a_word_left_over_by_a_killed_rank_0_is_replaced(job):  # noqa: F811
+def test_a_rank_0_that_was_killed_is_not_found(job):  # noqa: F811
     first = job.start(meet_once, 0, 2)
-    job.wait_for_word()
+    job.wait_for_rank_0(2)
     first.kill()
     assert first.end().exit_code == -signal.SIGKILL
-    assert len(job.words) == 1
-    rank_1 = job.start(meet_once, 1, 2)  # looks at the left-over until rank 0 comes
+    rank_1 = job.start(meet_once, 1, 2)
     rank_0 = job.start(meet_once, 0, 2)
     assert rank_1.end().value == rank_0.end().value == {"0": rank_0.pid, "1": rank_1.pid}
-    assert job.words == []
-
-
-def test_left_overs_of_other_jobs_are_removed(job):  # noqa: F811
-    first = job.start(meet_once, 0, 2, MASTER_PORT="7")
-    job.wait_for_word()
-    first.kill()
-    first.end()
-    assert [one.error for one in job.run(lambda rank: len(meet_once()), 2)] == ["", ""]
-    assert job.words == []
 
 
 def test_where_an_earlier_rank_has_died_nobody_sits_down(job):  # noqa: F811
     rank_0 = job.start(meet_once, 0, 3)
-    job.wait_for_word()
+    job.wait_for_rank_0(3)
     rank_1 = job.start(meet_once, 1, 3)
     wait_for_rank_1(rank_0.pid)
-    # Rank 0 of the earlier job is stopped, so it neither leaves nor takes back its word.
+    # Rank 0 of the earlier job is stopped, so it is found there.
     rank_0.kill(signal.SIGSTOP)
     rank_1.kill()
     rank_1.end()
@@ -140,35 +131,47 @@ def memory_of_store(pid):
         os.close(fd)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", "\0", '{"pid": "x"}'])
-def test_a_word_that_says_nothing_is_not_believed(job, text):  # noqa: F811
-    here = job.folder / f"unisono-{os.geteuid()}"
-    first = job.start(meet_once, 0, 2)
-    job.wait_for_word()
-    name = job.words[0]
-    first.kill()
-    first.end()
-    (here / name).write_text(text)
-    assert [one.error for one in job.run(lambda rank: len(meet_once()), 2)] == ["", ""]
+@contextlib.contextmanager
+def somebody_who_says(name, user):
+    """Have a process of a user with an empty memory of that name open."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.setresuid(user, user, user)
+        low = os.memfd_create(name.format(pid=os.getpid()))
+        fcntl.fcntl(low, fcntl.F_DUPFD, 200)
+        os.close(low)
+        os.write(writing, b"x")
+        signal.pause()
+    try:
+        os.read(reading, 1)
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
 
 
-def test_a_word_of_another_container_is_refused(job):  # noqa: F811
-    def elsewhere():
-        unisono.workers.job_store.host_name = lambda: "another"
-        meet_once()
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+def test_another_user_is_not_believed():
+    name = JobName("job-of-a-test", "")
+    with somebody_who_says("unisono-job-of-a-test-{pid}-3", os.geteuid()):
+        assert len(announcements(name)) == 1
+    with somebody_who_says("unisono-job-of-a-test-{pid}-3", 65534):
+        assert announcements(name) == []
 
-    rank_0 = job.start(meet_once, 0, 2, UNISONO_RENDEZVOUS_TIMEOUT="20")
-    said = job.start(elsewhere, 1, 2).end()
-    rank_0.kill()
-    rank_0.end()
-    assert said.error == "RendezvousError"
-    assert "rank 0 is in another one than rank 1: set both" in said.text
+
+def test_what_a_fork_has_inherited_says_nothing():
+    name = JobName("job-of-a-test", "")
+    with somebody_who_says("unisono-job-of-a-test-1-3", os.geteuid()):
+        assert announcements(name) == []
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_second_process_of_the_same_rank_is_refused(job, rank):  # noqa: F811
     first = [job.start(meet_once, one, 3) for one in (0, 1)]
-    job.wait_for_word()
+    job.wait_for_rank_0(3)
     wait_for_rank_1(first[0].pid)
 
     def soon():
@@ -189,20 +192,18 @@ def test_who_does_not_come_is_named(job, come, missing):  # noqa: F811
     assert {one.error for one in said} == {"WaitTimeoutError"}
     for one in said:
         assert f"within 0.4 s, but {missing} has not: " in one.text
-        assert "started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT=1" in one.text
-        assert f"the same folder ({job.folder}/unisono-" in one.text
-    assert job.words == []
+        assert f"started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT={os.getpid()}1" in one.text
+        assert "by the same user, on this host and in the same container" in one.text
 
 
 def test_who_dies_before_all_have_come_is_named(job):  # noqa: F811
     forks = [job.start(meet_once, rank, 3) for rank in (0, 1)]
-    job.wait_for_word()
+    job.wait_for_rank_0(3)
     wait_for_rank_1(forks[0].pid)
     forks[1].kill()
     said = forks[0].end()
     assert said.error == "PeerLostError"
     assert "rank 1 has ended while rank 0 waits there" in said.text
-    assert job.words == []
 
 
 def lose(how):

@@ -19,7 +19,7 @@ from unisono.workers.launcher_link import (
     LauncherLink,
 )
 from unisono.workers.membership import Membership
-from unisono.workers.single_process import SingleProcess
+from unisono.workers.supervisor import SingleProcess
 from unisono.world import World
 
 

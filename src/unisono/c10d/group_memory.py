@@ -2,7 +2,7 @@
 
 One memfd a group. Pages exist from when they are first written, so generous sizes cost nothing::
 
-    header │ line of rank 0 … W−1 │ ring 0→0, 0→1, … │ slots of rank 0 … W−1 │ heap of rank 0 … W−1
+    line of rank 0 … W−1 │ ring 0→0, 0→1, … │ slots of rank 0 … W−1 │ heap of rank 0 … W−1
 
 * A *line* says how far a rank has come, which call it is in, and whether it has left.
 * A *ring* holds the messages from one rank to another that nobody has fetched yet.
@@ -27,8 +27,6 @@ from unisono.workers import futex
 from unisono.workers.meeting_point import MeetingSeat
 from unisono.workers.memory import Memory
 
-HEADER_BYTES = mmap.PAGESIZE
-TOKEN_BYTES = 16
 LINE_BYTES = 1024
 # Inside a line.
 PID, CALLS, DOORBELL, POSTS, REASON = 8, ctypes.sizeof(MeetingSeat), 64, 128, 512
@@ -61,7 +59,7 @@ class Layout:
 
     @property
     def control_bytes(self) -> int:
-        """The length of header, lines and rings together."""
+        """The length of lines and rings together."""
         return _whole_pages(self.ring(self.world_size, 0))
 
     @property
@@ -71,7 +69,7 @@ class Layout:
 
     def line(self, rank: int) -> int:
         """Where the line of `rank` begins."""
-        return HEADER_BYTES + rank * LINE_BYTES
+        return rank * LINE_BYTES
 
     def post(self, rank: int, num_calls: int) -> int:
         """Where `rank` posts its call of that number, in turns in one of two places."""

@@ -1,58 +1,41 @@
 """How the ranks of a group come to share one memory: through the store, once.
 
-Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, and a
-random token that the memory begins with. The others open ``/proc/<pid>/fd/<fd>``. Once all have
-mapped it, nothing needs the store or the descriptor. No socket, no file with a name, no pickle.
+Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, and a name
+that no other memory has. The others open ``/proc/<pid>/fd/<fd>``. Once all have mapped it, nothing
+needs the store or the descriptor. No socket, no file with a name, no pickle.
 
 A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
-twice. Its process is gone, its descriptor is another file (the token differs), or this rank's line
-in its memory is taken. Then the others wait some time for rank 0 of this group to replace it. If
-rank 0 cannot make the memory, it writes the reason there.
+twice. Its process is gone, its descriptor is another file, or this rank's line in its memory is
+taken. Then the others wait some time for rank 0 of this group to replace it. If rank 0 cannot make
+the memory, it writes the reason there.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
 
 from torch._C._distributed_c10d import Store
 
-from unisono.c10d.group_memory import PID, TOKEN_BYTES, GroupMemory, Layout
+from unisono.c10d.group_memory import PID, GroupMemory, Layout
 from unisono.errors import RendezvousError
-from unisono.workers.proc import NotThereError, host_name, open_memory, started_at
+from unisono.workers.proc import (
+    NotThereError,
+    create_memory,
+    host_name,
+    open_memory,
+    started_at,
+)
 
 _KEY = "unisono"
-_MEMORY_NAME = "unisono-c10d"
-_FAILED = "failed"
+_NONE = -1  # in the place of a descriptor: rank 0 has failed
 _STALE_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryAddress:
-    """Where the memory of a group is, as the store says it."""
-
-    pid: int
-    fd: int
-    token: str
-    heap_bytes: int
-    host: str
-
-    def encode(self) -> str:
-        """Write it as one line of words."""
-        return f"{self.pid} {self.fd} {self.token} {self.heap_bytes} {self.host}"
-
-    @classmethod
-    def decode(cls, text: str) -> MemoryAddress:
-        """Read what :meth:`encode` wrote."""
-        pid, fd, token, heap_bytes, host = text.split()
-        return cls(int(pid), int(fd), token, int(heap_bytes), host)
 
 
 @contextmanager
@@ -72,8 +55,9 @@ def shared_memory(
     Raises:
         RendezvousError: what the store leads to is not this group's memory.
     """
+    layout = Layout.for_this_machine(world_size)
     if rank == 0:
-        memory, fd = _publish(store, Layout.for_this_machine(world_size))
+        memory, fd = _publish(store, layout)
         try:
             yield memory
         finally:
@@ -86,33 +70,28 @@ def shared_memory(
             f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
             f"did not ({error}): look whether rank 0 was started with the same store."
         ) from error
-    yield _find(store, rank, world_size, timeout_s)
+    yield _find(store, rank, layout, timeout_s)
 
 
 def _publish(store: Store, layout: Layout) -> tuple[GroupMemory, int]:
-    fd = os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
+    fd, name = _NONE, f"unisono-c10d-{os.urandom(8).hex()}"
     try:
-        os.ftruncate(fd, layout.num_bytes)
-        mapping = _map(fd, layout)
-        token = os.urandom(TOKEN_BYTES)
-        mapping[:TOKEN_BYTES] = token
-        entry = MemoryAddress(os.getpid(), fd, token.hex(), layout.heap_bytes, host_name())
-        store.set(_KEY, entry.encode())
+        fd = create_memory(name, layout.num_bytes)
+        memory = GroupMemory(_map(fd, layout), layout)
+        store.set(_KEY, json.dumps([host_name(), os.getpid(), fd, name]))
     except BaseException as error:
-        os.close(fd)
-        store.set(_KEY, f"{_FAILED} {os.getpid()} {host_name()} {error}")
+        if fd != _NONE:
+            os.close(fd)
+        store.set(_KEY, json.dumps([host_name(), os.getpid(), _NONE, str(error)]))
         raise
-    return GroupMemory(mapping, layout), fd
+    return memory, fd
 
 
-def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> GroupMemory:
+def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMemory:
     deadline = time.monotonic() + min(timeout_s, _STALE_AT_MOST_S)
     while True:
-        text = store.get(_KEY).decode()
         try:
-            if text.startswith(_FAILED):
-                _refuse_failed(text)
-            return _open(MemoryAddress.decode(text), rank, world_size)
+            return _open(store.get(_KEY), rank, layout)
         except NotThereError as error:
             if time.monotonic() >= deadline:
                 raise RendezvousError(
@@ -123,28 +102,22 @@ def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> GroupMe
         time.sleep(_LOOK_EVERY_S)
 
 
-def _refuse_failed(text: str) -> NoReturn:
-    """Refuse the entry of a rank 0 that has failed: of this group if its process is there."""
-    _, pid, host, why = text.split(" ", 3)
-    if host == host_name() and started_at(int(pid)) is not None:
-        raise RendezvousError(f"rank 0 must make the group's memory, but failed: {why}")
-    raise NotThereError(f"rank 0 of an earlier group failed: {why}")
-
-
-def _open(entry: MemoryAddress, rank: int, world_size: int) -> GroupMemory:
-    if entry.host != host_name():
+def _open(entry: bytes, rank: int, layout: Layout) -> GroupMemory:
+    host, pid, number, name = json.loads(entry)
+    if number == _NONE:
+        # Of this group if its process is there.
+        if host == host_name() and started_at(pid) is not None:
+            raise RendezvousError(f"rank 0 must make the group's memory, but failed: {name}")
+        raise NotThereError(f"rank 0 of an earlier group failed: {name}")
+    if host != host_name():
         raise NotThereError(
             "it was made on another host or in another container, and the backend joins processes "
             "of one host only (take gloo or nccl across hosts)"
         )
-    layout = Layout(world_size, entry.heap_bytes)
-    fd = open_memory(entry.pid, entry.fd, _MEMORY_NAME, layout.num_bytes)
-    path = f"/proc/{entry.pid}/fd/{entry.fd}"
+    fd = open_memory(pid, number, name, layout.num_bytes)
     try:
-        if os.pread(fd, TOKEN_BYTES, 0).hex() != entry.token:
-            raise NotThereError(f"{path} is the memory of another group")
         if any(os.pread(fd, 4, layout.line(rank) + PID)):
-            raise NotThereError(f"a rank {rank} has already come to the memory at {path}")
+            raise NotThereError(f"a rank {rank} has already come to that of process {pid}")
         return GroupMemory(_map(fd, layout), layout)
     finally:
         os.close(fd)

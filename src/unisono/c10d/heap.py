@@ -10,7 +10,7 @@ import mmap
 import threading
 from collections import deque
 
-from unisono.workers.memory import aligned
+from unisono.workers.memory import aligned, give_pages_back
 
 _KEEP_PAGES_UP_TO_BYTES = 64 << 20
 
@@ -68,9 +68,7 @@ class Blocks:
             offset = self._returned.popleft()
             size = self._size_of.pop(offset)
             if size > _KEEP_PAGES_UP_TO_BYTES:
-                first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-                whole = (offset + size - first) // mmap.PAGESIZE * mmap.PAGESIZE
-                self._mapping.madvise(mmap.MADV_REMOVE, first, whole)
+                give_pages_back(self._mapping, offset, offset + size)
             self._join(offset, offset + size)
 
     def _join(self, start: int, stop: int) -> None:

@@ -20,7 +20,7 @@ from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
-    *("replaces", "stall_timeout_s", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
+    *("replaces", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
 }
 
 
@@ -55,14 +55,14 @@ class SeveralHosts:
         return {"OMP_NUM_THREADS": str(threads), **environ, **own}
 
     def command(
-        self, script: Sequence[str], *, workers: int, restarts: int, address: str
+        self, script: Sequence[str], *, workers: int, flags: Mapping[str, object], address: str
     ) -> list[str]:
         """Say what to run on this host.
 
         Args:
             script: with its arguments.
             workers: how many on this host.
-            restarts: how often the workers of all hosts are started again.
+            flags: of the launchers; `--restarts` is also how often torchrun starts all again.
             address: where the others reach this host.
         """
         return [
@@ -70,8 +70,9 @@ class SeveralHosts:
             *("--nnodes", str(self.nnodes), "--nproc-per-node", "1"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", self.rendezvous),
             *("--rdzv-id", "unisono", "--rdzv-conf", f"is_host={int(self.node_rank == 0)}"),
-            *("--max-restarts", str(restarts), "--local-addr", address),
-            *("-m", "unisono.cli.one_host", "-n", str(workers), "--restarts", str(restarts)),
+            *("--max-restarts", str(flags["--restarts"]), "--local-addr", address),
+            *("-m", "unisono.cli.one_host", "-n", str(workers)),
+            *(str(word) for flag in flags.items() for word in flag),
             *script,
         ]
 
@@ -123,7 +124,7 @@ def run_on_hosts(
     script: Sequence[str],
     *,
     workers: int | None,
-    restarts: int,
+    flags: Mapping[str, object],
     threads: int,
 ) -> NoReturn:
     """Become torchrun on this host.
@@ -145,6 +146,6 @@ def run_on_hosts(
     except RendezvousError as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     number = num_devices() if workers is None else workers
-    command = hosts.command(script, workers=number, restarts=restarts, address=address)
+    command = hosts.command(script, workers=number, flags=flags, address=address)
     sys.stdout.flush()
     os.execve(command[0], command, environ)

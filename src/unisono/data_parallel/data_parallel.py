@@ -16,13 +16,13 @@ from unisono.data_parallel.device_ids import Name, read_device, read_devices
 from unisono.data_parallel.forks import aliases, through_gate
 from unisono.data_parallel.joined import join
 from unisono.data_parallel.module_replica import Original, refuse_compiled
-from unisono.ddp.names import name_as_wrapped, name_part_as_wrapped
+from unisono.ddp.names import LoadsWithoutPrefix
 
 _TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
 Tensors = Sequence[torch.Tensor]
 
 
-class DataParallel(_TorchDataParallel):  # type: ignore[misc]
+class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc]
     """Computes each batch in chunks, on several devices of this process.
 
     Replaces ``torch.nn.DataParallel`` in a plain loop, and is a subclass of it::
@@ -164,15 +164,6 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     def gather(self, outputs: Sequence[Any], output_device: Any) -> Any:
         """Join the chunks' outputs on a device; a subclass may do that in its own way."""
         return join(outputs, output_device, self.dim)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load parameters and buffers by names with or without ``module.`` at the front."""
-        renamed = name_as_wrapped(state_dict, self.module)
-        return super().load_state_dict(renamed, *args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        name_part_as_wrapped(state_dict, prefix, self.module)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
         kept: dict[str, Any] = super().__getstate__()

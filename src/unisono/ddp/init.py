@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.ddp.cuda_device import choose, model_of, name_of, num_gpus
-from unisono.ddp.init_checks import Choice, agreed_seed, is_one_host, place_among
+from unisono.ddp.init_checks import Choice, agreed_seed, place_among
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
@@ -36,8 +36,7 @@ from unisono.timeouts import GROUP
 from unisono.workers.context import context
 from unisono.workers.gathering import Gathering
 from unisono.workers.launcher_messages import IN_INIT, MakesGroup
-from unisono.workers.proc import network_name
-from unisono.workers.rendezvous import prefixed
+from unisono.workers.rendezvous import RankPlaces, prefixed
 from unisono.workers.waiting import ShownWait
 from unisono.world import World, workers_per_gpu, world
 
@@ -210,31 +209,27 @@ def init(
     place = world()
     timeout_s = GROUP.in_s() if timeout_s is None else timeout_s
     with closing(ShownWait()) as shown:
-        ranks = _find_ranks(place, timeout_s, shown)
-        return _init(ranks, place, backend, seed, timeout_s)
-
-
-def _find_ranks(place: World, timeout_s: float, shown: ShownWait) -> Gathering:
-    supervisor = context().supervisor
-    if place.world_size > 1:
-        supervisor.tell(MakesGroup())
-    return (
-        context()
-        .rendezvous(timeout_s)
-        .gathering(
+        if place.world_size > 1:
+            context().supervisor.tell(MakesGroup())
+        rendezvous = context().rendezvous(timeout_s)
+        ranks = rendezvous.gathering(
             "`unisono.init`",
             timeout_s,
-            speaks=not supervisor.explains_waits,
+            speaks=not context().supervisor.explains_waits,
             watch=lambda waited_s: shown.look(waited_s, lambda: IN_INIT),
         )
-    )
+        return _init(ranks, rendezvous.places, place, backend, seed, timeout_s)
 
 
 def _init(
-    ranks: Gathering, place: World, backend: str | None, seed: int | None, timeout_s: float
+    ranks: Gathering,
+    places: RankPlaces,
+    place: World,
+    backend: str | None,
+    seed: int | None,
+    timeout_s: float,
 ) -> Here:
-    networks = ranks.gather("network", network_name())
-    place = place_among(place, networks, os.environ)
+    place = place_among(place, places, os.environ)
     backend, device = choose(place, backend, num_gpus(), workers_per_gpu())
     mine = Choice.made(backend, seed, name_of(device))
     choices = ranks.gather("choice", asdict(mine))
@@ -242,7 +237,7 @@ def _init(
     here = Here(place, device, backend, agreed)
     context().tell_device(str(device), model_of(device))
     try:
-        here._open(ranks, timeout_s, is_one_host=is_one_host(networks))
+        here._open(ranks, timeout_s, is_one_host=len(places.ranks_of_host) == 1)
     except BaseException:
         here._close(has_failed=True)
         raise

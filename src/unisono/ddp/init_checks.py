@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import MismatchError
+from unisono.workers.rendezvous import RankPlaces
 from unisono.world import SOMEBODY, World
 
 
@@ -61,7 +62,7 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
     return first.drawn if first.seed is None else first.seed
 
 
-def place_among(here: World, networks: Sequence[str], environ: Mapping[str, str]) -> World:
+def place_among(here: World, places: RankPlaces, environ: Mapping[str, str]) -> World:
     """Correct a worker's place by where the ranks are.
 
     By hand, and in containers with one process each, RANK and WORLD_SIZE are often all that is set;
@@ -69,21 +70,15 @@ def place_among(here: World, networks: Sequence[str], environ: Mapping[str, str]
 
     Args:
         here: the place by the environment.
-        networks: what each rank is reached through, in rank order: equal on one host.
+        places: where the ranks have found each other.
         environ: the variables; what they say of a worker's place on its host is believed.
 
     Returns:
         `here`, or with ranks counted per host.
     """
-    is_said = here.started_by != SOMEBODY or "LOCAL_RANK" in environ
-    if is_said or is_one_host(networks):
+    if here.started_by != SOMEBODY or "LOCAL_RANK" in environ:
         return here
-    near = [rank for rank, network in enumerate(networks) if network == networks[here.rank]]
     return World(
-        here.rank, here.world_size, near.index(here.rank), len(near), started_by=here.started_by
+        *(here.rank, here.world_size, places.local_rank, places.local_size),
+        started_by=here.started_by,
     )
-
-
-def is_one_host(networks: Sequence[str]) -> bool:
-    """Return whether all ranks reach each other over the loopback."""
-    return len(set(networks)) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from unisono.ddp.averaging import mean_in_order, sums_in_order
 from unisono.ddp.hook import Hook, InOrder, average
 from unisono.ddp.lifetime import free_group_last
 from unisono.ddp.models import check_equal, describe
-from unisono.ddp.names import name_as_wrapped, name_part_as_wrapped
+from unisono.ddp.names import LoadsWithoutPrefix
 from unisono.ddp.unused import unused_in_words
 
 _TorchDDP: Any = TorchDDP  # which has no types
@@ -34,7 +33,7 @@ _WITH_ORDERS_OF_THEIR_OWN = {
 }
 
 
-class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
+class DistributedDataParallel(LoadsWithoutPrefix, _TorchDDP):  # type: ignore[misc]
     """torch's class, whose gradients are summed in one fixed order on every backend.
 
     Takes the place of ``torch.nn.parallel.DistributedDataParallel``: the same arguments, methods
@@ -198,20 +197,6 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         dist.all_reduce(num_left, group=self.process_group)
         ours.divisor = max(int(num_left.item()), 1)
         return None
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load parameters and buffers by names with or without ``module.`` at the front.
-
-        Which of the two is meant is told by which finds more of the model's names (then shapes).
-        Arguments, result and errors are torch's.
-        """
-        renamed = name_as_wrapped(state_dict, self.module)
-        return super().load_state_dict(renamed, *args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Do the same as a part of a larger module, given a dict that is ours to change."""
-        name_part_as_wrapped(state_dict, prefix, self.module)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
         attributes: dict[str, Any] = super().__getstate__()

@@ -14,23 +14,34 @@ from typing import Any
 import torch
 
 PREFIX = "module."
+_Module: Any = torch.nn.Module  # whose parts have no types of their own
 
 
-def name_as_wrapped(state_dict: Any, model: torch.nn.Module) -> Any:
-    """Put ``module.`` before the names of a state dict that is the model's own."""
-    if isinstance(state_dict, Mapping) and is_without_prefix(state_dict, model.state_dict()):
-        return _with_prefix(state_dict)
-    return state_dict
+class LoadsWithoutPrefix(_Module):  # type: ignore[misc]
+    """A module around a model that also loads the model's own state dicts. An interface."""
 
+    module: torch.nn.Module
 
-def name_part_as_wrapped(state_dict: dict[str, Any], prefix: str, model: torch.nn.Module) -> None:
-    """Do so in place with the part of a larger module's state dict that begins with `prefix`."""
-    ours = [name for name in state_dict if name.startswith(prefix)] if prefix else []
-    given = {name.removeprefix(prefix): state_dict[name] for name in ours}
-    if is_without_prefix(given, model.state_dict()):
-        for name in ours:
-            del state_dict[name]
-        state_dict.update((prefix + PREFIX + name, value) for name, value in given.items())
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load parameters and buffers by names with or without ``module.`` at the front.
+
+        Which of the two is meant is told by which finds more of the model's names (then shapes).
+        Arguments, result and errors are torch's.
+        """
+        is_mapping = isinstance(state_dict, Mapping)
+        if is_mapping and is_without_prefix(state_dict, self.module.state_dict()):
+            state_dict = _with_prefix(state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Do the same as a part of a larger module, given a dict that is ours to change."""
+        ours = [name for name in state_dict if name.startswith(prefix)] if prefix else []
+        given = {name.removeprefix(prefix): state_dict[name] for name in ours}
+        if is_without_prefix(given, self.module.state_dict()):
+            for name in ours:
+                del state_dict[name]
+            state_dict.update((prefix + PREFIX + name, value) for name, value in given.items())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def is_without_prefix(given: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 from unisono.errors import RendezvousError
 from unisono.exchange.communicator import BrokenError, Transfer
 from unisono.exchange.lane_transfers import Views
-from unisono.workers.host_links import call_rank, take_call
+from unisono.workers.host_links import call_rank, closed_on_error, take_call
 from unisono.workers.team import Team
 
 _HEADER = struct.Struct("<QQ")
@@ -276,22 +276,21 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
         team.gather(b"", "addresses")
         return None
     links: dict[int, socket.socket] = {}
-    with socket.create_server((team.supervisor.address, 0), backlog=len(ranks)) as listening:
+    address = (team.supervisor.address, 0)
+    with socket.create_server(address, backlog=len(ranks)) as listening, closed_on_error(links):
         told = json.dumps([*listening.getsockname()[:2], secret]).encode()
         heard = team.gather(told, "addresses")
         deadline = time.monotonic() + _CONNECT_WITHIN_S
         try:
             for rank in (rank for rank in ranks if rank < me):
-                address, port, its_secret = json.loads(heard[rank])
-                links[rank] = call_rank(rank, (address, port), me, its_secret, deadline)
+                host, port, its_secret = json.loads(heard[rank])
+                links[rank] = call_rank(rank, (host, port), me, its_secret, deadline)
             while missing := [rank for rank in ranks if rank > me and rank not in links]:
+                if team.has_lost:
+                    raise BrokenError("a worker was lost while lanes were connected")
                 links |= take_call(listening, missing, me, secret, deadline)
-        except BaseException as error:
-            for link in links.values():
-                link.close()
-            if isinstance(error, RendezvousError):
-                raise BrokenError(str(error)) from error
-            raise
+        except RendezvousError as error:
+            raise BrokenError(str(error)) from error
     for link in links.values():
         link.setblocking(False)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from unisono.hangs.explanation import Hang, describe, explain
 from unisono.hangs.kernel_view import ancestors, descendants, look_at
@@ -23,7 +22,7 @@ from unisono.workers.control_block import (
     control_block_bytes,
 )
 from unisono.workers.meeting_point import Departure
-from unisono.workers.proc import NotThereError, open_memory, started_at
+from unisono.workers.proc import NotThereError, memories_of, open_memory, started_at
 
 _ENVIRONMENT_AT_MOST = 1 << 20
 
@@ -88,32 +87,16 @@ def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:
     """Map the control blocks that processes have open, each once."""
     seen = set()
     for pid in pids:
-        for number, inode, num_bytes in _memories(pid):
-            world_size = _world_size(num_bytes)
-            if inode in seen or not world_size:
+        for number, _, found in memories_of(pid, MEMORY_NAME):
+            world_size = _world_size(found.st_size)
+            if found.st_ino in seen or not world_size:
                 continue
-            seen.add(inode)
+            seen.add(found.st_ino)
             try:
-                fd = open_memory(pid, number, MEMORY_NAME, num_bytes)
+                fd = open_memory(pid, number, MEMORY_NAME, found.st_size)
             except NotThereError:
                 continue
             yield ControlBlock(fd, world_size)
-
-
-def _memories(pid: int) -> Iterator[tuple[int, int, int]]:
-    """List a process's descriptors that are control blocks: number, inode, size in bytes."""
-    folder = Path(f"/proc/{pid}/fd")
-    try:
-        numbers = [int(name) for name in os.listdir(folder)]
-    except OSError:
-        return
-    for number in numbers:
-        try:
-            if os.readlink(folder / str(number)).startswith(f"/memfd:{MEMORY_NAME}"):
-                found = os.stat(folder / str(number))
-                yield number, found.st_ino, found.st_size
-        except OSError:
-            continue
 
 
 def _world_size(num_bytes: int) -> int:

@@ -6,7 +6,6 @@ workers have released it, unless a replacement may yet need it, or when the job 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from collections.abc import Collection
@@ -14,9 +13,8 @@ from dataclasses import dataclass, field
 
 from unisono.checkpoint.places import Places
 from unisono.workers.launcher_messages import DATA_KEYS
+from unisono.workers.memory import give_pages_back
 from unisono.workers.proc import create_memory
-
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 @dataclass(slots=True)
@@ -95,7 +93,7 @@ class SharedMemories:
             (marks_stop, start),
             (start + places.slot_bytes, shared.num_bytes),
         ):
-            _punch(shared.fd, first, last)
+            give_pages_back(mapping, first, last)
         shared.is_shrunk = True
 
     def close(self) -> None:
@@ -112,11 +110,3 @@ class SharedMemories:
         if num_bytes < 1:
             raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
         return _Shared(create_memory("unisono-memory", num_bytes), num_bytes, rank)
-
-
-def _punch(fd: int, start: int, stop: int) -> None:
-    """Give the pages of a range back; then they read as zero. Source: fallocate(2)."""
-    if stop > start:
-        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-        fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, stop - start)

@@ -20,6 +20,7 @@ import math
 import signal
 from dataclasses import dataclass, replace
 
+from unisono.launch.job_events import MarkDeparture
 from unisono.workers.launcher_messages import ProgramFailed
 from unisono.workers.meeting_point import Departure
 
@@ -55,14 +56,6 @@ class WorkerFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Tell the other workers that this one will not come to a meeting again."""
-
-    rank: int
-    how: Departure
-
-
-@dataclass(frozen=True, slots=True)
 class SendSignal:
     """Signal these workers."""
 
@@ -75,7 +68,7 @@ class KillServer:
     """Kill the fork server; its workers die with it."""
 
 
-Action = Leave | SendSignal | KillServer
+Action = MarkDeparture | SendSignal | KillServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
     if failure.rank is None or state.has_failed(failure.rank):
         return Decision(state, (), f"worker {failure.rank} is already known to have failed")
     state = _blame(state, failure)
-    leave = Leave(failure.rank, Departure.FAILED)
+    leave = MarkDeparture(failure.rank, Departure.FAILED)
     if state.stage is not Stage.RUNNING:
         return Decision(state, (leave,), f"worker {failure.rank} failed while the job was ending")
     state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
@@ -154,7 +147,7 @@ def _blame(state: JobState, failure: WorkerFailure) -> JobState:
 def done(state: JobState, rank: int) -> Decision:
     """A worker says that its program ended well, before it exits."""
     state = replace(state, done=state.done | {rank})
-    return Decision(state, (Leave(rank, Departure.FINISHED),), f"worker {rank} finished")
+    return Decision(state, (MarkDeparture(rank, Departure.FINISHED),), f"worker {rank} finished")
 
 
 def may_survive(state: JobState, rank: int, exit_code: int) -> bool:
@@ -178,11 +171,11 @@ def exited(
     if state.has_failed(rank):
         return Decision(state, (), f"worker {rank} had said why before it exited")
     if state.stage >= Stage.TERMINATE:
-        leave = Leave(rank, Departure.FAILED)
+        leave = MarkDeparture(rank, Departure.FAILED)
         return Decision(state, (leave,), f"worker {rank} ended because the job ends")
     if exit_code == 0 and not state.needs_result:
         state = replace(state, quiet=state.quiet | {rank})
-        leave = Leave(rank, Departure.FAILED)
+        leave = MarkDeparture(rank, Departure.FAILED)
         return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
     return failed(state, WorkerFailure(rank, exit_code, note=note, how=how), now)
 
@@ -199,7 +192,7 @@ def server_lost(state: JobState, exit_code: int) -> Decision:
     if not lost - state.done or state.stage >= Stage.TERMINATE:
         return Decision(state, (), "the fork server ended after its work")
     state = replace(state, failures=(*state.failures, WorkerFailure(None, exit_code)))
-    leaves = tuple(Leave(rank, Departure.FAILED) for rank in sorted(lost - state.done))
+    leaves = tuple(MarkDeparture(rank, Departure.FAILED) for rank in sorted(lost - state.done))
     return Decision(state, leaves, "the fork server was lost and took its workers with it")
 
 

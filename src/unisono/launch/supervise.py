@@ -29,6 +29,7 @@ from unisono.launch.failure_files import note_end
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.hang_watch import HangWatch, Scene
 from unisono.launch.job import FUNCTION, Job
+from unisono.launch.job_events import MarkDeparture
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.report import ending, spare_message
@@ -103,7 +104,7 @@ class _Supervision:
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         # Of several hosts, this one alone cannot tell who waits for whom.
         self._is_one_of_several = bool(job.hosts)
-        self._watch = StallWatch(self._control, math.inf if job.hosts else job.stall_timeout_s)
+        self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
         self._deaths = Deaths(self._control)
         self._devices = Devices(job, say)
@@ -365,7 +366,7 @@ class _Supervision:
 
     def _act(self, action: policy.Action) -> None:
         match action:
-            case policy.Leave(rank, how):
+            case MarkDeparture(rank, how):
                 self._control.leave(rank, how)
             case policy.SendSignal(ranks, signum):
                 self._server.signal(ranks, signum)

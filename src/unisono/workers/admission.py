@@ -15,7 +15,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from unisono.workers.launcher_link import PID_VARIABLE, is_worker
@@ -24,19 +23,18 @@ from unisono.world import SOMEBODY, World
 _WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
 
 
-def refuse_children(here: World, environ: Mapping[str, str] | None = None) -> None:
+def refuse_children(here: World) -> None:
     """Refuse what a worker has started: it has that one's variables, but not its seat.
 
     Raises:
         RuntimeError: this process is one.
     """
-    environ = os.environ if environ is None else environ
-    if PID_VARIABLE in environ and not is_worker(environ):
+    if PID_VARIABLE in os.environ and not is_worker():
         raise RuntimeError(
             f"what a worker starts must not train in its place, but this process has the variables "
             f"of rank {here.rank} of {here.world_size} and is another one than that worker "
-            f"(process {environ[PID_VARIABLE]}): train in the worker itself; for a training of its "
-            f"own, start it without {PID_VARIABLE}, RANK and WORLD_SIZE."
+            f"(process {os.environ[PID_VARIABLE]}): train in the worker itself; for a training of "
+            f"its own, start it without {PID_VARIABLE}, RANK and WORLD_SIZE."
         )
 
 

@@ -13,15 +13,14 @@ gone is never read.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from unisono.workers.gathering import too_late
+from unisono.workers.job_store import wait_for_rank_0
+from unisono.workers.proc import NotThereError
+from unisono.world import World
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-_LOOK_EVERY_S = 0.01
 
 
 class Attempts:
@@ -29,14 +28,13 @@ class Attempts:
 
     Args:
         store: the job's.
-        rank: this process's.
-        world_size: how many ranks there are.
+        here: this process's place.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self._store, self._rank, self._world_size = store, rank, world_size
+    def __init__(self, store: Store, here: World) -> None:
+        self._store, self._here = store, here
         self._number = 0
-        self._hello = store.add(f"hellos of {rank}", 1)
+        self._hello = store.add(f"hellos of {here.rank}", 1)
 
     def join(self, where: str, timeout_s: float, advice: str) -> int:
         """Tell which attempt this process belongs to; waits for rank 0.
@@ -49,19 +47,19 @@ class Attempts:
         Raises:
             WaitTimeoutError: rank 0 did not come in time.
         """
-        store, key = self._store, f"attempt of {self._rank}/{self._hello}"
-        if self._rank == 0:
-            self._number = store.add("attempts", 1)
+        if self._here.rank == 0:
+            self._number = self._store.add("attempts", 1)
             self.answer()
-        until_s = time.monotonic() + timeout_s
-        while not store.check([key]):
-            if time.monotonic() >= until_s:
-                raise too_late(self._world_size, where, timeout_s, (0,), advice)
-            time.sleep(_LOOK_EVERY_S)
-        return int(store.get(key))
+        return wait_for_rank_0(self._heard, self._here, where, advice, timeout_s)
 
     def answer(self) -> None:
         """Answer those who have come since, as rank 0, as long as some are missing."""
-        for rank in range(self._world_size if self._rank == 0 else 0):
+        for rank in range(self._here.world_size if self._here.rank == 0 else 0):
             newest = self._store.add(f"hellos of {rank}", 0)
             self._store.set(f"attempt of {rank}/{newest}", str(self._number))
+
+    def _heard(self, waited_s: float) -> int:
+        key = f"attempt of {self._here.rank}/{self._hello}"
+        if not self._store.check([key]):
+            raise NotThereError("it has not answered")
+        return int(self._store.get(key))

@@ -24,9 +24,8 @@ _SIZE_BYTES = 4
 _IN_MEMORY = bytes(_SIZE_BYTES)
 # Whatever a system gives to sockets for their buffers, there is room for so much.
 _PACKET_BYTES = 1 << 15
-MAX_MESSAGE_BYTES = 1 << 36
-MAX_DESCRIPTORS = 32
-_ANCILLARY_BYTES = socket.CMSG_SPACE((MAX_DESCRIPTORS + 1) * array.array("i").itemsize)
+_MAX_DESCRIPTORS = 33  # of a message, with that of its memory
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 class Channel:
@@ -56,14 +55,12 @@ class Channel:
         """Send one message; blocks while the other side's buffer is full.
 
         Raises:
-            ValueError: the message is larger than a receiver accepts.
             ConnectionError: the other end is closed: BrokenPipeError, or ConnectionResetError
                 when it left messages unread.
         """
         text, payload, fds = encode(message)
         header = text.encode("ascii")
         num_bytes = _SIZE_BYTES + len(header) + len(payload)
-        _check_sizes(num_bytes, len(fds))
         parts = [len(header).to_bytes(_SIZE_BYTES, "big"), header, payload]
         if num_bytes <= _PACKET_BYTES:
             self._send_packet(parts, fds)
@@ -125,24 +122,13 @@ class Channel:
 def _read(packet: bytes, fds: list[int]) -> Message:
     if packet != _IN_MEMORY or not fds:
         return _decode(packet, fds)
-    with os.fdopen(fds.pop(), "rb") as file:
-        _check_sizes(os.fstat(file.fileno()).st_size, len(fds))
-        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
-            return _decode(memory, fds)
+    with (
+        os.fdopen(fds.pop(), "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory,
+    ):
+        return _decode(memory, fds)
 
 
 def _decode(frame: bytes | mmap.mmap, fds: list[int]) -> Message:
     header_end = _SIZE_BYTES + int.from_bytes(frame[:_SIZE_BYTES], "big")
     return decode(frame[_SIZE_BYTES:header_end], frame[header_end:], tuple(fds))
-
-
-def _check_sizes(num_bytes: int, num_fds: int) -> None:
-    for what, size, limit in (
-        ("bytes", num_bytes, MAX_MESSAGE_BYTES),
-        ("descriptors", num_fds, MAX_DESCRIPTORS),
-    ):
-        if size > limit:
-            raise ValueError(
-                f"a message must have at most {limit} {what}, but has {size}: send less at once, "
-                "or write it to a file and send its path."
-            )

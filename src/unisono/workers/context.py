@@ -10,8 +10,7 @@ from unisono.per_process import per_process
 from unisono.timeouts import RENDEZVOUS
 from unisono.workers.launcher_link import LauncherLink, has_launcher
 from unisono.workers.launcher_messages import ComputesOn
-from unisono.workers.single_process import SingleProcess
-from unisono.workers.supervisor import Supervisor
+from unisono.workers.supervisor import SingleProcess, Supervisor
 from unisono.world import HOSTS_VARIABLE, WORKERS_PER_GPU_VARIABLE, World, num_stages, world
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from unisono.workers.interfaces import address_here
 from unisono.workers.jobname import num_restarts
 from unisono.workers.launcher_link import PID_VARIABLE
 from unisono.workers.meeting_point import Departure
-from unisono.workers.memory import Memory
 from unisono.workers.proc import NotThereError, create_memory, open_memory
 from unisono.workers.rendezvous import Rendezvous
 from unisono.workers.supervisor import Gather, Supervisor
@@ -85,21 +84,13 @@ class ExternallyLaunched(Supervisor):
         if isinstance(self.control, HostsControlBlock):
             self.control.receive()
 
-    def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
         """Share memory that a host's first rank makes. Collective: every rank calls it.
 
         Raises:
             MismatchError: another worker asked for another size.
             RendezvousError: that memory cannot be opened from here.
         """
-        fd = self.memory_fd(key, num_bytes, gather)
-        try:
-            return Memory.map(fd, num_bytes)
-        finally:
-            os.close(fd)
-
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
-        """See :meth:`Supervisor.memory_fd`. Collective; raises as :meth:`memory` does."""
         is_first = self.world.rank == self._first
         fd = create_memory(_MEMORY_NAME, num_bytes) if is_first else -1
         try:

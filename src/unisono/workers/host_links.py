@@ -32,7 +32,8 @@ _LENGTH = struct.Struct("<I")
 _HELLO = struct.Struct("<I32s")
 _READ_BYTES = 1 << 18
 _HELLO_WITHIN_S = 5.0
-_CONNECTS_WITHIN_S = 20.0
+_ANSWERS_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.1
 _BUFFER_BYTES = 1 << 20
 
 
@@ -50,7 +51,7 @@ class HostLinks:
         self._poll = select.poll()
         self._rank_of = {}
         for rank, link in self._sockets.items():
-            _watch(link)
+            watch_link(link)
             self._rank_of[link.fileno()] = rank
             self._poll.register(link, select.POLLIN)
 
@@ -131,16 +132,30 @@ def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
     places, deadline = rendezvous.places, time.monotonic() + RENDEZVOUS.in_s()
     mine = set(places.local_ranks)
     others = [rank for rank in range(places.world_size) if rank not in mine]
-    with socket.create_server((address, 0), backlog=len(others)) as listening:
+    links: dict[int, socket.socket] = {}
+    with (
+        socket.create_server((address, 0), backlog=len(others)) as listening,
+        closed_on_error(links),
+    ):
         ports = rendezvous.gather("addresses of workers", list(listening.getsockname()[:2]))
-        links = {
-            rank: call_rank(rank, ports[rank], places.rank, rendezvous.token, deadline)
-            for rank in others
-            if rank < places.rank
-        }
+        me, token = places.rank, rendezvous.token
+        for rank in (rank for rank in others if rank < me):
+            links[rank] = call_rank(rank, ports[rank], me, token, deadline)
         while missing := [rank for rank in others if rank not in links]:
-            links.update(take_call(listening, missing, places.rank, rendezvous.token, deadline))
-    return HostLinks(links)
+            rendezvous.watch(0.0)
+            links |= take_call(listening, missing, me, token, deadline)
+        return HostLinks(links)
+
+
+@contextlib.contextmanager
+def closed_on_error(links: Mapping[int, socket.socket]) -> Iterator[None]:
+    """Close connections if not all can be made."""
+    try:
+        yield
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
 
 
 def call_rank(
@@ -153,8 +168,9 @@ def call_rank(
     """
     link = None
     try:
-        within_s = min(_CONNECTS_WITHIN_S, max(0.1, deadline - time.monotonic()))
-        link = socket.create_connection((place[0], place[1]), within_s)
+        left_s = max(0.1, deadline - time.monotonic())
+        link = socket.create_connection((place[0], place[1]), min(LOST_AFTER_S, left_s))
+        link.settimeout(min(_ANSWERS_WITHIN_S, left_s))
         link.sendall(_HELLO.pack(me, _shown(token, me, rank)))
         _, shown = _HELLO.unpack(_exactly(link, _HELLO.size))
     except OSError as error:
@@ -177,15 +193,17 @@ def call_rank(
 def take_call(
     listening: socket.socket, missing: list[int], me: int, token: str, deadline: float
 ) -> dict[int, socket.socket]:
-    """Take one connection, by its rank; who does not show the token is turned away.
+    """Take a connection, by its rank, if one comes soon; without the token it is turned away.
 
     Raises:
         RendezvousError: nobody has connected until then.
     """
-    listening.settimeout(max(0.1, deadline - time.monotonic()))
+    listening.settimeout(_LOOK_EVERY_S)
     try:
         link, _ = listening.accept()
     except TimeoutError as error:
+        if time.monotonic() < deadline:
+            return {}
         raise RendezvousError(
             f"every host must reach the others, but ranks {missing} have not reached rank {me} at "
             f"{listening.getsockname()[0]}: name the interface that connects the hosts with "
@@ -215,12 +233,17 @@ def _exactly(link: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-def _watch(link: socket.socket) -> None:
-    """Have the kernel notice when the other host is gone."""
+def watch_link(link: socket.socket) -> None:
+    """Be ready to send and receive, and have the kernel notice when the other host is gone."""
     link.setblocking(False)
-    tcp = socket.IPPROTO_TCP
-    link.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    notice_lost_host(link)
+
+
+def notice_lost_host(link: socket.socket) -> None:
+    """Have a connection fail when the other host is gone."""
+    tcp = socket.IPPROTO_TCP
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
     link.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)

@@ -2,14 +2,12 @@
 
 A file without a name (memfd) is torch's ``FileStore`` wherever all workers are on one host: nothing
 listens, nothing is left over, and each process opens it through /proc. Workers of our launcher are
-given its descriptor. For those of another one rank 0 makes it, and announces it in the private
-folder until all have come::
+given its descriptor. For those of another one rank 0 makes it, and until all have come a second,
+empty one, which bears the job's name: the others look for that among what this user's processes
+have open::
 
-    rank 0   makes the file ─ announces it ──────── … ─ all have come ─ removes the announcement
-    rank 1     reads the announcement ─ opens the file through /proc ─ …
-
-An announcement may be left over from an earlier job of the same name. Then nobody holds it, or this
-rank has come there before; the worker keeps looking for a limited time.
+    rank 0   makes both ────────────────────────────── … ─ all have come ─ closes the second
+    rank 1     finds the second ─ opens the first ─── …
 
 Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: torchrun's agent has
 it, or else rank 0, which listens at that address alone.
@@ -19,23 +17,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
+import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from unisono.errors import RendezvousError
 from unisono.notices import say
 from unisono.timeouts import NOTICE
-from unisono.workers import codec
 from unisono.workers.gathering import too_late
 from unisono.workers.jobname import JobName
-from unisono.workers.private import PrivateFolder, Word
-from unisono.workers.proc import NotThereError, host_name, open_memory, started_at
+from unisono.workers.proc import NotThereError, memories_of, open_memory, started_at
 from unisono.world import OPEN_MPI, SLURM, World
 
 if TYPE_CHECKING:
@@ -43,19 +38,15 @@ if TYPE_CHECKING:
 
 MEMORY_NAME = "unisono-store"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_LOOK_EVERY_S = 0.01
+_PAUSE_S, _PAUSE_AT_MOST_S = 0.01, 0.5
+# Rank 0 has the memory that is looked for open under the first free number from here on: so others
+# need not list what every process has open.
+_FIRST_NUMBER = 200
 _TAKEN_AT_MOST_S = 3.0
 _CONNECTS_WITHIN_S = 2.0
 _BACKLOG = 1024
 
-
-@dataclass(frozen=True, slots=True)
-class StoreAddress:
-    """Where rank 0 has the store, as it announces it."""
-
-    pid: int
-    fd: int
-    host: str
+T = TypeVar("T")
 
 
 def is_at_master(environ: Mapping[str, str], here: World) -> bool:
@@ -99,97 +90,109 @@ def file_store(fd: int) -> Store:
     return store
 
 
-@contextlib.contextmanager
-def announced_store(
-    job: JobName, here: World, folder: PrivateFolder, *, where: str, advice: str, timeout_s: float
-) -> Iterator[Store]:
-    """Have the file of rank 0. Others can find it until the block of rank 0 ends.
+def wait_for_rank_0(
+    look: Callable[[float], T], here: World, where: str, advice: str, timeout_s: float
+) -> T:
+    """Look for rank 0 again and again.
 
     Args:
-        job: the job's name.
+        look: told how long it has waited; raises :class:`NotThereError` where it finds nothing.
         here: this worker's place.
-        folder: where rank 0 announces it.
         where: what the workers come to, for messages.
-        advice: what to do about one that did not come.
-        timeout_s: how long rank 0 may take, in seconds.
+        advice: what to do if rank 0 does not come.
+        timeout_s: how long it may take, in seconds.
 
     Raises:
-        RendezvousError: another process has come as this rank, or rank 0 cannot be reached.
         WaitTimeoutError: rank 0 did not come in time.
     """
-    if here.rank:
-        yield _find(job, here, folder, where, advice, timeout_s)
-        return
-    # Stays open as long as the process: whoever makes a process group later looks here, too.
-    fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
-    address = StoreAddress(os.getpid(), fd, host_name())
-    held = folder.leave(job.name, codec.encode(address))
-    if held is None:
-        os.close(fd)
-        raise _taken(job, here)
-    try:
-        yield file_store(fd)
-    finally:
-        folder.take_back(job.name, held)
-
-
-def _find(
-    job: JobName, here: World, folder: PrivateFolder, where: str, advice: str, timeout_s: float
-) -> Store:
-    begun_s = time.monotonic()
-    taken_s, is_told = math.inf, False
+    begun_s, is_told = time.monotonic(), False
     while True:
-        try:
-            store = _open(folder.read(job.name), here.rank)
-            if store is not None:
-                return store
-            taken_s = min(taken_s, time.monotonic())
-            if time.monotonic() - taken_s >= _TAKEN_AT_MOST_S:
-                raise _taken(job, here)
-            reason = f"somebody has come as rank {here.rank} to where it is"
-        except NotThereError as error:
-            reason = str(error)
         waited_s = time.monotonic() - begun_s
-        if waited_s >= timeout_s:
-            raise too_late(here.world_size, where, timeout_s, (0,), f"{reason}; {advice}")
+        try:
+            return look(waited_s)
+        except NotThereError as error:
+            if waited_s >= timeout_s:
+                advice = f"{error}; {advice}"
+                raise too_late(here.world_size, where, timeout_s, (0,), advice) from error
         if waited_s >= NOTICE.in_s() and not is_told:
             is_told = True
             say(f"rank {here.rank} has waited {waited_s:.0f} s in {where} for rank 0.")
-        time.sleep(_LOOK_EVERY_S)
+        looked_s = time.monotonic() - begun_s - waited_s
+        # So that looking takes a tenth of the time at most, where it takes long.
+        time.sleep(min(max(_PAUSE_S, 9 * looked_s), _PAUSE_AT_MOST_S))
 
 
-def _open(word: Word | None, rank: int) -> Store | None:
-    """Come as a rank to the store to which an announcement leads; None if somebody else has.
+@contextlib.contextmanager
+def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
+    """Make the job's file, as rank 0. The others can find it until the block ends.
 
     Raises:
-        NotThereError: it leads nowhere.
-        RendezvousError: it leads to where this process cannot go.
+        RendezvousError: another process has come as rank 0.
     """
-    if word is None or not word.is_held:
-        raise NotThereError("rank 0 has announced nothing")
+    # Stays open as long as the process: whoever makes a process group later looks here, too.
+    fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
+    low = os.memfd_create(f"{_announcement(job)}{os.getpid()}-{fd}", os.MFD_CLOEXEC)
+    announced = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_NUMBER)
+    os.close(low)
     try:
-        address = codec.decode(StoreAddress, word.text)
-    except ValueError as error:
-        raise NotThereError(str(error)) from error
-    if address.host != host_name():
-        raise RendezvousError(
-            f"all workers of a job must be on one host and in one container, or MASTER_ADDR and "
-            f"MASTER_PORT must say where rank 0 is, but rank 0 is in another one than rank {rank}: "
-            f"set both in every process, and LOCAL_RANK and LOCAL_WORLD_SIZE."
-        )
-    fd = open_memory(address.pid, address.fd, MEMORY_NAME)
+        if announcements(job)[0][0] != os.getpid():
+            os.close(fd)
+            raise _taken(job, here)
+        yield file_store(fd)
+    finally:
+        os.close(announced)
+
+
+def store_there(job: JobName, here: World, waited_s: float) -> Store:
+    """Come as another rank to the file that rank 0 has made.
+
+    Raises:
+        NotThereError: it is not there.
+        RendezvousError: another process has come there as this rank.
+    """
+    found = announcements(job)
+    if not found:
+        raise NotThereError("rank 0 is not there")
+    pid, number = found[0]
+    fd = open_memory(pid, number, MEMORY_NAME)
     store = file_store(fd)
-    if store.add(f"comings of {rank}", 1) == 1:
-        store.set(f"process of {rank}", f"{os.getpid()} {started_at(os.getpid())}")
+    if store.add(f"comings of {here.rank}", 1) == 1:
+        store.set(f"process of {here.rank}", f"{os.getpid()} {started_at(os.getpid())}")
         return store
-    is_gone = store.check([f"process of {rank}"])
-    if is_gone:
-        pid, started = store.get(f"process of {rank}").decode().split()
-        is_gone = str(started_at(int(pid))) != started
+    has_died = _has_died(store, here.rank)
+    del store  # which looks at its file once more
     os.close(fd)
-    if is_gone:
-        raise NotThereError(f"an earlier rank {rank} has died there")
-    return None
+    if has_died:
+        raise NotThereError(f"an earlier rank {here.rank} has died there")
+    # That of an earlier job of this name is there for a moment more.
+    if waited_s >= _TAKEN_AT_MOST_S:
+        raise _taken(job, here)
+    raise NotThereError(f"somebody has come as rank {here.rank} to where it is")
+
+
+def announcements(job: JobName) -> list[tuple[int, int]]:
+    """Find who has come as rank 0 of a job, the first first: process, and descriptor there."""
+    found = [
+        (facts.st_ctime_ns, pid, int(name.rpartition("-")[2]))
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+        if os.path.lexists(f"/proc/{pid}/fd/{_FIRST_NUMBER}")
+        # Not what a fork has inherited.
+        for _, name, facts in memories_of(pid, f"{_announcement(job)}{pid}-")
+        if facts.st_uid == os.geteuid()
+    ]
+    return [(pid, number) for _, pid, number in sorted(found)]
+
+
+def _announcement(job: JobName) -> str:
+    return f"unisono-{job.name}-"
+
+
+def _has_died(store: Store, rank: int) -> bool:
+    """Tell whether a process that has come as a rank has ended."""
+    if not store.check([f"process of {rank}"]):
+        return False
+    pid, started = store.get(f"process of {rank}").decode().split()
+    return str(started_at(int(pid))) != started
 
 
 def _taken(job: JobName, here: World) -> RendezvousError:
@@ -215,7 +218,8 @@ def store_at_master(
     address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
     limit = timedelta(seconds=timeout_s)
     if here.rank or has_agent(environ):
-        _await_listener(address, port, here, where, timeout_s)
+        advice = "look whether it was started, and whether MASTER_ADDR and MASTER_PORT name it."
+        wait_for_rank_0(lambda _: _knock(address, port), here, where, advice, timeout_s)
         return TCPStore(address, port, None, False, limit, wait_for_workers=False)
     try:
         fd = _listen(address, port)
@@ -257,23 +261,9 @@ def _listen(address: str, port: int) -> int:
         return listening.detach()
 
 
-def _await_listener(address: str, port: int, here: World, where: str, timeout_s: float) -> None:
-    """Wait until somebody listens there: inside of torch's store no signal would be heard."""
-    begun_s = time.monotonic()
-    is_told = False
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=_CONNECTS_WITHIN_S).close()
-            return
-        except OSError as error:
-            waited_s = time.monotonic() - begun_s
-            if waited_s >= timeout_s:
-                advice = (
-                    f"{address}:{port} cannot be reached ({error}); look whether it was started, "
-                    f"and whether MASTER_ADDR and MASTER_PORT name it."
-                )
-                raise too_late(here.world_size, where, timeout_s, (0,), advice) from error
-            if waited_s >= NOTICE.in_s() and not is_told:
-                is_told = True
-                say(f"rank {here.rank} has waited {waited_s:.0f} s in {where} for rank 0.")
-        time.sleep(_LOOK_EVERY_S)
+def _knock(address: str, port: int) -> None:
+    """See that somebody listens there: inside of torch's store no signal would be heard."""
+    try:
+        socket.create_connection((address, port), timeout=_CONNECTS_WITHIN_S).close()
+    except OSError as error:
+        raise NotThereError(f"{address}:{port} cannot be reached ({error})") from error

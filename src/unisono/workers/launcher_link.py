@@ -39,10 +39,9 @@ STARTED_VARIABLE = "UNISONO_STARTED"  # in seconds since 1970
 Answer = TypeVar("Answer", bound=messages.ToWorker)
 
 
-def is_worker(environ: Mapping[str, str] | None = None) -> bool:
+def is_worker() -> bool:
     """Tell whether this very process was started, or has come, as a worker."""
-    environ = os.environ if environ is None else environ
-    return environ.get(PID_VARIABLE) == str(os.getpid())
+    return os.environ.get(PID_VARIABLE) == str(os.getpid())
 
 
 def has_launcher() -> bool:
@@ -69,8 +68,7 @@ class LauncherLink(Supervisor):
         self.can_replace = os.environ.get(RECOVERS_VARIABLE) == "1"
         self._channel = Channel.from_fd(int(os.environ[LINK_VARIABLE]))
         self._lock = threading.RLock()
-        self._key_of_fd: dict[int, int] = {}
-        self._unused: deque[int] = deque()
+        self._unused: deque[int] = deque()  # keys
 
     def _map(self, fd: int) -> ControlBlock:
         return ControlBlock(fd, self.world.world_size)
@@ -98,12 +96,10 @@ class LauncherLink(Supervisor):
         """
         with self._lock:
             while self._unused:
-                self._release(self._unused.popleft())
-            fd = self.memory_fd(key, num_bytes, gather)
-            self._key_of_fd[fd] = key
-        memory = Memory.map(fd, num_bytes)
+                self._channel.send(messages.MemoryReleased(self._unused.popleft()))
+            memory = super().memory(key, num_bytes, gather)
         # Not sent by the finalizer, which may run at any moment, but with the next request.
-        weakref.finalize(memory, self._unused.append, fd).atexit = False
+        weakref.finalize(memory, self._unused.append, key).atexit = False
         return memory
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
@@ -138,6 +134,7 @@ class LauncherLink(Supervisor):
         try:
             with self._lock:
                 self._channel.send(request)
+                self._await_answer()
                 answer = self._channel.receive()
         except ConnectionError as error:
             raise _launcher_is_gone() from error
@@ -152,10 +149,8 @@ class LauncherLink(Supervisor):
             )
         return answer
 
-    def _release(self, fd: int) -> None:
-        key = self._key_of_fd.pop(fd)
-        os.close(fd)
-        self._channel.send(messages.MemoryReleased(key))
+    def _await_answer(self) -> None:
+        """Look at something else while an answer has not come; here there is nothing."""
 
 
 def _error_of(refusal: messages.Refused) -> UnisonoError:

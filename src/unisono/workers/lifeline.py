@@ -29,7 +29,7 @@ def die_with(parent_pid: int) -> bool:
     """Have the kernel kill this process when its parent ends. Source: prctl(2).
 
     Its parent is the thread that forked, which in a launcher may end before the process does: there
-    it takes a :class:`Lifeline`.
+    it takes a :class:`Lifeline`. A fork that is stopped before it has asked leaves when continued.
 
     Args:
         parent_pid: the process that forked this one.

@@ -22,6 +22,14 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
+    """Give the whole pages of a range back; then they read as zero. Source: madvise(2)."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = (stop - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if num_bytes > 0:
+        mapping.madvise(mmap.MADV_REMOVE, first, num_bytes)
+
+
 class Memory:
     """A mapping of `num_bytes` bytes, all zero at first. Final."""
 
@@ -42,11 +50,6 @@ class Memory:
     def private(cls, num_bytes: int) -> Memory:
         """Take memory that this process shares with nobody, not with a fork of it either."""
         return cls(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-    @classmethod
-    def anonymous(cls, num_bytes: int) -> Memory:
-        """Take memory that this process shares with its forks alone."""
-        return cls(mmap.mmap(-1, num_bytes))
 
     @property
     def num_bytes(self) -> int:

@@ -7,11 +7,11 @@ descriptor may mean something else by now, so whoever opens one checks what it i
 
 from __future__ import annotations
 
-import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from unisono.procfs import read_stat
+from unisono.procfs import read_stat, read_text
 
 
 class NotThereError(Exception):
@@ -20,19 +20,17 @@ class NotThereError(Exception):
 
 def host_name() -> str:
     """Name what two processes have in common when one can find the other in /proc."""
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    return _namespace("pid")
 
 
 def network_name() -> str:
     """Name what two processes have in common when they reach each other over the loopback."""
-    place = Path("/proc/sys/kernel/random/boot_id")
-    try:
-        return f"{place.read_text().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return os.uname().nodename
+    return _namespace("net")
+
+
+def _namespace(kind: str) -> str:
+    boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip() or os.uname().nodename
+    return f"{boot}/{os.stat(f'/proc/self/ns/{kind}').st_ino}"
 
 
 def started_at(pid: int) -> int | None:
@@ -82,3 +80,23 @@ def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> i
         os.close(mine)
         raise NotThereError(f"{path} is memory of another size")
     return mine
+
+
+def memories_of(pid: int, name: str) -> Iterator[tuple[int, str, os.stat_result]]:
+    """List the memfds that a process has open and whose names begin with `name`.
+
+    Returns:
+        The number, the whole name and the facts of each; nothing of a process that may not be read.
+    """
+    try:
+        numbers = [int(number) for number in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return
+    for number in numbers:
+        path = f"/proc/{pid}/fd/{number}"
+        try:
+            kind, _, called = os.readlink(path).partition(":")
+            if kind == "/memfd" and called.startswith(name):
+                yield number, called.removesuffix(" (deleted)"), os.stat(path)
+        except OSError:  # it was closed meanwhile
+            continue

@@ -6,8 +6,8 @@ the workers were started    their store is                               what li
 by our launcher             a file without a name, held by the launcher  nothing
 by torchrun, or on          torch's ``TCPStore`` at MASTER_ADDR and      torchrun's agent; without
 several hosts               MASTER_PORT                                  one rank 0, there alone
-by another one, or by       a file without a name, held by rank 0, which nothing
-hand, on one host           announces it in a private folder
+by another one, or by       a file without a name, held by rank 0        nothing
+hand, on one host
 by nobody                   in the process                               nothing
 ==========================  ===========================================  =========================
 
@@ -18,6 +18,7 @@ that store, and belongs to the workers of that host.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,15 +30,15 @@ from unisono.timeouts import RENDEZVOUS
 from unisono.workers.attempts import Attempts
 from unisono.workers.gathering import Gathering
 from unisono.workers.job_store import (
-    announced_store,
     file_store,
     has_agent,
     is_at_master,
     store_at_master,
+    store_of_rank_0,
+    store_there,
+    wait_for_rank_0,
 )
 from unisono.workers.jobname import JobName, job_name, num_restarts
-from unisono.workers.meeting_point import Departure
-from unisono.workers.private import PrivateFolder
 from unisono.workers.proc import host_name, network_name, started_at
 from unisono.world import World
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from unisono.workers.launcher_link import LauncherLink
+
+Watch = Callable[[float], None]
 
 _TOKEN_BYTES = 16
 _WHERE = "the first `Trainer`, `Run` or `unisono.init`"
@@ -110,6 +113,7 @@ class Rendezvous:
         places: see below.
         has_ended: tells whether a rank has ended, as far as that can be known here.
         is_held: whether rank 0 holds the store, which ends with it.
+        watch: told now and then how long this rank has waited; may raise.
 
     Attributes:
         places: who is where.
@@ -126,9 +130,10 @@ class Rendezvous:
         has_ended: Callable[[int], bool],
         *,
         is_held: bool = False,
+        watch: Watch = lambda waited_s: None,
     ) -> None:
         self.store, self.places, self._is_held = store, places, is_held
-        self.has_ended = has_ended
+        self.has_ended, self.watch = has_ended, watch
         self.token = store.compare_set("token", "", os.urandom(_TOKEN_BYTES).hex()).decode()
         self._num_gathered = 0
 
@@ -138,7 +143,7 @@ class Rendezvous:
         timeout_s: float,
         *,
         speaks: bool = True,
-        watch: Callable[[float], None] = lambda waited_s: None,
+        watch: Watch | None = None,
     ) -> Gathering:
         """Have ranks wait for each other in something of their own. Collective.
 
@@ -146,14 +151,14 @@ class Rendezvous:
             where: what they come to, for messages.
             timeout_s: how long each may take, in seconds.
             speaks: whether a long wait is said.
-            watch: told now and then how long this rank has waited.
+            watch: in the place of this rendezvous' own.
         """
         self._num_gathered += 1
         rank, world_size = self.places.rank, self.places.world_size
         store = prefixed(f"gathering {self._num_gathered}", self.store)
 
         def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
-            watch(waited_s)
+            (watch or self.watch)(waited_s)
             check_present(filter(self.has_ended, missing), rank, where)
 
         return Gathering(
@@ -208,7 +213,7 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
         # failed, ranks need not have come equally often.
         processes, look = _Processes(here.rank, where), _look_on
         if has_agent(environ) and here.local_world_size != here.world_size:
-            attempts = Attempts(prefixed("unisono", store), here.rank, here.world_size)
+            attempts = Attempts(prefixed("unisono", store), here)
             number, look = attempts.join(where, timeout_s, advice), attempts.answer
             own = prefixed(f"unisono/attempt {number}", store)
         else:
@@ -241,7 +246,7 @@ def of_launcher(link: LauncherLink) -> Rendezvous:
     return Rendezvous(
         file_store(link.store_fd),
         RankPlaces(link.world.rank, (tuple(range(link.world.world_size)),)),
-        lambda rank: link.control.departure(rank) not in (Departure.PRESENT, Departure.LOST),
+        lambda rank: not link.control.departure(rank).may_be_back,
     )
 
 
@@ -294,17 +299,16 @@ def _store(
         store = store_at_master(environ, here, where=where, timeout_s=timeout_s)
         yield store, advice, not has_agent(environ)
     else:
-        folder = PrivateFolder.open()
         advice = (
-            f"look whether it was started, with the same variables, on this host, and finds the "
-            f"same folder ({folder.path}; XDG_RUNTIME_DIR says where); {longer}"
+            f"look whether it was started, with the same variables, by the same user, on this host "
+            f"and in the same container; {longer}"
         )
-        options: Any = {"where": where, "advice": advice, "timeout_s": timeout_s}
-        try:
-            with announced_store(job, here, folder, **options) as store:
+        if here.rank == 0:
+            with store_of_rank_0(job, here) as store:
                 yield store, advice, False
-        finally:
-            folder.close()
+        else:
+            look = functools.partial(store_there, job, here)
+            yield wait_for_rank_0(look, here, where, advice, timeout_s), advice, False
 
 
 def check_present(ended: Iterable[int], rank: int, where: str) -> None:

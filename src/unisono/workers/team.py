@@ -174,10 +174,6 @@ class Team:
         self.membership = membership
         self._barrier.set_membership(membership.ranks)
 
-    def has_left(self, rank: int) -> bool:
-        """Look whether a worker has ended for good, with a word or without."""
-        return self._barrier.departure(rank) not in (Departure.PRESENT, Departure.LOST)
-
     def departure(self, rank: int) -> Departure:
         """Look how a worker has left, if it has, also without a word."""
         return self._barrier.departure(rank)

@@ -19,6 +19,7 @@ class Endless(torch.utils.data.Dataset):
 
 
 if __name__ == "__main__":
+    torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), shards=4)
