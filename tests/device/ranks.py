@@ -117,6 +117,10 @@ def train(
         means.append(_take_step(engine, model, device, STEPS - 1, bad, on_host))
         _snapshot(engine, team, STEPS, updates)
         digest = digest_of(model, updates)
+        if len(team.hosts) > 1:  # where steps are left, with copies under way
+            _take_step(engine, model, device, STEPS, bad, on_host)
+            _scribble(model)
+            exchange.buffers.keep()
         _scribble(model)
         updates.state.clear()
         exchange.load()  # as a replacement does

@@ -8,6 +8,7 @@ from tests.workers.desk import MOMENTS, Death
 from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import NonFiniteLossError
+from unisono.exchange import host_crossing, staged
 from unisono.workers import meeting_point
 from unisono.workers.control_block import ControlBlock
 
@@ -58,10 +59,13 @@ def test_a_step_has_the_bits_of_one_worker_on_the_cpu(
 )
 def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
     accelerator,
+    monkeypatch,
     control_of,  # noqa: F811
     hosts,
     optimizer,
 ):
+    monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
+    monkeypatch.setattr(host_crossing, "_SLICE_BYTES", 1024)
     results = ranks.run(control_of(sum(map(len, hosts))), optimizer=optimizer, hosts=hosts)
     check(results, optimizer)
 

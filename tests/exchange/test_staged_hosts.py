@@ -5,12 +5,14 @@ import torch
 from tests.exchange import test_contract
 from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.test_contract import (
+    adam,
     changes_in_place,
     check_changed,
     comes_twice,
     gradients_of,
     is_replaced,
     is_taken_away,
+    make,
     sums_of_what_changes,
 )
 from tests.workers.test_barrier import control_of  # noqa: F401
@@ -18,6 +20,18 @@ from tests.workers.test_barrier import control_of  # noqa: F401
 from unisono.device import Device
 from unisono.exchange import host_crossing, staged
 from unisono.exchange.staged_hosts import StagedHostsExchange
+from unisono.state.contents import place
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
+    monkeypatch.setattr(host_crossing, "_SLICE_BYTES", 1024)
+
+
+def on_devices(shard, step):
+    there = f"sim:{torch.accelerator.current_device_index()}"
+    return [one if one is None else one.to(there) for one in gradients_of(shard, step)]
 
 
 @pytest.mark.parametrize(
@@ -32,19 +46,39 @@ def test_what_leaves_a_device_early_does_not_count_if_it_changes(
     only_rank,
 ):
     """And it does leave: all buckets are waited for, on their way to the other host."""
-    monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
-    monkeypatch.setattr(host_crossing, "_SLICE_BYTES", 1024)
-    torch.ones(1, device="sim", requires_grad=True).sum().backward()
 
     def work(team):
         device = Device(torch.device("sim", team.world.rank))
         return sums_of_what_changes(team, StagedHostsExchange, how, only_rank, device)
 
-    def on_devices(shard, step):
-        there = f"sim:{torch.accelerator.current_device_index()}"
-        return [one if one is None else one.to(there) for one in gradients_of(shard, step)]
-
     with monkeypatch.context() as patch:
         patch.setattr(test_contract, "gradients_of", on_devices)
         results = HostsJob(control_of(2)).run(work)
     check_changed(results, how, only_rank)
+
+
+def test_a_worker_without_a_lane_counts_nothing_of_the_step_before(accelerator, control_of):  # noqa: F811
+    def work(team):
+        device = Device(torch.device("sim", team.world.rank))
+        model, updates = make(adam)
+        place(model, updates, device)
+        exchange = StagedHostsExchange(
+            model, updates, shards=3, team=team, device=device, new_key=1
+        )
+        are_all_there = []
+        for _ in range(3):
+            part = exchange.division.mine[0]
+            gradients = on_devices(part.lo % 2, 1)  # all parameters have one
+            for index in reversed(range(len(gradients))):
+                exchange.publish_early(part, index, gradients[index])
+                are_all_there.append(index > 0 and exchange._crossing.ready.has_all)
+            exchange.publish(part, gradients)
+            assert exchange.gather("gradients") is None
+            exchange.add_up("sums")
+        exchange.unbind()
+        return are_all_there
+
+    results = HostsJob(control_of(3), ranks_of_host=((0,), (1, 2))).run(work)
+    for rank, result in results.items():
+        assert not isinstance(result, BaseException), (rank, result)
+        assert not any(result), rank
