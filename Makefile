@@ -12,8 +12,8 @@ TWO := -n 2 --dist worksteal
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono demo
 
-test: fast                 ## every test, in about ten minutes on two cores
-	$(BIN)/python -m pytest -q $(TWO) -m "slow and not long and not gpu"
+test: .venv/ready          ## every test, in about ten minutes on two cores
+	$(BIN)/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts"
 
 fast: .venv/ready          ## the quick tests, in a minute on two cores
 	$(BIN)/python -m pytest -q $(TWO) -m "not slow and not long and not gpu and not hosts"

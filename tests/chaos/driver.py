@@ -2,6 +2,7 @@
 
     python -m tests.chaos.driver --kills 200 --steps 2000 --workers 3 --seed 7
     python -m tests.chaos.driver --kills 200 --exchange sim     on the test accelerator
+    python -m tests.chaos.driver --kills 40 --steps 400 --hosts 2 1    on virtual hosts, as root
 
 The seed decides when each kill comes (after which step, how long after that, or in which phase) and
 whom it meets. Kills are spread over the whole run, from its first step to its last, so that they
@@ -17,14 +18,14 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 from tests.chaos.exchanges import EXCHANGES, device_of, variables_of
+from tests.chaos.hosts_job import HostsJob
 from tests.chaos.jobs import Job, gone_within
-from tests.chaos.phases import read_phase
 from tests.chaos.training import STEPS_PER_EPOCH, Options
 
 LOOPS = ("trainer", "own")
@@ -39,6 +40,7 @@ PACE_MS = 0.5
 SLOW_EVERY = 40
 REPEATS = 2  # of the samples in an epoch
 POLL_S = 0.0002
+AT_ONCE = 0.2  # so many kills come together with the one before
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def plan(seed: int, num_kills: int, num_steps: int) -> list[Kill]:
     """Plan all kills; nothing else is random."""
     generator = random.Random(seed)
     steps = sorted(generator.randrange(num_steps) for _ in range(num_kills))
-    return [
+    kills = [
         Kill(
             step,
             generator.uniform(0, 0.01),
@@ -90,6 +92,10 @@ def plan(seed: int, num_kills: int, num_steps: int) -> list[Kill]:
         )
         for step in steps
     ]
+    for at in range(1, num_kills):
+        if generator.random() < AT_ONCE:
+            kills[at] = replace(kills[at], step=kills[at - 1].step, delay_s=0.0, aim=None)
+    return kills
 
 
 def options_of(seed: int, num_steps: int, phases: Path) -> Options:
@@ -121,17 +127,22 @@ def disturb(
     num_workers: int,
     timeout_s: float,
     exchange: str,
-) -> tuple[Job, Counter[str]]:
+    hosts: Sequence[int] = (),
+) -> tuple[Job | HostsJob, Counter[str]]:
     """Run and kill; returns the job, which has ended, and the phases in which workers were lost."""
-    job = Job(
-        folder,
-        replace(options, device=device_of(exchange)),
-        workers=num_workers,
-        flags=("--restarts", 100000),
-        variables=variables_of(exchange),
-    )
+    job: Job | HostsJob
+    if hosts:
+        job = HostsJob(folder, options, hosts)
+    else:
+        job = Job(
+            folder,
+            replace(options, device=device_of(exchange)),
+            workers=num_workers,
+            flags=("--restarts", 100000),
+            variables=variables_of(exchange),
+        )
     deadline_s = time.monotonic() + timeout_s
-    watch = Watch(job, Path(options.phases), deadline_s)
+    watch = Watch(job, deadline_s)
     lost: Counter[str] = Counter()
     for kill in kills:
         watch.wait_for_step(kill.step)
@@ -141,7 +152,7 @@ def disturb(
             break
         victim.kill()
         psutil.wait_procs([victim], timeout=5)
-        lost[read_phase(Path(options.phases), victim.pid)[0]] += 1
+        lost[job.phase(victim)[0]] += 1
     job.wait(max(1.0, deadline_s - time.monotonic()))
     return job, lost
 
@@ -149,15 +160,15 @@ def disturb(
 class Watch:
     """Sees how far a job is and who is there. Final."""
 
-    def __init__(self, job: Job, phases: Path, deadline_s: float) -> None:
-        self._job, self._phases, self._deadline_s = job, phases, deadline_s
+    def __init__(self, job: Job | HostsJob, deadline_s: float) -> None:
+        self._job, self._deadline_s = job, deadline_s
         self._furthest = -1
 
     def wait_for_step(self, step: int) -> None:
         """Wait until any worker has come to `step`, or the job has ended."""
         while self._goes_on() and self._furthest < step:
             # The first kill must wait for a step: before, nobody has made a Run.
-            steps = [read_phase(self._phases, one.pid)[1] for one in self._job.workers()]
+            steps = [self._job.phase(one)[1] for one in self._job.workers()]
             self._furthest = max(self._furthest, *steps, -1)
             time.sleep(POLL_S)
 
@@ -167,7 +178,7 @@ class Watch:
         while self._goes_on():
             alive = self._job.workers()
             if kill.aim is not None and time.monotonic() < give_up_s:
-                alive = [p for p in alive if read_phase(self._phases, p.pid)[0] == kill.aim]
+                alive = [one for one in alive if self._job.phase(one)[0] == kill.aim]
             if alive:
                 return alive[int(kill.whom * len(alive))]
             time.sleep(POLL_S)
@@ -188,6 +199,7 @@ def chaos(
     num_workers: int,
     timeout_s: float,
     exchange: str = "shared",
+    hosts: Sequence[int] = (),
 ) -> Outcome:
     """Do it once."""
     start_s = time.monotonic()
@@ -199,7 +211,7 @@ def chaos(
         expected = undisturbed(folder, options)
         kills = plan(seed, num_kills, num_steps)
         written = replace(options, events=str(folder / "events.jsonl"))
-        job, lost = disturb(folder, written, kills, num_workers, timeout_s, exchange)
+        job, lost = disturb(folder, written, kills, num_workers, timeout_s, exchange, hosts)
         results, status = job.results, job.process.returncode
         is_equal = bool(results) and all(result == expected for result in results)
         trouble = ""
@@ -246,7 +258,7 @@ def kill_launchers(seed: int, num_kills: int, num_workers: int) -> Outcome:
             phases.mkdir()
             started = replace(options, phases=str(phases))
             job = Job(folder, started, workers=num_workers, popen=subprocess.Popen)
-            Watch(job, phases, time.monotonic() + 60).wait_for_step(0)
+            Watch(job, time.monotonic() + 60).wait_for_step(0)
             time.sleep(generator.uniform(0, 0.6))
             processes = job.processes()
             job.process.kill()
@@ -275,12 +287,16 @@ def main() -> int:
         "--launcher-kills", type=int, default=0, help="then kill the launcher so often"
     )
     parser.add_argument("--exchange", choices=EXCHANGES, default="shared", help="of the workers")
+    parser.add_argument(
+        "--hosts", type=int, nargs="+", default=(), help="workers of each virtual host; takes root"
+    )
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     exchange = args.exchange
     print(f"seed {seed}: {args.kills} kills over {args.steps} steps, {exchange}", flush=True)
-    outcome = chaos(seed, args.kills, args.steps, args.workers, args.timeout, exchange)
+    options = {"exchange": exchange, "hosts": args.hosts}
+    outcome = chaos(seed, args.kills, args.steps, args.workers, args.timeout, **options)
     for phase, count in outcome.phases.most_common():
         print(f"{count:6}  {phase}")
     is_well = told(seed, "workers", outcome) and outcome.num_kills == args.kills

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import psutil
+from tests.chaos.phases import read_phase
 from tests.chaos.training import Options
 from tests.warm.processes import start
 
@@ -54,6 +55,7 @@ class Job:
         if workers is not None:
             starter += ["-m", "unisono", "run", "-n", str(workers), *map(str, flags)]
         given = [json.dumps(asdict(options))] if options is not None else list(map(str, arguments))
+        self._phases = Path(options.phases) if options is not None else folder
         self._out, self._err = folder / "stdout.txt", folder / "stderr.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = popen(
@@ -96,6 +98,10 @@ class Job:
         except (psutil.Error, ValueError):
             return []
         return sorted(children, key=lambda process: process.pid)
+
+    def phase(self, process: psutil.Process) -> tuple[str, int]:
+        """Tell the phase and the step of a worker, dead or alive."""
+        return read_phase(self._phases, process.pid)
 
     def processes(self) -> list[psutil.Process]:
         """All that belongs to the job."""

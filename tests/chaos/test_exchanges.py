@@ -37,10 +37,20 @@ def check(monkeypatch, capfd, exchange, faults, options, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", REPLICAS)
 @pytest.mark.parametrize(
-    ("faults", "loop", "optimizer"),
-    [(faults, LOOPS[n % 2], OPTIMIZERS[n]) for n, faults in enumerate(SEVERAL)],
+    ("exchange", "faults", "loop", "optimizer"),
+    [
+        # Each row on one of them; the rest in `make chaos`.
+        pytest.param(
+            exchange,
+            faults,
+            LOOPS[n % 2],
+            OPTIMIZERS[n],
+            marks=[pytest.mark.long] * (exchange != REPLICAS[n % 2]),
+        )
+        for exchange in REPLICAS
+        for n, faults in enumerate(SEVERAL)
+    ],
 )
 def test_workers_lost_in_every_phase_change_nothing(
     monkeypatch, capfd, exchange, faults, loop, optimizer

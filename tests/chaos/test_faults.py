@@ -54,6 +54,7 @@ def check(monkeypatch, capfd, faults, options, **more):
 PLACES = ("begin", "shard", "gradients", "sums", "update", "updated", "commit")
 LOOPS = ("trainer", "own")
 OPTIMIZERS = ("adam", "adafactor", "clipped")
+long = functools.partial(pytest.param, marks=pytest.mark.long)
 # One of each in `make test`, the rest in `make chaos`.
 EACH_LOOP = ["trainer", pytest.param("own", marks=pytest.mark.long)]
 EACH_OPTIMIZER = [
@@ -106,23 +107,26 @@ def test_every_place_on_every_worker(monkeypatch, capfd, fault, loop, optimizer)
         "kill:rank=0,step=0",
         "kill:rank=0,step=0,at=update",
         "kill:rank=1,step=5,at=updated",  # the last of an epoch: validation comes next
-        "kill:rank=2,step=5,at=commit",
-        "kill:rank=0,step=6,at=gradients",  # the first of the next
+        long("kill:rank=2,step=5,at=commit"),
+        long("kill:rank=0,step=6,at=gradients"),  # the first of the next
         f"kill:rank=1,step={NUM_STEPS - 1},at=begin",  # the last of all
         f"kill:rank=0,step={NUM_STEPS - 1},at=update",
-        f"kill:rank=2,step={NUM_STEPS - 1},at=updated",
+        long(f"kill:rank=2,step={NUM_STEPS - 1},at=updated"),
         f"kill:rank=1,step={NUM_STEPS - 1},at=commit",
         "kill:rank=0,step=0,at=snapshot",
         f"kill:rank=1,step={NUM_STEPS},at=snapshot",
         "segv:rank=1,step=8; segv:rank=0,step=12,at=update",
         # two and three at once
         "kill:rank=0,step=8; kill:rank=1,step=8",
-        "kill:rank=1,step=8,at=shard; kill:rank=2,step=8,at=gradients",
+        long("kill:rank=1,step=8,at=shard; kill:rank=2,step=8,at=gradients"),
         "kill:rank=0,step=8,at=update; kill:rank=2,step=8,at=updated",
         "kill:rank=0,step=8,at=commit; kill:rank=1,step=9; kill:rank=2,step=9,at=gradients",
         "kill:rank=0,step=8; kill:rank=1,step=8; kill:rank=2,step=8",
         "kill:rank=0,step=8,at=update; kill:rank=1,step=8,at=update; kill:rank=2,step=8,at=update",
-        "kill:rank=0,step=8,at=updated; kill:rank=1,step=8,at=update; kill:rank=2,step=8,at=commit",
+        long(
+            "kill:rank=0,step=8,at=updated; kill:rank=1,step=8,at=update; "
+            "kill:rank=2,step=8,at=commit"
+        ),
     ],
 )
 def test_first_and_last_steps_and_several_at_once(monkeypatch, capfd, faults, loop):

@@ -104,7 +104,9 @@ def test_a_defective_worker_is_named_and_replaced(
         ("staged", 3, "flip:rank=1,step=9,of=buffer", 1, BIT_OF["buffer"]),
         # in a replica in any step
         ("staged", 3, "flip:rank=0,step=6,of=replica", 0, BIT_OF["replica"]),
-        ("gloo", 3, "flip:rank=2,step=12,of=replica", 2, BIT_OF["replica"]),
+        pytest.param(
+            *("gloo", 3, "flip:rank=2,step=12,of=replica", 2, BIT_OF["replica"]), marks=LONG
+        ),
         ("sim", 2, "flip:rank=1,step=9,of=replica", 1, BIT_OF["replica"]),
         # of the last step of all
         ("gloo", 2, "flip:rank=1,step=23,of=replica", 1, BIT_OF["replica"]),

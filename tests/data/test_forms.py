@@ -124,6 +124,7 @@ def test_a_dict_of_datasets_is_refused_with_the_remedy():
         digest_of({"train": [1, 2], "test": [3]})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what that package imports
 @pytest.mark.parametrize("format", [None, "torch", "numpy"])
 def test_datasets_of_hugging_face_give_the_same_bits(format, expected, monkeypatch):

@@ -467,6 +467,7 @@ def in_a_short_fork(work):
     assert said_by_fork(lambda: bytes([work() >= 0]), 60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [in_a_loader_process, in_a_short_fork])
 def test_a_fork_frees_nothing_that_is_the_workers(tmp_path, run):
     gc.collect()

@@ -34,6 +34,7 @@ TIMEOUT_S = 60.0
 # In these files, the calls that are waits, copies and moves.
 FILES = {
     "unisono.exchange.staged": (),
+    "unisono.exchange.staged_hosts": (),
     "unisono.exchange.buffers": (),
     "unisono.exchange.replicas": ("_bind", "_begin", "_load", "_copy"),
     "unisono.exchange.protocol": ("gather",),

@@ -66,6 +66,8 @@ def bits_of_one_worker_on_the_cpu() -> None:
         for world_size in (1, 2, 3):
             for result in train(world_size, **options).values():
                 assert result == expected, (world_size, options)
+        for result in train(4, hosts=((0, 1), (2, 3)), **options).values():
+            assert result == expected, options
 
 
 def losses_on_the_host() -> None:

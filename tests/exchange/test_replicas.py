@@ -66,14 +66,18 @@ def test_an_unknown_exchange_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
     assert chosen("auto", host()) is not SharedExchange
     for digests in unisono.launch(cases.train_all, CASES, workers=workers):
         assert digests == in_shared_memory()
 
 
+# The other exchange: tests/chaos/test_exchanges.py.
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "replicas", ["gloo", pytest.param("staged", marks=pytest.mark.long)], indirect=True
+)
 @pytest.mark.parametrize(
     ("fault", "optimizer"),
     [

@@ -20,8 +20,10 @@ from unisono.exchange import host_crossing, staged
 from unisono.exchange.staged_hosts import StagedHostsExchange
 
 
-@pytest.mark.parametrize("only_rank", [None, 1])
-@pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])
+@pytest.mark.parametrize(
+    ("how", "only_rank"),
+    [(comes_twice, None), (is_replaced, 1), (changes_in_place, None), (is_taken_away, 1)],
+)
 def test_what_leaves_a_device_early_does_not_count_if_it_changes(
     accelerator,
     monkeypatch,

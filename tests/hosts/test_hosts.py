@@ -160,15 +160,16 @@ def unisono_run(
     program: Sequence[str],
     *,
     faults: Sequence[str] = (),
-    restarts: int = 3,
+    kills: str = "",
+    flags: Sequence[str] = ("--restarts", "3"),
 ) -> list[Output]:
     place = ["--nnodes", str(len(hosts)), "--rendezvous", f"{hosts[0].address}:29400"]
-    command = (sys.executable, "-m", "unisono", "run", *place, "--restarts", str(restarts))
+    command = (sys.executable, "-m", "unisono", "run", *place, *flags)
     return [
         Output(
             host.start(
                 *(*command, "-n", str(count), "--node-rank", str(number), *program),
-                environ={"UNISONO_FAULTS": "; ".join(faults)},
+                environ={"UNISONO_FAULTS": "; ".join(faults), "KILLS": kills},
             )
         )
         for number, (host, count) in enumerate(zip(hosts, workers, strict=True))
@@ -212,6 +213,38 @@ def test_a_lost_worker_is_replaced_on_its_host(
     assert digests(outputs) == trained(hosts[:1], [2], *on_cpus)
 
 
+# What each kills, at meetings or while hosts connect; 1' is the first to take the place of rank 1.
+ELSEWHERE = {
+    "before the first step": "2 run directory 1; 0 taking up 1; 1 unisono.share 2; "
+    "2' start of a loop 1; 0' sharing parameters 1; 1' addresses 1; 2'' snapshot 1 after",
+    "in evaluations": "2 evaluate 1; 0 evaluate 4 after; 1 evaluate 9; 2' evaluate 2; 0' digest 1",
+    "at the end of a loop": "2 snapshot 3; 0 snapshot 3 after; 1 last checkpoint 1; 2' summary 1",
+    "in predictions": "2 predict 1; 0 file of predict 3; 1 rows of predict 1 after; "
+    "0' rows of predict 2; 2' file of predict 2",
+    "while another is replaced": "2 gradients of step 2 1; 2' connecting 1; 1 connecting 2; "
+    "0 addresses 3; 1' putting back 1; 2'' addresses 2; 0' connecting 1",
+    "at once": "2 gradients of step 1 1; 1 gradients of step 1 1; 0 gradients of step 1 1; "
+    "0' gradients of step 3 1; 2' gradients of step 3 1 after",
+}
+
+
+@pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("kills", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_lost_workers_are_replaced_wherever_they_are(
+    make_hosts: MakeHosts, tmp_path: Path, workers, kills
+) -> None:
+    program = [FIT, str(tmp_path / "rows.safetensors"), str(tmp_path / "run")]
+    flags = ["--restarts", "99"]
+    outputs = unisono_run(make_hosts(len(workers)), workers, program, kills=kills, flags=flags)
+    text = "".join(output.has_ended_well() for output in outputs)
+    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills.split(";"))
+    alone = [sys.executable, "-m", "tests.hosts.programs.fit", program[1]]
+    done = subprocess.run(alone, capture_output=True, text=True, check=True)
+    said = re.findall("digest .* of .*|rows .*", done.stdout)
+    assert set(re.findall("digest .* of .*|rows .*", text)) == set(said)
+    assert text.count("rows ") == sum(workers)  # of those that were not killed before
+
+
 def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHosts) -> None:
     hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
     outputs = unisono_run(hosts, [2, 2], program)
@@ -225,6 +258,36 @@ def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHo
     for output in outputs:
         output.has_ended_well()
     assert digests(outputs) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
+
+
+def test_a_worker_that_hangs_is_replaced(make_hosts: MakeHosts) -> None:
+    hosts, program = make_hosts(2), [TRAIN, "cnn", *LONGER]
+    stops = ["stop:rank=1,step=3,at=update", "stop:rank=2,step=6,at=gradients"]
+    flags = ["--stall-timeout", "2"]
+    outputs = unisono_run(hosts, [2, 1], program, faults=stops, flags=flags)
+    text = "".join(output.has_ended_well() for output in outputs)
+    assert len(re.findall("has stopped it .* It is ended", text)) == len(stops)
+    assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
+
+
+@pytest.mark.parametrize(("rank", "named"), [(2, "2"), (0, "[01]")])  # the latter with the store
+def test_a_host_that_is_lost_with_a_replacement_is_named(
+    make_hosts: MakeHosts, rank: int, named: str
+) -> None:
+    hosts = make_hosts(2)
+    program = [FIT, "/dev/shm/tmp/rows", "/dev/shm/tmp/run"]
+    # It never comes so far: nobody is connected with it.
+    kills = f"{rank} gradients of step 2 1; {rank}' stands still 1"
+    outputs = unisono_run(hosts, [2, 1], program, kills=kills)
+    there, here = outputs if rank == 0 else outputs[::-1]
+    there.await_line(f"rank {rank} stands still")
+    time.sleep(1)
+    hosts[1].cut()
+    cut_s = time.monotonic()
+    named_s = here.await_line(f"PeerLostError: .* rank {named} was lost")
+    assert named_s - cut_s < NAMED_WITHIN_S
+    for host in hosts:
+        host.kill()
 
 
 def test_a_host_that_is_lost_is_not_waited_for_as_a_worker_would_be(make_hosts: MakeHosts) -> None:
@@ -241,7 +304,7 @@ def test_a_host_that_is_lost_is_not_waited_for_as_a_worker_would_be(make_hosts: 
 def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None:
     program = [TRAIN, "cnn", *LONGER]
     kill = ["kill:rank=3,step=4,at=gradients"]
-    outputs = unisono_run(make_hosts(2), [2, 2], program, faults=kill, restarts=0)
+    outputs = unisono_run(make_hosts(2), [2, 2], program, faults=kill, flags=["--restarts", "0"])
     assert re.search("PeerLostError: .* rank 3 has died", outputs[0].end())
     assert "on host 1, worker 1 of 2 was killed by SIGKILL" in outputs[1].end()
     assert [output.process.returncode for output in outputs] == [1, 1]

@@ -550,6 +550,45 @@ def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
     assert decision.state.membership == Membership((1,), 1, 1)
 
 
+# There are other hosts.
+
+
+@pytest.mark.parametrize(
+    ("events", "joining", "generation"),
+    [
+        ((*lost(1), *stopped(0), ask(1, 0, RESULT)), (1,), 1),
+        ((*lost(1), ask(1, 0, RESULT), *stopped(0)), (1,), 1),
+        ((AGREED, *lost(0, 1), ask(0, 1, LOOP), ask(1, 1, LOOP)), (0, 1), 1),
+        # A replacement is lost, and one of those who wait for it.
+        ((*lost(1), *stopped(0), *lost(1), ask(1, 0, RESULT)), (1,), 1),
+        ((*lost(1), *stopped(0), *lost(0), ask(1, 0, RESULT), ask(0, 0, RESULT)), (0, 1), 1),
+        ((*lost(1), ask(1, 0, RESULT), *lost(1), *stopped(0), ask(1, 0, RESULT)), (1,), 1),
+        # The loop goes on; nobody has to stop for those who join.
+        ((AGREED, LOOP_BEGAN, *lost(1), *stopped(0), ask(1, 1, LOOP)), (1,), 1),
+    ],
+)
+def test_on_one_of_several_hosts_nobody_goes_on_before_all_are_there(
+    events: tuple[Event, ...], joining: tuple[int, ...], generation: int
+) -> None:
+    *before, last = decisions(*events, workers=2, restarts=9, needs_all=True, first_rank=4)
+    assert all(types_of(decision) == [] for decision in before)
+    membership = Membership((0, 1), 0, generation)
+    loop = FACTS if LOOP_BEGAN in events else None
+    assert last.actions == (
+        *(Seat(rank, 0) for rank in joining),
+        *(go(membership, *({0, 1} - {*joining})) if len(joining) < 2 else ()),
+        *(live(rank, membership, loop, is_alone=True) for rank in joining),
+        Joined(joining),
+    )
+    assert not last.state.is_wished
+
+
+def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:
+    events = (AGREED, Gone(0), *lost(1), ask(1, 1, RESULT))
+    decision = after(*events, workers=2, needs_all=True, first_rank=4)
+    assert types_of(decision) == [(1, "Live")]
+
+
 # Somebody wants the job to end.
 
 

@@ -98,7 +98,7 @@ def test_devices_times_workers_have_one_digest(way, device, count, workers):
     ("way", "device", "count", "workers"),
     [
         ("devices", "cpu", 2, 1),
-        ("devices", "sim", 2, 1),
+        pytest.param("devices", "sim", 2, 1, marks=LONG),
         ("devices", "sim", 4, 1),
         ("split", "cpu", 2, 1),
         ("split", "sim", 2, 2),

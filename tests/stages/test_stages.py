@@ -144,9 +144,16 @@ def result_of(done):
 PLACES = ("begin", "shard", "backward", "gradients", "sums", "update", "updated", "commit")
 
 
+# Each place once, on the stages by turns; the rest in `make chaos`.
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("at", [*PLACES, "snapshot"])
+@pytest.mark.parametrize(
+    ("at", "rank"),
+    [
+        pytest.param(at, rank, marks=[pytest.mark.long] * (number % 2 != rank))
+        for number, at in enumerate([*PLACES, "snapshot"])
+        for rank in (0, 1)
+    ],
+)
 def test_a_worker_killed_anywhere_is_replaced_and_changes_no_bit(at, rank, tmp_path):
     # A checkpoint has a snapshot taken before step 2, which time alone may not.
     options = {"directory": str(tmp_path), "checkpoint_every": 2} if at == "snapshot" else {}

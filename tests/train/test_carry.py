@@ -96,6 +96,7 @@ def test_a_loop_of_ones_own_carries():
     assert made.digest() == train()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fit",
     [
@@ -147,6 +148,7 @@ def test_losses_and_forward_functions_carry_states_of_their_own():
     assert found == made.evaluate(data(), batch_size=BATCH_SIZE) | {"sum": 8 * 15}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_at", [3, 6])
 def test_a_run_is_resumed_in_the_midst_of_an_epoch(tmp_path, stopped_at):
     for name in carried.MODELS:
@@ -162,12 +164,14 @@ def test_a_later_call_goes_on_in_the_midst_of_an_epoch():
     assert made.digest() == train("memory")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"devices": ["cpu", "cpu"]}, {"exchange": "staged"}])
 def test_several_devices_and_exchanges_have_the_same_bits(options):
     assert train(**options) == train()
     assert train(optimizer="sam", **options) == train(optimizer="sam")
 
 
+@pytest.mark.slow
 def test_the_bits_are_the_same_on_accelerators(accelerator):
     for name in carried.MODELS:
         there = train(name, device="cpu")
@@ -178,6 +182,7 @@ def test_the_bits_are_the_same_on_accelerators(accelerator):
             assert name == "memory" or alike == there
 
 
+@pytest.mark.slow
 def test_a_split_model_carries(accelerator):
     model, optimizer, _ = carried.made("recurrent")
     there = {"sim:0": ["embed"], "sim:1": ["lstm", "head"]}

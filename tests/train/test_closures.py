@@ -178,6 +178,7 @@ def test_several_devices_of_a_worker_have_the_same_bits(name):
     assert train_on_devices(name) == closures.train(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [["sim"], ["sim:0", "sim:2", "sim:1"]])
 def test_the_bits_are_the_same_on_accelerators(accelerator, devices):
     for name in ("sam", "line search"):

@@ -56,6 +56,7 @@ def all_at_once(trainer, dataset):
         return trainer.run.model(dataset.tensors[0]), dataset.tensors[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [4, 10, 103])
 def test_what_scikit_learn_finds_of_all_rows_is_found(batch_size):
     dataset, trainer = data(), make()

@@ -10,7 +10,7 @@ from unisono.workers.joint_calls import JointCalls
 from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
 from unisono.workers.membership import Membership
 from unisono.workers.supervisor import Supervisor
-from unisono.workers.team import Team
+from unisono.workers.team import StepBrokenError, Team
 from unisono.world import World
 
 
@@ -25,6 +25,7 @@ class Recorder(Supervisor):
         self.incarnation = int(bool(entries))
         self.told = []
         self.asked = []
+        self.outcomes = []
         self._entries = list(entries)
 
     def memory(self, key, num_bytes, gather):
@@ -32,6 +33,9 @@ class Recorder(Supervisor):
 
     def tell(self, message):
         self.told.append(message)
+
+    def outcome(self, index, name):
+        return self.outcomes.pop(0)
 
     def catch_up(self, index, name):
         self.asked.append((index, name))
@@ -58,6 +62,21 @@ def test_what_is_done_together_is_told_in_order():
     assert joint_calls.index == 2
     assert host.told == [JointResult(0, "it", b"agreed"), JointResult(1, "it", b"digest")]
     assert host.asked == []
+
+
+def test_where_others_are_missed_a_call_is_made_again_or_what_they_found_is_taken():
+    joint_calls, host, _ = history_with()
+    host.ranks_of_host = ((0,), (1,))
+    host.outcomes = [None, b"found"]
+    calls = []
+
+    def act():
+        calls.append("called")
+        raise StepBrokenError
+
+    assert joint_calls.together("it", act) == b"found"
+    assert len(calls) == 2
+    assert host.told == [JointResult(0, "it", b"found")]
 
 
 def test_a_loop_is_told_when_it_can_be_joined_and_where_it_ended():

@@ -25,7 +25,7 @@ from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
-    *("replaces", "stall_timeout_s", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
+    *("replaces", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
 }
 _ANSWERS_WITHIN_S, _PAUSE_S = 2.0, 0.1
 
@@ -110,7 +110,7 @@ def run_on_hosts(
     script: Sequence[str],
     *,
     workers: int | None,
-    restarts: int,
+    flags: Mapping[str, object],
     threads: int,
 ) -> NoReturn:
     """Run a script on this host, as one of several.
@@ -141,12 +141,12 @@ def run_on_hosts(
     number = num_devices() if workers is None else workers
     command = ["-m", "unisono.cli.one_host", str(hosts.node_rank), "-n", str(number)]
     status = run_agent(
-        [*command, "--restarts", str(restarts), *script],
+        [*command, *(str(word) for flag in flags.items() for word in flag), *script],
         place=hosts.rendezvous,
         num_hosts=hosts.nnodes,
         is_first=hosts.node_rank == 0,
         address=address,
-        restarts=restarts,
+        restarts=int(str(flags["--restarts"])),
     )
     leave(status)
 

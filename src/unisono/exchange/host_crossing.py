@@ -137,7 +137,7 @@ class HostCrossing:
         team, snapshots = self._team, self._memory.snapshots
         supervisor, count = team.supervisor, self._arena.counts[self._position]
         supervisor.newest_snapshot = lambda: snapshots.number
-        supervisor.can_go_back, is_back = True, False
+        is_back = False
         while not is_back:
             self._drop()
             count[:] = bytes(len(count))

@@ -280,8 +280,12 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
         heard = team.gather(json.dumps([place, secret]).encode(), "addresses")
         return {rank: json.loads(heard[rank]) for rank in ranks if rank != me}
 
+    def look() -> None:
+        if team.has_lost:
+            raise BrokenError("a worker was lost while lanes were connected")
+
     try:
-        links = connect_ranks(me, team.supervisor.address, secret, tell, _CONNECT_WITHIN_S)
+        links = connect_ranks(me, team.supervisor.address, secret, tell, look, _CONNECT_WITHIN_S)
     except RendezvousError as error:
         raise BrokenError(str(error)) from error
     for link in links.values():

@@ -42,7 +42,7 @@ from unisono.state.contents import named_parameters, updated_parameters
 from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
 from unisono.state.saved import apply_groups
 from unisono.workers.launcher_messages import Live
-from unisono.workers.team import Team
+from unisono.workers.team import StepBrokenError, Team
 
 # Of what a slow link keeps: beside the memory of loops, and of what is beside those.
 _LINK_KEY = 3 << 30
@@ -138,7 +138,11 @@ class Exchange(ABC):
             arena = self.memory.arena
             link.bind(team, arena.key + _LINK_KEY, arena.plan, is_joining=loop is not None)
             groups = groups_of(shards, link.num_groups)
-        self._bind(keys, None if loop is None else live)
+        try:
+            self._bind(keys, None if loop is None else live)
+        except StepBrokenError:
+            self.unbind()
+            raise
         if link is not None:
             link.begin(self.memory.arena.parameters)
         self.trust_leader()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from unisono.checkpoint.places import Places
 from unisono.checkpoint.writer import CheckpointWriter, Kept, newest_kept
@@ -206,6 +207,9 @@ class Reception:
                 self._control.leave(rank, how)
             case job_events.Spawn(rank):
                 self._staff.spawn(rank)
+            case job_events.Answer(rank, messages.Live(loop=loop) as live) if loop is not None:
+                number = self._number_of_snapshot(loop)
+                self._staff.send(rank, replace(live, snapshot=number))
             case job_events.Answer(rank, message):
                 self._staff.send(rank, message)
             case job_events.Wish(value):
@@ -263,6 +267,13 @@ class Reception:
             return None
         mapping = self._memories.mapping(loop["key"])
         return None if mapping is None else newest_kept(mapping, loop)
+
+    def _number_of_snapshot(self, loop: Mapping[str, Any]) -> int:
+        """Count the whole snapshots of a loop's memory; 0 if that is gone."""
+        mapping = self._memories.mapping(loop["key"])
+        if mapping is None:
+            return 0
+        return max(Places.from_json(dict(loop)).marks(lambda at, count: mapping[at : at + count]))
 
     def _tidy_memories(self) -> None:
         """Let go of what neither a replacement nor a checkpoint may yet need.

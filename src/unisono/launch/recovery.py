@@ -80,6 +80,7 @@ class RecoveryState:
     # other hosts
     needs_all: bool = False
     first_rank: int | None = None  # of several hosts: the rank of this one's first worker
+    gone: frozenset[int] = frozenset()  # who has nothing left to do
     is_ready: bool = False  # whether a lost worker can be made up for at all
     trouble: str = ""  # why it cannot any more
     # somebody of the membership was lost, and the others have not gone on since
@@ -137,7 +138,8 @@ def decide(state: RecoveryState, event: Event) -> RecoveryDecision:
         case Lost():
             return _lost(state, event)
         case Gone(rank):
-            return _settled(_without(state, rank), f"worker {rank} has nothing left to do")
+            state = replace(_without(state, rank), gone=state.gone | {rank})
+            return _settled(state, f"worker {rank} has nothing left to do")
         case StopWanted():
             return _settled(replace(state, is_ending=True), "asked to end after this step")
 
@@ -247,6 +249,9 @@ def _settled(
 ) -> RecoveryDecision:
     """Let go on who can go on, and say whether the membership should stop."""
     membership = state.membership
+    if state.first_rank is not None:
+        state, more = _begin_again(state)
+        return RecoveryDecision(state, (*actions, *more), reason)
     if membership is None and state.asking:
         state, more = _go_on_alone(state)
         actions = (*actions, *more)
@@ -259,6 +264,23 @@ def _settled(
         state = replace(state, is_wished=is_wished)
         actions = (*actions, Wish(is_wished))
     return RecoveryDecision(state, actions, reason)
+
+
+def _begin_again(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
+    """On one of several hosts: let nobody go on before all stand still or have caught up.
+
+    Where they go on from is agreed on with the other hosts.
+    """
+    ranks = state.stopped.keys() | state.asking.keys()
+    if not ranks or len(ranks | state.gone) < state.world_size:
+        return state, ()
+    waiting, joining, loop = sorted(state.stopped), sorted(state.asking), state.loop
+    state, new = _of_members(state, ranks, leader=min(ranks))
+    seats = [Seat(rank, 0) for rank in joining]
+    answers = [Answer(rank, Continue(new)) for rank in waiting]
+    lives = [_live(rank, new, loop, is_alone=True) for rank in joining]
+    told = [Joined(tuple(joining))] if joining else []
+    return state, (*seats, *answers, *lives, *told)
 
 
 def _go_on_alone(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:

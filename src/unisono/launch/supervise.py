@@ -104,7 +104,7 @@ class _Supervision:
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         # Of several hosts, this one alone cannot tell who waits for whom.
         self._is_one_of_several = bool(job.hosts)
-        self._watch = StallWatch(self._control, math.inf if job.hosts else job.stall_timeout_s)
+        self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
         self._deaths = Deaths(self._control)
         self._devices = Devices(job, say)

@@ -139,6 +139,11 @@ class RunState:
         places = Places.from_json(dict(entry.loop))
         memory = team.memory(places.key, places.num_bytes)
         slot = places.newest(memory.read)
+        number: int = end.get("snapshot", 0)
+        if max(places.marks(memory.read)) < number:
+            # The last one here to know that it is whole was lost before it could say so.
+            slot = 0 if slot is None else 1 - slot
+            memory.write(places.mark_at(slot), number.to_bytes(8, "little"))
         if slot is None:
             raise UnisonoError(
                 f"the end of a loop must still be in memory for a replacement to pass it, but that "

@@ -8,6 +8,7 @@ the last one is so long that what it costs is a hundredth of it.
 from __future__ import annotations
 
 import enum
+import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -172,7 +173,7 @@ class Boundary:
         self.engine.timers.are_delays_sought = bool(planned & _WATCH)
         self._planned = BoundaryTasks(planned)
         self.is_between_steps = True
-        self._team.supervisor.can_go_back = False
+        self._team.supervisor.can_go_back = False  # what the program does now, it does once
 
     def act(self) -> bool:
         """Do what was planned before the next step. Collective.
@@ -184,7 +185,6 @@ class Boundary:
             CheckpointError: the optimizer has made state that cannot be kept.
         """
         planned, self._planned = self._planned, BoundaryTasks.NOTHING
-        self._team.supervisor.can_go_back = True
         if not self._exchange.is_lost:
             with suppress(StepBrokenError):  # then it is lost
                 self._carry_out(planned)
@@ -199,6 +199,8 @@ class Boundary:
         self.undo()
         self._planned = BoundaryTasks.NOTHING
         self.is_between_steps = True
+        if len(self._team.hosts) > 1:
+            self._run.has_joined = True  # as those have that replace lost workers
         while not self._team.can_compute:  # a stage of the model is missing
             self._run.observer.before_pause()
             self._team.pause()
@@ -295,19 +297,22 @@ class Boundary:
             self._exchange.hand_round()
             return True
         self._wait_for_disk()
-        slot = None
-        self._team.supervisor.can_go_back = True
-        with suppress(StepBrokenError):
+        try:
             slot = self._snapshot(wait=True)
-        self._team.supervisor.can_go_back = False
-        if slot is None:
-            return False
-        self._exchange.hand_out()
-        if self._checkpoints is not None:
-            self._checkpoint(slot, wait=True)
-            while not self._team.meet("last checkpoint"):
-                # The leader was lost, perhaps before it could ask; the next one does.
+            if slot is None:
+                return False
+            if self._checkpoints is not None:
                 self._checkpoint(slot, wait=True)
+                while not self._team.meet("last checkpoint"):
+                    # The leader was lost, perhaps before it could ask; the next one does.
+                    self._checkpoint(slot, wait=True)
+        except StepBrokenError:
+            end = self._run.joint_calls.end_of_loop
+            if end is None:
+                return False
+            # Others have met everybody here, so all is kept.
+            self._memory.snapshots.complete_up_to(json.loads(end)["snapshot"])
+        self._exchange.hand_out()
         return True
 
     def _checkpoint(self, slot: int, *, wait: bool) -> None:

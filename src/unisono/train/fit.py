@@ -38,6 +38,7 @@ from unisono.train.surroundings import surroundings
 from unisono.train.tally import Tally
 from unisono.train.validation import Validation
 from unisono.workers.membership import Membership
+from unisono.workers.team import StepBrokenError
 
 # Before whoever goes on alone in the place of all.
 _NOBODY = Membership((), leader=-1, generation=-1)
@@ -98,9 +99,7 @@ class FitUnderWay:
             self._tally = Tally(run.position, plan.samples)
             with computing:
                 for step in steps:
-                    self._before(step)
-                    self._compute(step)
-                    self._after(step)
+                    self._take(step)
             self._tally.pause()
             return self._end()
         except BaseException as error:
@@ -228,6 +227,15 @@ class FitUnderWay:
         if self._has_begun and not self._is_over:
             self._callbacks.call("on_audit", self, audit)
 
+    def _take(self, step: Step) -> None:
+        try:
+            self._before(step)
+            self._compute(step)
+            self._run.team.supervisor.can_go_back = True
+            self._after(step)
+        except StepBrokenError:
+            step.abandon()  # with what was to come behind it
+
     def _before(self, step: Step) -> None:
         """Tell callbacks what has changed since the last step, and that one begins."""
         if not self._has_begun:
@@ -309,7 +317,11 @@ class FitUnderWay:
             self._kept_step = run.checkpoints.kept_step
         if self._has_memory:
             self._memory.begin()
-        self._callbacks.call("on_begin", self)
+        try:
+            self._callbacks.call("on_begin", self)
+        except StepBrokenError:
+            self._has_begun = False
+            raise
 
     def _end(self) -> Summary:
         """Draw all conclusions once all steps are done, be it by others alone."""

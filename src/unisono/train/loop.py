@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from unisono.data.fetch import Fetch
@@ -51,6 +51,7 @@ from unisono.train.start import tell_over
 from unisono.train.step import Step
 from unisono.train.unused_parameters import UnusedParameters
 from unisono.workers.launcher_messages import Live, Passed
+from unisono.workers.team import StepBrokenError
 from unisono.world import threads_per_worker
 
 # Of what stages send each other, or shards carry: beside the memory of a loop and of those within.
@@ -81,8 +82,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     if isinstance(entry, Passed):
         run.kept.apply_ended(entry, run.team)
         return
-    # Who joins a loop under way comes behind what the others have agreed on.
-    run.has_joined = is_agreed = entry is not None and entry.loop is not None
+    run.has_joined = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
         plan.loader(fetch, run.kept.position, run.device) as loader,
@@ -90,6 +90,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
     ):
+        # Who joins a loop under way comes behind what the others have agreed on.
+        is_agreed = run.has_joined
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         if run.options.audit_every is not None:
@@ -107,7 +109,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                     tell_bubble(run, boundary.engine)
                 return
             if not is_over and run.kept.position.batch == 0:
-                begin_epoch(run, plan.samples, is_agreed=is_agreed)
+                with suppress(StepBrokenError):  # then there is no next step yet
+                    begin_epoch(run, plan.samples, is_agreed=is_agreed)
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
                 # Who has joined there, in the place of a lost stage, comes behind that, too.
@@ -117,6 +120,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 balance.before_step()
             step = make_step(boundary, plan.samples, loader, run.kept.position)
             yield step
+            run.team.supervisor.can_go_back = True
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
@@ -151,24 +155,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             stack.enter_context(collectives_watched())
             timers = PhaseTimers(RunDelay() if run.team.size > 1 else None)
             stack.callback(timers.close)
-            with memory_explained(run, "start of the loop"):
-                run.engine = engine = _engine(run, plan, live, timers)
-            stack.callback(engine.exchange.unbind)
-            stack.callback(engine.passes.drop)
-            if run.carried is not None:
-                stack.callback(run.carried.unbind)
-            interrupts = Interrupts()
-            if run.checkpoints is not None and run.team.supervisor.is_alone:
-                interrupts = stack.enter_context(gentle_interrupts(run.say))
-            if run.options.audit_every is None:
-                boundary = Boundary(run, engine, plan.samples, interrupts)
-            else:
-                boundary = AuditedBoundary(run, engine, plan, interrupts)
-            if live is not None and live.loop is not None:
-                boundary.undo()
-                run.team.faults.meet("join", kept.position.step)
-            else:
-                _begin(run, boundary)
+            boundary = _entered(run, plan, live, timers, stack)
             try:
                 yield boundary
             except GeneratorExit:
@@ -176,9 +163,63 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
                 raise
     finally:
         run.engine = None
-        end = json.dumps({"position": kept.position.as_json(), "last": kept.last}).encode()
+        run.team.supervisor.can_go_back = True
+        end = json.dumps(
+            {
+                "position": kept.position.as_json(),
+                "last": kept.last,
+                "snapshot": 0 if run.memory is None else run.memory.snapshots.number,
+            }
+        ).encode()
         has_ended = boundary is not None and boundary.has_ended
         run.joint_calls.leave_loop(end if has_ended else None)
+
+
+def _entered(
+    run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
+) -> Boundary:
+    """Bind the model, and be where the others are. Collective.
+
+    On several hosts all do so again if somebody is lost meanwhile.
+
+    Args:
+        run, plan, live: see :func:`_under_way`.
+        timers: of the loop's steps.
+        stack: takes back what this has done.
+    """
+    while True:
+        with ExitStack() as bound:
+            try:
+                boundary = _bound(run, plan, live, timers, bound)
+                if live is not None and live.loop is not None:
+                    boundary.undo()
+                    run.has_joined = True
+                    run.team.faults.meet("join", run.kept.position.step)
+                else:
+                    _begin(run, boundary)
+                stack.push(bound.pop_all())
+                return boundary
+            except StepBrokenError:
+                if len(run.team.hosts) == 1:
+                    raise
+        live = run.joint_calls.enter_again()
+
+
+def _bound(
+    run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
+) -> Boundary:
+    with memory_explained(run, "start of the loop"):
+        run.engine = engine = _engine(run, plan, live, timers)
+    stack.callback(engine.exchange.unbind)
+    stack.callback(engine.passes.drop)
+    if run.carried is not None:
+        stack.callback(run.carried.unbind)
+    interrupts = Interrupts()
+    if run.checkpoints is not None and run.team.supervisor.is_alone:
+        interrupts = stack.enter_context(gentle_interrupts(run.say))
+    if run.options.audit_every is None:
+        return Boundary(run, engine, plan.samples, interrupts)
+    return AuditedBoundary(run, engine, plan, interrupts)
 
 
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:

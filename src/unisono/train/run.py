@@ -102,7 +102,8 @@ class Run:
     Attributes:
         shards: S, the number of parts of every global batch.
         device: where this worker computes; the first one if there are several.
-        has_joined: whether this worker joined the newest loop as a replacement.
+        has_joined: whether this worker joined the newest loop as a replacement, or on several hosts
+            went back in it together with one.
         is_ahead: True if the checkpoint that the run resumes from is past this loop, which is then
             a no-op.
         fixed: what else determines the run's bits, by name, as plain JSON. It is compared between
@@ -269,7 +270,7 @@ class Run:
 
     @property
     def has_joined(self) -> bool:
-        """Whether this worker has joined the newest loop as a replacement of a lost one."""
+        """Whether this worker has joined the newest loop as, or together with, a replacement."""
         return self._context.has_joined
 
     @property

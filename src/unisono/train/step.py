@@ -404,13 +404,13 @@ class Step:
         self.model = self._engine.model
         if isinstance(error, (StepBrokenError, StepUndoneError)):
             if isinstance(error, StepBrokenError):
-                self._abandon()
+                self.abandon()
             return True
         try:
             if not self._turn:
                 self._finish(error)
         except StepBrokenError:
-            self._abandon()
+            self.abandon()
         if error is None and self.is_done:
             if self._turn:
                 self.means = self._means()
@@ -423,10 +423,13 @@ class Step:
         every = {f"{name}.{key}": mean for name, of in named for key, mean in of.items()}
         return {"loss": sum(of["loss"] for _, of in named), **every}
 
-    def _abandon(self) -> None:
-        """Leave a step that cannot be finished, as a worker with a stage of the model was lost."""
+    def abandon(self) -> None:
+        """Leave a step that cannot be finished, nor its conclusions drawn, as a worker was lost.
+
+        For trainers: a loop of the program's own hears of it by :attr:`is_done`.
+        """
         self._engine.abandon()
-        self._is_finished = True
+        self._is_finished, self.is_done = True, False
         self._boundary.go_back()
 
     def _finish(self, error: BaseException | None) -> None:

@@ -114,7 +114,7 @@ class Barrier:
 
     def lose(self, rank: int, how: Departure) -> None:
         """See :class:`~unisono.workers.meeting_point.Waiter`; a lost one is made up for."""
-        if how != Departure.LOST:
+        if not how.may_be_back:
             raise self._left(rank, how)
 
     def give_up_on(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:

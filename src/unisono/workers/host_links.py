@@ -35,7 +35,8 @@ _TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
 _LENGTH = struct.Struct("<I")
 _HELLO = struct.Struct("<I32s")
 _READ_BYTES = 1 << 18
-_CONNECTS_WITHIN_S = 20.0
+_ANSWERS_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.1
 _BUFFER_BYTES = 1 << 20
 _BACKLOG, _CALLERS_AT_MOST = 128, 256
 
@@ -57,7 +58,7 @@ class HostLinks:
         self._poll = select.poll()
         self._rank_of = {}
         for rank, link in self._sockets.items():
-            _watch(link)
+            watch_link(link)
             self._rank_of[link.fileno()] = rank
             self._poll.register(link, select.POLLIN)
 
@@ -148,7 +149,11 @@ def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
                 )
         return {rank: (told[rank][1], token) for rank in others}
 
-    return HostLinks(connect_ranks(places.rank, address, token, tell, RENDEZVOUS.in_s()))
+    def look() -> None:
+        rendezvous.watch(0.0)
+
+    me, within_s = places.rank, RENDEZVOUS.in_s()
+    return HostLinks(connect_ranks(me, address, token, tell, look, within_s))
 
 
 def connect_ranks(
@@ -156,6 +161,7 @@ def connect_ranks(
     address: str,
     token: str,
     tell: Callable[[Place], Mapping[int, tuple[Place, str]]],
+    look: Callable[[], None],
     within_s: float,
 ) -> dict[int, socket.socket]:
     """Connect this worker with others; of each two, the higher rank calls the lower one.
@@ -165,6 +171,7 @@ def connect_ranks(
         address: where it listens until all have connected.
         token: what whoever calls it must show.
         tell: tells the others where it listens; gives where each of them does, and its token.
+        look: called now and then; raises where somebody will never come.
         within_s: how long it may take from then on, in seconds.
 
     Raises:
@@ -179,7 +186,7 @@ def connect_ranks(
             for rank in sorted(rank for rank in others if rank < me):
                 links[rank] = _call_rank(rank, *others[rank], me, deadline)
             above = {rank for rank in others if rank > me}
-            links.update(_take_calls(listening, above, me, token, deadline))
+            links.update(_take_calls(listening, above, me, token, look, deadline))
         except BaseException:
             for link in links.values():
                 link.close()
@@ -195,8 +202,9 @@ def _call_rank(rank: int, place: Place, token: str, me: int, deadline: float) ->
     """
     link = None
     try:
-        within_s = min(_CONNECTS_WITHIN_S, max(0.1, deadline - time.monotonic()))
-        link = socket.create_connection((place[0], place[1]), within_s)
+        left_s = max(0.1, deadline - time.monotonic())
+        link = socket.create_connection((place[0], place[1]), min(LOST_AFTER_S, left_s))
+        link.settimeout(min(_ANSWERS_WITHIN_S, left_s))
         link.sendall(_HELLO.pack(me, _shown(token, me, rank)))
         _, shown = _HELLO.unpack(_exactly(link, _HELLO.size))
     except OSError as error:
@@ -217,7 +225,12 @@ def _call_rank(rank: int, place: Place, token: str, me: int, deadline: float) ->
 
 
 def _take_calls(
-    listening: socket.socket, missing: set[int], me: int, token: str, deadline: float
+    listening: socket.socket,
+    missing: set[int],
+    me: int,
+    token: str,
+    look: Callable[[], None],
+    deadline: float,
 ) -> Iterator[tuple[int, socket.socket]]:
     """Give a connection of each rank, as they come.
 
@@ -229,15 +242,15 @@ def _take_calls(
     selector.register(listening, selectors.EVENT_READ)
     try:
         while missing:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            look()
+            if time.monotonic() >= deadline:
                 raise RendezvousError(
                     f"every host must reach the others, but ranks {sorted(missing)} have not "
                     f"reached rank {me} at {listening.getsockname()[0]}: name the interface that "
                     f"connects the hosts with UNISONO_INTERFACE, and let the firewall pass "
                     f"connections between them."
                 )
-            for key, _ in selector.select(left_s):
+            for key, _ in selector.select(_LOOK_EVERY_S):
                 if key.data is None:
                     _let_in(listening, selector)
                     continue
@@ -307,12 +320,17 @@ def _exactly(link: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-def _watch(link: socket.socket) -> None:
-    """Have the kernel notice when the other host is gone."""
+def watch_link(link: socket.socket) -> None:
+    """Be ready to send and receive, and have the kernel notice when the other host is gone."""
     link.setblocking(False)
-    tcp = socket.IPPROTO_TCP
-    link.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    notice_lost_host(link)
+
+
+def notice_lost_host(link: socket.socket) -> None:
+    """Have a connection fail when the other host is gone."""
+    tcp = socket.IPPROTO_TCP
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
     link.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)

@@ -10,6 +10,9 @@ outcome instead of making the call. Once it has caught up it belongs to the memb
     replaced            agree ─ loop (caught up: waits for the next step) ═ step 813 ═══
 
 What happens inside of a loop is not counted: a loop is joined between two of its steps.
+
+On several hosts nobody goes on without a lost worker: once it is replaced, all begin the joint call
+again in which they are.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
-from unisono.workers.team import Team
+from unisono.workers.team import StepBrokenError, Team
 
 _INNER_LOOPS_AT_MOST = 1 << 32
 
@@ -79,11 +82,17 @@ class JointCalls:
             if isinstance(entry, Passed):
                 self._index += 1
                 return entry.payload
-        try:
-            payload = act()
-        except Exception:
-            self._supervisor.tell(NoRecovery("an exception was raised outside of a loop"))
-            raise
+        payload: bytes | None = None
+        while payload is None:
+            try:
+                payload = act()
+            except StepBrokenError:
+                if len(self.team.hosts) == 1:
+                    raise
+                payload = self._supervisor.outcome(self._index, name)
+            except Exception:
+                self._supervisor.tell(NoRecovery("an exception was raised outside of a loop"))
+                raise
         self._note_result(name, payload)
         return payload
 
@@ -110,6 +119,15 @@ class JointCalls:
         else:
             self._num_loops += 1
         return entry
+
+    def enter_again(self) -> Live:
+        """Begin the loop again that has just been entered, as somebody was lost: with its facts."""
+        return Live(self.team.membership, self._supervisor.agreed_loop, is_alone=True)
+
+    @property
+    def end_of_loop(self) -> bytes | None:
+        """Where the loop under way has ended, if it has on other hosts."""
+        return self._supervisor.outcome(self._index, LOOP)
 
     def note_loop(self, facts: dict[str, Any]) -> None:
         """Tell the launcher that the loop can be joined now. Every rank calls it, inside of it."""

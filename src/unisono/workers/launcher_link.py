@@ -134,6 +134,7 @@ class LauncherLink(Supervisor):
         try:
             with self._lock:
                 self._channel.send(request)
+                self._await_answer()
                 answer = self._channel.receive()
         except ConnectionError as error:
             raise _launcher_is_gone() from error
@@ -147,6 +148,9 @@ class LauncherLink(Supervisor):
                 f"{type(answer).__name__}: launcher and workers must be of the same version."
             )
         return answer
+
+    def _await_answer(self) -> None:
+        """Look at something else while an answer has not come; here there is nothing."""
 
 
 def _error_of(refusal: messages.Refused) -> UnisonoError:

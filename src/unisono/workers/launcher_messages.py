@@ -253,11 +253,13 @@ class Live(ToWorker):
         membership: the workers, this one among them.
         loop: of a loop that had begun: its facts then.
         is_alone: nobody else is there; what is shared may be torn.
+        snapshot: the number of the newest whole one of that loop on this host.
     """
 
     membership: Membership
     loop: Mapping[str, Any] | None
     is_alone: bool
+    snapshot: int = 0
 
 
 class Why(enum.StrEnum):

@@ -32,7 +32,8 @@ class Departure(enum.IntEnum):
     """Whether a process may still come to a meeting; a lost one is made up for by the others.
 
     DIED is said of one that nobody can make up for: there is no launcher of ours. UNREACHABLE is
-    said of one on a host that does not answer any more.
+    said of one on a host that does not answer any more. STOPPED is said of one that waits until all
+    begin again, as another one is lost.
     """
 
     PRESENT = 0
@@ -41,6 +42,12 @@ class Departure(enum.IntEnum):
     LOST = 3
     DIED = 4
     UNREACHABLE = 5
+    STOPPED = 6
+
+    @property
+    def may_be_back(self) -> bool:
+        """Whether somebody with its rank is to be expected."""
+        return self in (Departure.PRESENT, Departure.LOST, Departure.STOPPED)
 
 
 class MeetingSeat(ctypes.Structure):

@@ -39,7 +39,6 @@ from unisono.workers.job_store import (
     wait_for_rank_0,
 )
 from unisono.workers.jobname import JobName, job_name, num_restarts
-from unisono.workers.meeting_point import Departure
 from unisono.workers.proc import host_name, network_name, started_at
 from unisono.world import World
 
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from unisono.workers.launcher_link import LauncherLink
+
+Watch = Callable[[float], None]
 
 _TOKEN_BYTES = 16
 _WHERE = "the first `Trainer`, `Run` or `unisono.init`"
@@ -112,6 +113,7 @@ class Rendezvous:
         places: see below.
         has_ended: tells whether a rank has ended, as far as that can be known here.
         is_held: whether rank 0 holds the store, which ends with it.
+        watch: told now and then how long this rank has waited; may raise.
 
     Attributes:
         places: who is where.
@@ -128,9 +130,10 @@ class Rendezvous:
         has_ended: Callable[[int], bool],
         *,
         is_held: bool = False,
+        watch: Watch = lambda waited_s: None,
     ) -> None:
         self.store, self.places, self._is_held = store, places, is_held
-        self.has_ended = has_ended
+        self.has_ended, self.watch = has_ended, watch
         self.token = store.compare_set("token", "", os.urandom(_TOKEN_BYTES).hex()).decode()
         self._num_gathered = 0
 
@@ -140,7 +143,7 @@ class Rendezvous:
         timeout_s: float,
         *,
         speaks: bool = True,
-        watch: Callable[[float], None] = lambda waited_s: None,
+        watch: Watch | None = None,
     ) -> Gathering:
         """Have ranks wait for each other in something of their own. Collective.
 
@@ -148,14 +151,14 @@ class Rendezvous:
             where: what they come to, for messages.
             timeout_s: how long each may take, in seconds.
             speaks: whether a long wait is said.
-            watch: told now and then how long this rank has waited.
+            watch: in the place of this rendezvous' own.
         """
         self._num_gathered += 1
         rank, world_size = self.places.rank, self.places.world_size
         store = prefixed(f"gathering {self._num_gathered}", self.store)
 
         def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
-            watch(waited_s)
+            (watch or self.watch)(waited_s)
             check_present(filter(self.has_ended, missing), rank, where)
 
         return Gathering(
@@ -243,7 +246,7 @@ def of_launcher(link: LauncherLink) -> Rendezvous:
     return Rendezvous(
         file_store(link.store_fd),
         RankPlaces(link.world.rank, (tuple(range(link.world.world_size)),)),
-        lambda rank: link.control.departure(rank) not in (Departure.PRESENT, Departure.LOST),
+        lambda rank: not link.control.departure(rank).may_be_back,
     )
 
 

@@ -39,11 +39,13 @@ class Supervisor(Protocol):
         explains_waits: whether somebody else says so when a wait takes long.
         ranks_of_host: the ranks of each of several hosts; empty: all are on this one.
         address: where other hosts reach this one, if there are any.
-        can_go_back: whether all may go back to a snapshot just now, where that is how a lost
+        can_go_back: whether all can begin again what they do just now, where that is how a lost
             worker is made up for.
         newest_snapshot: tells the number of the newest that is known to be whole; None: there are
             none.
         agreed_snapshot: the number of that to which all go back.
+        agreed_loop: the facts of the loop in which all do so; None: they begin it again, or are in
+            none.
     """
 
     world: World
@@ -54,9 +56,10 @@ class Supervisor(Protocol):
     explains_waits: bool = False
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
     address: str = ""
-    can_go_back: bool = False
+    can_go_back: bool = True
     newest_snapshot: Callable[[], int] | None = None
     agreed_snapshot: int = 0
+    agreed_loop: Mapping[str, Any] | None = None
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory with every worker that asks with the same `key`; zero at first.
@@ -87,6 +90,10 @@ class Supervisor(Protocol):
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """Stand still after some meetings until it is decided who continues: everyone does."""
         return Membership.of(self.world.world_size)
+
+    def outcome(self, index: int, name: str) -> bytes | None:
+        """Tell the outcome of the `index`-th joint call if others have it, as they have gone on."""
+        return None
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
         """Ask, as a replacement, for the outcome of the `index`-th joint call: there was none."""

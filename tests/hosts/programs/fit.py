@@ -1,9 +1,13 @@
-"""Fit, validate, evaluate and predict with a Trainer; say what came of it."""
+"""Fit, validate, evaluate and predict with a Trainer; say what came of it.
+
+Arguments: where one prediction goes, and a run directory if there is to be one.
+"""
 
 import hashlib
 import sys
 
 import torch
+from tests.hosts.programs import killing
 from tests.hosts.programs.models import Cnn
 from torch import nn
 
@@ -17,10 +21,12 @@ def loss(model, batch):
     return {"loss": nn.functional.cross_entropy(outputs, labels), "accuracy": right}
 
 
+killing.install()
 torch.manual_seed(0)
 model = Cnn()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-trainer = unisono.Trainer(model, optimizer, loss, shards=6, seed=2)
+kept = {"directory": sys.argv[2]} if len(sys.argv) > 2 else {}
+trainer = unisono.Trainer(model, optimizer, loss, shards=6, seed=2, **kept)
 trainer.fit(
     unisono.share(lambda: Cnn.data(seed=0)), batch_size=24, epochs=2, validate=Cnn.data(seed=1)
 )
