@@ -210,13 +210,8 @@ def run(
             read_faults(os.environ.get(FAULTS_VARIABLE, ""))
             threads = threads_per_worker() if threads is None else threads
         called = [*(["-m"] if kind == MODULE else []), script, *args]
-        run_on_hosts(
-            *(context, hosts, called),
-            workers=workers,
-            restarts=restarts,
-            flags={"--stall-timeout": stall_timeout_s},
-            threads=threads,
-        )
+        flags = {"--restarts": restarts, "--stall-timeout": stall_timeout_s}
+        run_on_hosts(context, hosts, called, workers=workers, flags=flags, threads=threads)
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)

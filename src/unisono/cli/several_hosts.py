@@ -110,20 +110,10 @@ def run_on_hosts(
     script: Sequence[str],
     *,
     workers: int | None,
-    restarts: int,
     flags: Mapping[str, object],
     threads: int,
 ) -> NoReturn:
     """Run a script on this host, as one of several.
-
-    Args:
-        context: of the command.
-        hosts: which one this is.
-        script: with its arguments.
-        workers: how many on this host; None: one for each device.
-        restarts: how often all are started again, and how many workers a host may lose.
-        flags: further ones of our launcher.
-        threads: of each worker.
 
     Raises:
         Refusal: an option is for one host, a timeout is none, or this host does not reach the
@@ -150,14 +140,13 @@ def run_on_hosts(
 
     number = num_devices() if workers is None else workers
     command = ["-m", "unisono.cli.one_host", str(hosts.node_rank), "-n", str(number)]
-    options = [str(word) for flag in {"--restarts": restarts, **flags}.items() for word in flag]
     status = run_agent(
-        [*command, *options, *script],
+        [*command, *(str(word) for flag in flags.items() for word in flag), *script],
         place=hosts.rendezvous,
         num_hosts=hosts.nnodes,
         is_first=hosts.node_rank == 0,
         address=address,
-        restarts=restarts,
+        restarts=int(str(flags["--restarts"])),
     )
     leave(status)
 

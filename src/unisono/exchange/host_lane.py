@@ -285,9 +285,7 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
             raise BrokenError("a worker was lost while lanes were connected")
 
     try:
-        links = connect_ranks(
-            me, team.supervisor.address, secret, tell, _CONNECT_WITHIN_S, look=look
-        )
+        links = connect_ranks(me, team.supervisor.address, secret, tell, look, _CONNECT_WITHIN_S)
     except RendezvousError as error:
         raise BrokenError(str(error)) from error
     for link in links.values():

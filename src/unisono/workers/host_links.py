@@ -149,11 +149,11 @@ def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
                 )
         return {rank: (told[rank][1], token) for rank in others}
 
-    links = connect_ranks(
-        *(places.rank, address, token, tell, RENDEZVOUS.in_s()),
-        look=lambda: rendezvous.watch(0.0),
-    )
-    return HostLinks(links)
+    def look() -> None:
+        rendezvous.watch(0.0)
+
+    me, within_s = places.rank, RENDEZVOUS.in_s()
+    return HostLinks(connect_ranks(me, address, token, tell, look, within_s))
 
 
 def connect_ranks(
@@ -161,8 +161,8 @@ def connect_ranks(
     address: str,
     token: str,
     tell: Callable[[Place], Mapping[int, tuple[Place, str]]],
-    within_s: float,
     look: Callable[[], None],
+    within_s: float,
 ) -> dict[int, socket.socket]:
     """Connect this worker with others; of each two, the higher rank calls the lower one.
 
@@ -171,8 +171,8 @@ def connect_ranks(
         address: where it listens until all have connected.
         token: what whoever calls it must show.
         tell: tells the others where it listens; gives where each of them does, and its token.
+        look: called now and then; raises where somebody will never come.
         within_s: how long it may take from then on, in seconds.
-        look: called now and then; may raise an error.
 
     Raises:
         RendezvousError: one of them is not reached.
@@ -186,7 +186,7 @@ def connect_ranks(
             for rank in sorted(rank for rank in others if rank < me):
                 links[rank] = _call_rank(rank, *others[rank], me, deadline)
             above = {rank for rank in others if rank > me}
-            links.update(_take_calls(listening, above, me, token, deadline, look))
+            links.update(_take_calls(listening, above, me, token, look, deadline))
         except BaseException:
             for link in links.values():
                 link.close()
@@ -229,8 +229,8 @@ def _take_calls(
     missing: set[int],
     me: int,
     token: str,
-    deadline: float,
     look: Callable[[], None],
+    deadline: float,
 ) -> Iterator[tuple[int, socket.socket]]:
     """Give a connection of each rank, as they come.
 
@@ -242,16 +242,15 @@ def _take_calls(
     selector.register(listening, selectors.EVENT_READ)
     try:
         while missing:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            look()
+            if time.monotonic() >= deadline:
                 raise RendezvousError(
                     f"every host must reach the others, but ranks {sorted(missing)} have not "
                     f"reached rank {me} at {listening.getsockname()[0]}: name the interface that "
                     f"connects the hosts with UNISONO_INTERFACE, and let the firewall pass "
                     f"connections between them."
                 )
-            look()
-            for key, _ in selector.select(min(left_s, _LOOK_EVERY_S)):
+            for key, _ in selector.select(_LOOK_EVERY_S):
                 if key.data is None:
                     _let_in(listening, selector)
                     continue
