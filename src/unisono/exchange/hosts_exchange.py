@@ -160,6 +160,15 @@ class HostsExchange(SharedExchange):
                     self._send_from(host, bytes_of(tensor))
         self._team.meet("state of a slow link")
 
+    def bring(self, of_host: Sequence[Views]) -> None:
+        """See :class:`Exchange`; each lane brings some."""
+        team, number = self._team, self._lane_number
+        if number is not None:
+            into = {host: views[number :: self._num_lanes] for host, views in enumerate(of_host)}
+            own = into.pop(team.host)
+            self._swap(dict.fromkeys(into, own), into)
+        team.meet("values of other hosts")
+
     def hand_round(self) -> None:
         """See :class:`Exchange`; one worker of each host has the state."""
         if self.have_all:

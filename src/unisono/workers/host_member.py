@@ -29,7 +29,14 @@ from unisono.workers.host_links import LOST_AFTER_S, connect_hosts
 from unisono.workers.hosts_control_block import HostsControlBlock
 from unisono.workers.interfaces import address_here
 from unisono.workers.launcher_link import LauncherLink
-from unisono.workers.launcher_messages import Live, Passed, ProgramDone, ProgramFailed, Told
+from unisono.workers.launcher_messages import (
+    ComputesWrong,
+    Live,
+    Passed,
+    ProgramDone,
+    ProgramFailed,
+    Told,
+)
 from unisono.workers.meeting_point import COUNTER, Departure
 from unisono.workers.membership import Membership
 from unisono.workers.rendezvous import RankPlaces, Rendezvous, prefixed
@@ -93,6 +100,10 @@ class HostMember(LauncherLink):
 
     def tell(self, message: Told) -> None:
         """See :class:`LauncherLink`; the end of the program is told to other hosts, too."""
+        if isinstance(message, ComputesWrong):  # a launcher counts the workers of its host
+            message = ComputesWrong(
+                message.rank - self._places.local_ranks[0], message.pid, message.how
+            )
         ends = {ProgramDone: Departure.FINISHED, ProgramFailed: Departure.FAILED}
         if (how := ends.get(type(message))) is not None:
             self.control.leave(self.world.rank, how)

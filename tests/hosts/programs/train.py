@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--directory")
     parser.add_argument("--exchange", default="auto")
     parser.add_argument("--slow-link", choices=WAYS)
+    parser.add_argument("--audit-every", type=int)
     parser.add_argument("--optimizer", choices=("adamw", "normed"), default="adamw")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
     given = parser.parse_args()
@@ -48,6 +49,7 @@ def main() -> None:
         clip_norm=5.0,
         exchange=given.exchange,
         slow_link=WAYS.get(given.slow_link),
+        audit_every=given.audit_every,
         directory=given.directory,
         **every,
     )
