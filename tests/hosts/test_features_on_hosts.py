@@ -38,8 +38,8 @@ def test_audits_accuse_nobody_of_an_even_run(make_hosts: MakeHosts, workers) -> 
         ([1, 3], "rank=2,step=8,of=buffer", "rank 2 (host 1) had "),
         ([2, 2], "rank=0,step=5,of=buffer", "rank 0 (pid"),  # of those for the next step
         ([1, 1], "rank=1,step=2", f"rank 1 (host 1) had {GRADIENT}"),
-        ([1, 3], "rank=3,step=5,of=replica", "in step 5 on host 1 (ranks 1, 2, 3): parameter"),
-        ([2, 2], "rank=1,step=8,of=replica", "in step 8 on host 0 (ranks 0, 1): parameter"),
+        ([1, 3], "rank=3,step=5,of=replica", "in step 5 on host 1 (ranks 1, 2 and 3): parameter"),
+        ([2, 2], "rank=1,step=8,of=replica", "in step 8 on host 0 (ranks 0 and 1): parameter"),
     ],
     ids=str,
 )
