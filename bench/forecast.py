@@ -3,10 +3,11 @@
 In each round, for each workload: it is planned, then runs on one and on two workers, and, as root,
 on two hosts with one worker each, made of network namespaces, whose links are shaped::
 
-    plan │ 1 worker │ 2 workers │ 2 hosts: 0.1, 1, 10 Gbit/s ║ plan │ 1 worker │ …
+    plan │ 1 worker │ 2 workers │ 2 hosts: 0.1, 1, 10 Gbit/s ║ 1 worker │ … │ plan ║ plan │ …
 
-Forecast and measured are medians over rounds of a step's mean time. A case is met if the forecast
-is within the limit of what was measured, or between the fastest and the slowest measured run.
+Every other round ends with its plan, as a machine may be slower for minutes. Forecast and measured
+are medians over rounds of a step's mean time. A case is met if the forecast is within the limit of
+what was measured, or between the fastest and the slowest measured run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def main() -> int:
         if turn and spent_s * (turn + 1) / turn > 60 * args.minutes:
             break
         for name in args.only.split(","):
-            take_round(name, args, rows)
+            take_round(name, turn, args, rows)
             took = f"round {turn + 1}, {name}: {time.monotonic() - begun_s:.0f} s"
             console.print(took, style="dim", highlight=False)
     console.print(table(rows.values()))
@@ -108,23 +109,29 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def take_round(name: str, args: argparse.Namespace, rows: dict[str, Row]) -> None:
+def take_round(name: str, turn: int, args: argparse.Namespace, rows: dict[str, Row]) -> None:
     """Plan a workload and run it; add what came of it to `rows`."""
-    program = [name, "--data", str(args.data)]
-    cases = [f"{name}, 1 worker", f"{name}, 2 workers"]
-    foretold = list(forecast(program, args.seconds))
-    numbers = [steps_in(args.seconds, one.step_s) for one in foretold]
-    times_s = [on_one_host(workers + 1, program, numbers[workers]) for workers in (0, 1)]
-    limits = [ON_ONE_HOST] * 2
-    if not why_not():
-        cases += [f"{name}, 2 hosts, {rate}" for rate in RATES]
-        times_s += on_two_hosts(program, numbers[2:])
-        limits += [ON_HOSTS] * len(RATES)
-    for case, one, step_s, limit in zip(cases, foretold, times_s, limits, strict=False):
+    program, runs_first = [name, "--data", str(args.data)], turn % 2
+    limits = {f"{name}, {workers}": ON_ONE_HOST for workers in ("1 worker", "2 workers")}
+    limits |= {} if why_not() else {f"{name}, 2 hosts, {rate}": ON_HOSTS for rate in RATES}
+    if runs_first:
+        foretold_s = [rows[case].forecast_s[-1] for case in limits]
+        times_s = measured(program, [steps_in(args.seconds, step_s) for step_s in foretold_s])
+    foretold = list(forecast(program, args.seconds))[: len(limits)]
+    if not runs_first:
+        times_s = measured(program, [steps_in(args.seconds, one.step_s) for one in foretold])
+    for (case, limit), one, step_s in zip(limits.items(), foretold, times_s, strict=True):
         row = rows.setdefault(case, Row(case, limit))
         row.forecast_s.append(one.step_s)
         row.measured_s.append(step_s)
         row.causes_s = one.causes_s
+
+
+def measured(program: list[str], numbers: Sequence[int]) -> list[float]:
+    """Run a program for so many steps on one worker, on two, and on hosts if it is to be."""
+    on_workers, on_hosts = numbers[:2], list(numbers[2:])
+    times_s = [on_one_host(at + 1, program, number) for at, number in enumerate(on_workers)]
+    return times_s + (on_two_hosts(program, on_hosts) if on_hosts else [])
 
 
 def steps_in(seconds: float, step_s: float) -> int:

@@ -3,16 +3,18 @@
 import random
 import socket
 import threading
+from queue import Queue
 
 import pytest
 import torch
 from tests.exchange.fake_hosts import HostsJob
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.exchange import host_lane
+from unisono.exchange import host_lane, lane_turn
 from unisono.exchange.communicator import BrokenError
 from unisono.exchange.host_lane import HostLane, connect_lane
 from unisono.exchange.lane_turn import LaneTurn
+from unisono.exchange.ready_buckets import ReadyBuckets
 
 
 @pytest.fixture
@@ -93,6 +95,35 @@ def test_strangers_are_turned_away(control_of, monkeypatch):  # noqa: F811
     assert turned_away == [b""]
 
 
+def ready_buckets(number=1):
+    return ReadyBuckets([memoryview(bytearray(64))], 0, [(at,) for at in range(number)], number)
+
+
+def test_a_bucket_leaves_as_soon_as_this_worker_has_come_to_it(monkeypatch, lanes):
+    monkeypatch.setattr(lane_turn, "_LOOK_EVERY_S", 60.0)
+    sent, ready = Queue(), ready_buckets(2)
+
+    class Pipeline:
+        failure = ""
+
+        def send(self, num_ready, lane):
+            sent.put(num_ready)
+
+        def finish(self, lane):
+            sent.put("all")
+
+    turn = LaneTurn(Pipeline(), lanes[0], ready, ready.count, 2)
+    seen = [sent.get(timeout=10)]
+    for index in (0, 1):
+        ready.mark(index)
+        seen.append(sent.get(timeout=10))
+    turn.join()
+    assert seen == [0, 1, "all"]
+    lanes[0].close()
+    ready.mark_all()
+    lanes[0].wake()  # of no use any more
+
+
 @pytest.mark.parametrize("flushes", [False, True])
 def test_the_thread_of_a_turn_treats_tiny_numbers_as_the_worker_does(flushes):
     tiny, found = torch.tensor(1e-40), []
@@ -107,7 +138,7 @@ def test_the_thread_of_a_turn_treats_tiny_numbers_as_the_worker_does(flushes):
     try:
         if not torch.set_flush_denormal(flushes):
             pytest.skip("this processor has no such mode")
-        turn = LaneTurn(Pipeline(), HostLane({}), lambda: 1, 1)
+        turn = LaneTurn(Pipeline(), HostLane({}), ready_buckets(), lambda: 1, 1)
         turn.join()
     finally:
         torch.set_flush_denormal(before)

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import secrets
 import select
 import socket
@@ -36,6 +37,7 @@ _HEADER = struct.Struct("<QQ")
 _CONNECT_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.05
 _PIECES_AT_ONCE = 16
+_WAKE_BYTES = 1 << 17  # what has to come before this worker wakes, if so much is expected
 _TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
 
 
@@ -52,6 +54,8 @@ class HostLane:
         self._poll = select.poll()
         for fd in self._by_fd:
             self._poll.register(fd, 0)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._bell, select.POLLIN)
         self._is_left = False
 
     def expect(self, number: int, into: Mapping[int, Views]) -> None:
@@ -76,7 +80,7 @@ class HostLane:
         return _Swap(number, list(self._links.values()))
 
     def progress(self, at_most_s: float) -> None:
-        """Move bytes; wait at most so many seconds for any.
+        """Move bytes; wait at most so many seconds for any, or until :meth:`wake` is called.
 
         Raises:
             BrokenError: another host has closed its connection, or has sent what nobody expects.
@@ -85,9 +89,17 @@ class HostLane:
         if self._is_left or not threading.main_thread().is_alive():
             raise BrokenError("this worker has left")
         for link in self._links.values():
-            self._poll.modify(link.fileno, link.wanted)
+            self._poll.modify(link.fileno, link.prepare())
         for fd, _ in self._poll.poll(at_most_s * 1000):
-            self._by_fd[fd].move()
+            if fd == self._bell:
+                os.eventfd_read(fd)
+            else:
+                self._by_fd[fd].move()
+
+    def wake(self) -> None:
+        """Have the thread that waits in :meth:`progress` go on; another one may call this."""
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
 
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
         """Wait until the bytes are there and sent, or for so many seconds; tell whether they are.
@@ -110,12 +122,16 @@ class HostLane:
     def leave(self) -> None:
         """Have whatever waits here stop soon; another thread may call this."""
         self._is_left = True
+        self.wake()
 
     def close(self) -> None:
         """End the connections; whoever waits for this worker is told. Not collective."""
         self._is_left = True
         for link in self._links.values():
             link.close()
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
 
 
 class _Link:
@@ -129,12 +145,15 @@ class _Link:
         self._head = bytearray(_HEADER.size)
         self._number: int | None = None  # of the frame that comes
         self._incoming = deque([memoryview(self._head)])
+        self._wakes_at = 1  # SO_RCVLOWAT
 
-    @property
-    def wanted(self) -> int:
-        """What to wait for, as select.poll has it."""
-        held_back = self._number is not None and not self._incoming
-        reads = select.POLLIN if self._expected and not held_back else 0
+    def prepare(self) -> int:
+        """Give what to wait for, as select.poll has it; few bytes of many wake nobody."""
+        reads = select.POLLIN if self._expected and self._incoming else 0
+        wakes_at = min(_WAKE_BYTES, sum(view.nbytes for view in self._incoming))
+        if reads and wakes_at != self._wakes_at:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
+            self._wakes_at = wakes_at
         return reads | (select.POLLOUT if self._outgoing else 0)
 
     def is_done_with(self, number: int) -> bool:

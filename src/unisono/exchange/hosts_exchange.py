@@ -297,7 +297,9 @@ class HostsExchange(SharedExchange):
         self._pipeline.begin()
         for bucket in self._buckets:
             bucket.expect(self._lane, self._num_turns)
-        self._turn = LaneTurn(self._pipeline, self._lane, self._num_ready, len(self._buckets))
+        self._turn = LaneTurn(
+            self._pipeline, self._lane, self._ready, self._num_ready, len(self._buckets)
+        )
 
     def _num_ready(self) -> int:
         """Count the buckets of this worker's lane that can leave."""

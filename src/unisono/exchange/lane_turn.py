@@ -12,8 +12,10 @@ from collections.abc import Callable
 from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError
 from unisono.exchange.host_lane import HostLane
+from unisono.exchange.ready_buckets import ReadyBuckets
 
-_LOOK_EVERY_S = 5e-3  # each look takes 50 µs from the passes
+# What other workers of the host have come to has to be looked at; each look takes 50 µs.
+_LOOK_EVERY_S, _LOOK_EVERY_WHILE_IDLE_S = 5e-3, 5e-4
 
 
 class LaneTurn(threading.Thread):
@@ -22,7 +24,8 @@ class LaneTurn(threading.Thread):
     Args:
         pipeline: the buckets; this thread's alone until it has ended.
         lane: likewise.
-        num_ready: tells how many of the buckets are ready.
+        ready: the buckets of all lanes.
+        num_ready: tells how many of this lane's are ready.
         num_buckets: how many there are.
 
     Attributes:
@@ -33,13 +36,15 @@ class LaneTurn(threading.Thread):
         self,
         pipeline: BucketPipeline[HostLane],
         lane: HostLane,
+        ready: ReadyBuckets,
         num_ready: Callable[[], int],
         num_buckets: int,
     ) -> None:
         super().__init__(name="unisono-lane")
-        self._pipeline, self._lane = pipeline, lane
+        self._pipeline, self._lane, self._ready = pipeline, lane, ready
         self._num_ready, self._num_buckets = num_ready, num_buckets
         self.error: BaseException | None = None
+        ready.tell = lane.wake
         self.start()
 
     def run(self) -> None:
@@ -48,7 +53,9 @@ class LaneTurn(threading.Thread):
         try:
             while (num_ready := self._num_ready()) < self._num_buckets and not pipeline.failure:
                 pipeline.send(num_ready, lane)
-                lane.progress(_LOOK_EVERY_S)
+                # Beside own passes a look costs; afterwards nobody else needs this core.
+                is_idle = self._ready.has_all
+                lane.progress(_LOOK_EVERY_WHILE_IDLE_S if is_idle else _LOOK_EVERY_S)
             pipeline.finish(lane)
         except BrokenError as error:
             pipeline.failure = pipeline.failure or str(error)

@@ -7,7 +7,7 @@ leave in one order. The counts go on from step to step and are equal between two
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from unisono.workers import futex
 
@@ -23,6 +23,9 @@ class ReadyBuckets:
         position: which of them is this one.
         indices: the parameters of each bucket, in the order in which they leave.
         num_parameters: how many parameters there are.
+
+    Attributes:
+        tell: called when this worker has come to a bucket.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class ReadyBuckets:
         indices: Sequence[Sequence[int]],
         num_parameters: int,
     ) -> None:
+        self.tell: Callable[[], None] = lambda: None
         self._counts = [ctypes.c_uint32.from_buffer(count) for count in counts]
         self._own = self._counts[position]
         self._sizes = list(map(len, indices))
@@ -71,6 +75,11 @@ class ReadyBuckets:
         """Take note that all that this worker has is there."""
         self._come_to(len(self._sizes))
 
+    @property
+    def has_all(self) -> bool:
+        """Whether this worker has come to all buckets."""
+        return self._come == len(self._sizes)
+
     def count(self) -> int:
         """Tell how many buckets all workers of the host have come to."""
         # Who has not begun the step counts what all did when the last one ended.
@@ -83,3 +92,4 @@ class ReadyBuckets:
             more = min(number - self._come, _ADD_AT_MOST)
             futex.add_and_wake(ctypes.addressof(self._own), more)
             self._come += more
+            self.tell()

@@ -67,6 +67,15 @@ class SlowLink:
         """Name what begins as the parameters; all else begins as zeros."""
         return ()
 
+    def sent(self, parameters: Slots) -> tuple[float, int]:
+        """Say what crosses in a step, in the mean of many.
+
+        Returns:
+            How much of the exact gradients' bytes, which hosts add up; and how many bytes each host
+            sends to each other one.
+        """
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bf16Gradients(SlowLink):
@@ -88,6 +97,10 @@ class Bf16Gradients(SlowLink):
         """See :class:`SlowLink`."""
         labels = [*map(residual_of, range(self.num_groups)), RESIDUAL_OF_ALL]
         return dict.fromkeys(labels, parameters)
+
+    def sent(self, parameters: Slots) -> tuple[float, int]:
+        """See :class:`SlowLink`."""
+        return 0.5, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +156,10 @@ class DiLoCo(SlowLink):
         """See :class:`SlowLink`."""
         return [parameters_of(number) for number in range(self.num_groups)]
 
+    def sent(self, parameters: Slots) -> tuple[float, int]:
+        """See :class:`SlowLink`."""
+        return 1 / self.local_steps, 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSGD(SlowLink):
@@ -182,6 +199,14 @@ class PowerSGD(SlowLink):
             thin = (0, self.rank) if shape is None else (shape[1], self.rank)
             factors[slot.name] = torch.empty(thin, dtype=slot.dtype, device="meta")
         return {**dict.fromkeys(labels, parameters), FACTOR: lay_out(factors)}
+
+    def sent(self, parameters: Slots) -> tuple[float, int]:
+        """See :class:`SlowLink`; after `start_step`."""
+        shapes = [matrix_of(slot, self.rank) for slot in parameters]
+        numel = sum(slot.numel for slot in parameters)
+        whole = sum(slot.numel for slot, shape in zip(parameters, shapes, strict=True) if not shape)
+        thin = sum(self.rank * sum(shape) for shape in shapes if shape)
+        return whole / max(numel, 1), torch.float32.itemsize * thin
 
 
 def matrix_of(slot: Slot, rank: int) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unisono.forecast.step_profile import SentLess
 from unisono.forecast.workload import Workload
 
 BUCKET_BYTES = 1 << 19
@@ -38,27 +39,27 @@ class Cluster:
         size, larger = divmod(num_workers, num_hosts)
         return [size + (host < larger) for host in range(num_hosts)]
 
-    def transfer_s(self, num_bytes: float, work: Workload) -> float:
-        """Give the seconds for which so many bytes of gradients keep the link busy.
+    def transfer_s(self, num_sent: float) -> float:
+        """Give the seconds for which so many bytes that a host sends keep its link busy."""
+        return num_sent / (self.bandwidth * _PAYLOAD)
 
-        Each host sends every other one its slice of each part of its own, adds up its own slice,
-        and sends the sum to all.
-        """
-        return sent_bytes(num_bytes, work) / (self.bandwidth * _PAYLOAD)
-
-    def copied_s(self, num_bytes: float, work: Workload) -> float:
+    def copied_s(self, num_sent: float, work: Workload) -> float:
         """Give the seconds that they take a worker's core; none where a host has others to spare.
 
         The workers of a host divide them.
         """
         if self.cores is not None and self.cores > work.on_hosts[0]:
             return 0.0
-        return self.copying_s * sent_bytes(num_bytes, work) / min(work.on_hosts)
+        return self.copying_s * num_sent / min(work.on_hosts)
 
 
-def sent_bytes(num_bytes: float, work: Workload) -> float:
+def sent_bytes(num_bytes: float, work: Workload, less: SentLess | None = None) -> float:
     """Count what a host sends for so many bytes of gradients: (k + 1) (H − 1) / H times as much.
 
-    With one part a host (k = 1) these are the bytes of a ring all-reduce.
+    Each host sends every other one its slice of each part of its own, adds up its own slice, and
+    sends the sum to all. With one part a host (k = 1) these are the bytes of a ring all-reduce.
     """
+    if less is not None:
+        to_all = less.to_each_bytes * (work.num_hosts - 1)
+        return to_all + sent_bytes(num_bytes * less.added_share, work)
     return num_bytes * (work.parts_of_host + 1) * (work.num_hosts - 1) / work.num_hosts

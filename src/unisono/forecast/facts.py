@@ -114,7 +114,7 @@ class Forecast:
         yield "Without validation, checkpoints and starting up."
 
     def _of_hosts(self) -> Iterator[str]:
-        cluster = self.cluster
+        cluster, less = self.cluster, self.profile.sent_less
         most = max(row.hosts for row in self.rows)
         has = "a device for each worker"
         if cluster.cores is not None:
@@ -126,8 +126,16 @@ class Forecast:
         yield (
             f"Up to {most:,} hosts, each with {has} and a link of {speed} each way and "
             f"{cluster.latency_s * 1e6:,.3g} µs. Several hosts were not run: what the links take "
-            "is computed, bucket by bucket, beside the last backward pass."
+            f"is computed, {'bucket by bucket, beside' if less is None else 'all after'} the last "
+            "backward pass."
         )
+        if less is not None:
+            sent = self.rows[-1].host_bytes
+            yield (
+                f"With `slow_link={less.name}`, a host sends {sent / 1e6:,.3g} MB a step. Steps "
+                "were timed without it: what it takes workers to make gradients smaller is left "
+                "out."
+            )
         if cluster.copying_s:
             yield (
                 f"A byte that is sent, received and added up takes a core of this machine "

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.forecast.cluster import BUCKET_BYTES, MEETINGS, ROUNDS, Cluster
+from unisono.forecast.cluster import BUCKET_BYTES, MEETINGS, ROUNDS, Cluster, sent_bytes
 from unisono.forecast.host_model import HostModel
 from unisono.forecast.spread import Values, calibration, largest_of, levels
 from unisono.forecast.step_profile import StepProfile
@@ -133,8 +133,9 @@ def _shards(
 def _exchanged(profile: StepProfile, work: Workload, cluster: Cluster, own_s: Values) -> Values:
     """Say when all hosts have all sums: buckets travel one after the other, each when it is ready.
 
-    Copying takes a core of the worker, which has its passes to do first and then waits: all is done
-    when the core has done both, or has copied what comes from a bucket's arrival on.
+    Copying takes the core of a worker: from its last pass for the buckets that are ready before, so
+    that later ones are ready later; then while it waits. All is done when the core has done both,
+    or has copied what comes from a bucket's arrival on.
 
     Args:
         profile, work, cluster: as of :func:`simulate`.
@@ -143,16 +144,27 @@ def _exchanged(profile: StepProfile, work: Workload, cluster: Cluster, own_s: Va
     if work.num_hosts == 1 or not any(profile.gradient_bytes):
         return own_s
     last_pass_s = own_s / work.most_shards * profile.backward_share
-    arrived_s, buckets = np.zeros_like(own_s), list(_buckets(profile, work.num_hosts))
-    left_s = cluster.copied_s(sum(num_bytes for _, num_bytes in buckets), work)
-    done_s = own_s + left_s
-    for ready, num_bytes in buckets:
-        ready_s = own_s - last_pass_s * (1 - ready)
-        arrived_s = np.maximum(arrived_s, ready_s) + cluster.transfer_s(num_bytes, work)
+    arrived_s, crossings = np.zeros_like(own_s), list(_crossings(profile, work))
+    all_s = left_s = cluster.copied_s(sum(num_sent for _, num_sent in crossings), work)
+    done_s, seen, taken_s = own_s + all_s, 0.0, 0.0
+    for ready, num_sent in crossings:
+        if ready > seen:
+            seen, taken_s = ready, all_s - left_s
+        ready_s = own_s - last_pass_s * (1 - ready) + taken_s
+        arrived_s = np.maximum(arrived_s, ready_s) + cluster.transfer_s(num_sent)
         done_s = np.maximum(done_s, arrived_s + left_s)
-        left_s -= cluster.copied_s(num_bytes, work)
+        left_s -= cluster.copied_s(num_sent, work)
     done: Values = done_s + (ROUNDS + MEETINGS) * cluster.latency_s
     return done
+
+
+def _crossings(profile: StepProfile, work: Workload) -> Iterator[tuple[float, float]]:
+    """Say when something can leave a host, as a part of a backward pass, and how many bytes."""
+    if profile.sent_less is not None:  # all is made smaller first
+        yield 1.0, sent_bytes(sum(profile.gradient_bytes), work, profile.sent_less)
+        return
+    for ready, num_bytes in _buckets(profile, work.num_hosts):
+        yield ready, sent_bytes(num_bytes, work)
 
 
 def _buckets(profile: StepProfile, num_hosts: int) -> Iterator[tuple[float, float]]:
