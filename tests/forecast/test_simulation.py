@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.forecast.made import profile, timed
 
-from unisono.exchange import hosts_exchange
+from unisono.exchange import host_crossing
 from unisono.forecast.cluster import BUCKET_BYTES, Cluster
 from unisono.forecast.simulation import SimulatedStep, _buckets, simulate
 from unisono.forecast.step_profile import SentLess, StepProfile
@@ -105,7 +105,7 @@ def test_gradients_travel_while_the_rest_is_computed() -> None:
 
 
 def test_buckets_are_as_large_as_those_of_the_exchange() -> None:
-    assert BUCKET_BYTES == hosts_exchange._SLICE_BYTES
+    assert BUCKET_BYTES == host_crossing._SLICE_BYTES
 
 
 def test_buckets_are_cut_from_the_last_parameter_on() -> None:

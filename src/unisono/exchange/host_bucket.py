@@ -26,7 +26,7 @@ from unisono.exchange.parts import pieces_within, presence
 from unisono.plan.rounds import as_whole, within
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
-from unisono.workers.memory import ALIGNMENT_BYTES, Memory, aligned
+from unisono.workers.memory import Memory, aligned
 
 _ROUNDS = 2
 
@@ -39,20 +39,23 @@ class LaneMemory:
         held: the parts of each host.
         host: which one this is.
         parts: those of all workers.
-
-    Attributes:
-        totals: the sums of all, laid out as a part.
+        totals, totals_at: where the sums of all go, laid out as a part from this byte on.
     """
 
     def __init__(
-        self, arena: Arena, held: Sequence[Sequence[Node]], host: int, parts: Sequence[Node]
+        self,
+        arena: Arena,
+        held: Sequence[Sequence[Node]],
+        host: int,
+        parts: Sequence[Node],
+        totals: Memory,
+        totals_at: int,
     ) -> None:
         self.arena, self.held, self.host = arena, held, host
+        self.totals, self.totals_at = totals, totals_at
         self.num_shards = arena.plan.shards
         self.within = {part: within(part, parts) for part in held[host]}
-        # The last slice may reach beyond; memory that nobody writes does not exist.
-        num_bytes = size_of(arena.plan.parameters) + ALIGNMENT_BYTES * len(held)
-        self.totals = Memory.private(num_bytes)
+        num_bytes = size_of(arena.plan.parameters)
         self._sums = {
             part: Memory.private(num_bytes) for part, inner in self.within.items() if len(inner) > 1
         }
@@ -90,7 +93,7 @@ class HostBucket:
             if len(inner) > 1
         ]
         mine = list(pieces_within(bucket.slots, *self._bounds[memory.host]))
-        totals = Region(memory.totals, bucket.start, bucket.slots)
+        totals = Region(memory.totals, memory.totals_at + bucket.start, bucket.slots)
         self._sum = OrderedSum(
             self,
             [part for parts in memory.held for part in parts],
@@ -188,7 +191,8 @@ class HostBucket:
     def _totals(self, host: int) -> memoryview:
         """View the sums that one host makes."""
         start, _ = self._bounds[host]
-        return self._memory.totals.view(self._bucket.start + start, self._length(host))
+        memory, first = self._memory, self._memory.totals_at + self._bucket.start
+        return memory.totals.view(first + start, self._length(host))
 
     def _length(self, host: int) -> int:
         start, stop = self._bounds[host]

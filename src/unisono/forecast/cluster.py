@@ -8,7 +8,7 @@ from unisono.forecast.step_profile import SentLess
 from unisono.forecast.workload import Workload
 
 BUCKET_BYTES = 1 << 19
-"""What a bucket has for each host, as in ``exchange/hosts_exchange.py``."""
+"""What a bucket has for each host, as in ``exchange/host_crossing.py``."""
 ROUNDS, MEETINGS = 2, 3
 """How often a bucket's bytes, and the workers of a step, wait for something from other hosts."""
 _PAYLOAD = 1448 / 1538  # the rest: Ethernet, IP and TCP, with frames of 1,500 bytes
