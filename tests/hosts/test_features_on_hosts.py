@@ -69,7 +69,7 @@ OTHER_PROCESSOR = """
 import os, socket, sys
 from runpy import run_path
 if socket.gethostname() == "host1":
-    os.environ["ATEN_CPU_CAPABILITY"] = "default"  # as one without AVX2
+    os.environ["MKL_CBWR"] = "COMPATIBLE"  # as one without AVX
 sys.argv.append("cnn")
 """
 
