@@ -1,11 +1,14 @@
 """What two workers know of the values that shards hand from batch to batch, through one memory."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from unisono.device import host
+from unisono import device
 from unisono.exchange.carried_states import CarriedStates
 from unisono.workers.memory import Memory
 
@@ -33,7 +36,7 @@ def step(states, number, values, *, is_new=False):
     states.begin(number, is_new=is_new)
     started = {}
     for shard, value in values.items():
-        states.start(shard, host())
+        states.start(shard, device.host())
         started[shard] = states.value
         states.value = value
     states.publish()
@@ -70,7 +73,7 @@ def test_values_are_the_same_here_and_there(value):
     theirs.begin(1, is_new=False)
     for states in (ours, theirs):
         states.begin(1, is_new=False)
-        states.start(0, host())
+        states.start(0, device.host())
     here, there = ours.value, theirs.value
     assert repr(here) == repr(there) == repr(value)
     if isinstance(value, torch.Tensor):
@@ -103,6 +106,90 @@ def test_values_of_a_loop_that_has_ended_stay():
     ours.commit()
     ours.unbind()
     assert step(ours, 1, {0: 0, 1: 0, 2: 0}) == {0: "a", 1: "b", 2: None}
+
+
+class Lane:
+    """Brings bytes between two hosts, whose only workers are threads."""
+
+    def __init__(self):
+        self.views, self.met, self.sent = [None, None], threading.Barrier(2, timeout=30), 0
+
+    def bring(self, host, of_host):
+        self.views[host] = of_host
+        self.met.wait()
+        ours, theirs = self.views[host][1 - host], self.views[1 - host][1 - host]
+        for into, source in zip(ours, theirs, strict=True):
+            into[:] = source
+            self.sent += len(source)
+        self.met.wait()
+
+
+def two_hosts(lane):
+    """Bind the states of a worker on each of two hosts; gives them, each with how to collect."""
+    said, met = {}, threading.Barrier(2, timeout=30)
+
+    def gather(host, message, purpose):
+        said[host] = message
+        met.wait()
+        heard = dict(said)
+        met.wait()
+        return heard
+
+    both = []
+    for host in range(2):
+        team = SimpleNamespace(
+            supervisor=SimpleNamespace(is_alone=False),
+            memory=lambda key, num_bytes: Memory.anonymous(1 << 20),
+            hosts=((0,), (1,)),
+            leads_host=True,
+            gather=partial(gather, host),
+        )
+        states = CarriedStates(SHARDS)
+        states._place_bytes = 4096
+        states.bind(team, 0)
+        both.append((states, partial(states.collect, team, partial(lane.bring, host))))
+    return both
+
+
+def on_both(*calls):
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+
+def test_each_host_gets_the_values_of_the_others_when_they_are_collected():
+    lane = Lane()
+    (ours, collect), (theirs, collect_there) = two_hosts(lane)
+    on_both(collect, collect_there)  # nobody has any
+    for number in range(3):
+        step(ours, number, {0: torch.full((2,), number)}, is_new=not number)
+        step(theirs, number, {1: f"b{number}", 2: [number]}, is_new=not number)
+        ours.commit()
+        theirs.commit()
+    assert ours.state_dict()["values"][1] is None
+    assert not lane.sent
+    on_both(collect, collect_there)
+    expected = "{'step': 3, 'values': [tensor([2, 2]), 'b2', [2]]}"
+    assert repr(ours.state_dict()) == repr(theirs.state_dict()) == expected
+    sent = lane.sent
+    assert sent
+    on_both(collect, collect_there)  # all have all
+    assert lane.sent == sent
+    # The shards are others' now.
+    assert repr(step(ours, 3, {1: 0, 2: 0})) == "{1: 'b2', 2: [2]}"
+
+
+def test_hosts_exchange_what_a_loop_has_left_before_the_next_one():
+    lane = Lane()
+    (ours, collect), (theirs, collect_there) = two_hosts(lane)
+    step(ours, 0, {0: "a"}, is_new=True)
+    step(theirs, 0, {1: "b", 2: "c"}, is_new=True)
+    for states in (ours, theirs):
+        states.commit()
+        states.unbind()
+        states._memory = Memory.anonymous(1 << 20)  # of the next one
+    on_both(collect, collect_there)
+    assert ours.state_dict() == theirs.state_dict() == {"step": 1, "values": ["a", "b", "c"]}
 
 
 def test_what_does_not_fit_is_refused():

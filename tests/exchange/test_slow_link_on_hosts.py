@@ -74,6 +74,30 @@ def test_hosts_have_the_bits_and_the_state_of_one(control_of, link):  # noqa: F8
         check(job.run(lambda team: train(team, HostsExchange, link)), alone[0])
 
 
+@pytest.mark.parametrize("hosts", [((0,), (1, 2)), ((0, 1), (2, 3)), ((0,), (1,), (2,))], ids=str)
+def test_hosts_bring_each_other_what_each_has(control_of, hosts):  # noqa: F811
+    def work(team):
+        model, optimizer = make(adam)
+        exchange = HostsExchange(model, optimizer, shards=SHARDS, team=team, new_key=1)
+        memory = team.memory(7, 4096)
+        places = [(start, start + 5 * (1 + start // 1024)) for start in range(0, 4096, 512)]
+        spans = [places[at :: len(hosts)] for at in range(len(hosts))]
+        if team.leads_host:
+            for start, stop in spans[team.host]:
+                memory.write(start, bytes([start // 512]) * (stop - start))
+        team.meet("written")
+        of_host = [[memory.view(start, stop - start) for start, stop in own] for own in spans]
+        exchange.bring(of_host)
+        found = [bytes(memory.view(start, stop - start)) for start, stop in places]
+        team.meet("read")
+        exchange.unbind()
+        return found == [bytes([at]) * (stop - start) for at, (start, stop) in enumerate(places)]
+
+    num_ranks = sum(map(len, hosts))
+    job = HostsJob(control_of(num_ranks), ranks_of_host=hosts)
+    assert job.run(work) == dict.fromkeys(range(num_ranks), True)
+
+
 @pytest.mark.parametrize("link", LINKS[:1], ids=str)
 def test_more_hosts_than_two(control_of, link):  # noqa: F811
     link = link.among(4)

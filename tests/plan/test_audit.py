@@ -11,6 +11,7 @@ from unisono.plan.audit import (
     interval_for,
     is_audited,
     judge,
+    judge_hosts,
     judge_kept,
 )
 
@@ -98,6 +99,50 @@ def test_who_is_wrong(said, judgement):
 def test_who_keeps_something_wrong(now, before, reference, judgement):
     known = None if reference is None else {"first": reference}
     assert judge_kept(opinions(*now), opinions(*before), known) == judgement
+
+
+ONE_AND_THREE, TWO_AND_TWO = ((0,), (1, 2, 3)), ((0, 1), (2, 3))
+EACH_TWO = (*TWO_AND_TWO, (4, 5))
+UNDECIDED_HOSTS = Judgement("undecided", (), ("first",), is_of_hosts=True)
+
+
+def wrong_hosts(*ranks, names=("first",)):
+    return Judgement("wrong", ranks, names, is_of_hosts=True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "now", "before", "reference", "judgement"),
+    [
+        (TWO_AND_TWO, ["0a", "1a", "2a", "3a"], [], None, AGREED),
+        # the copy of a host counts once, however many workers use it
+        (ONE_AND_THREE, ["0a", "1b", "2b", "3b"], [], None, UNDECIDED_HOSTS),
+        (ONE_AND_THREE, ["0a", "1b", "2b", "3b"], [], "b", wrong_hosts(0)),
+        (EACH_TWO, ["0a", "1a", "2b", "3b", "4a", "5a"], [], None, wrong_hosts(2, 3)),
+        # the steps have come again
+        (
+            ONE_AND_THREE,
+            ["0a", "1a", "2a", "3a"],
+            ["0a", "1b", "2b", "3b"],
+            None,
+            wrong_hosts(1, 2, 3),
+        ),
+        (TWO_AND_TWO, ["0a", "1a", "2a", "3a"], ["0b", "1b", "2c", "3c"], None, AGREED),
+        # a worker that keeps something else than its neighbours is alone
+        (ONE_AND_THREE, ["0a", "1a", "2b", "3a"], [], None, wrong(2)),
+        (TWO_AND_TWO, ["0a", "1a", "2a", "3a"], ["0a", "1a", "2a", "3b"], None, wrong(3)),
+        # and what its neighbours share is looked at for itself
+        (
+            ONE_AND_THREE,
+            ["0a/x", "1a/y", "2b/y", "3a/y"],
+            [],
+            "a/x",
+            wrong_hosts(1, 2, 3, names=("second",)),
+        ),
+    ],
+)
+def test_who_keeps_something_wrong_on_several_hosts(hosts, now, before, reference, judgement):
+    known = None if reference is None else opinions(f"0{reference}")[0].digests
+    assert judge_hosts(opinions(*now), opinions(*before), known, hosts) == judgement
 
 
 @given(st.integers(3, 9), st.data())

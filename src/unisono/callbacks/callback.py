@@ -64,6 +64,7 @@ class Audit(NamedTuple):
         wrong: the workers that were wrong, and have been replaced; empty where all were right.
         names: what they had wrong, such as ``"gradient of `fc.weight`"``.
         shards: the shards that have it wrong; empty for what belongs to none.
+        hosts: of several: where the workers are that were wrong, or the memory that they share.
     """
 
     step: int
@@ -71,6 +72,7 @@ class Audit(NamedTuple):
     wrong: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     shards: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
 
 
 class DoneStep(Protocol):

@@ -129,6 +129,11 @@ def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
     return _Blob(slot, blob_at).facts
 
 
+def blob_end(slot: memoryview | mmap.mmap, blob_at: int) -> int:
+    """Tell where a blob ends; arguments and errors as of :func:`read_facts`."""
+    return _Blob(slot, blob_at).end
+
+
 def read_extras(
     slot: memoryview | mmap.mmap, blob_at: int
 ) -> list[tuple[dict[str, Any], memoryview]]:
@@ -176,8 +181,7 @@ class _Blob:
         extra_at = _extra_at(blob_at, json_bytes)
         if magic != _MAGIC or extra_at + extra_bytes > len(view):
             raise ValueError(f"the slot must hold a whole snapshot at {blob_at}, but does not.")
-        self.end = extra_at + extra_bytes
-        json_at = blob_at + _HEADER.size
+        self.end, json_at = extra_at + extra_bytes, blob_at + _HEADER.size
         self._json = view[json_at : json_at + json_bytes]
         self._parts = {"state": view[:blob_at], "extra": view[extra_at : self.end]}
 

@@ -9,18 +9,21 @@
 A shard has two places there, for even and for odd steps: what a step starts with stays until that
 step is done, for those who take over shards of a lost worker. At the start of an epoch there is
 none. Snapshots have all values, as this is an object with a state in ``run.state``.
+
+Each of several hosts has such memory, with the values of its own shards. The others' are brought
+there only where they are needed: for a snapshot, and where shards are to be others'.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
-from unisono.checkpoint.slots import blob_bytes, read_extras, read_facts, write_blob
+from unisono.checkpoint.slots import blob_bytes, blob_end, read_extras, read_facts, write_blob
 from unisono.device import Device
 from unisono.errors import CheckpointError
 from unisono.exchange.snapshots import as_bytes, describe_extras, from_bytes
@@ -41,6 +44,9 @@ class _Packed(NamedTuple):
 
 
 _NOTHING = _Packed(None, {})
+
+Bring = Callable[[Sequence[Sequence[memoryview]]], None]
+"""Brings bytes from each host to the same place on all others; see ``Exchange.bring``."""
 
 
 class CarriedStates:
@@ -70,10 +76,30 @@ class CarriedStates:
             self._memory = team.memory(key, 2 * self._num_shards * self._place_bytes)
 
     def unbind(self) -> None:
-        """Have all values here, at a loop's end; not collective."""
+        """Have all values of this host here, at a loop's end; not collective."""
         for shard in range(self._num_shards):
             self._of(shard)
         self._memory = None
+
+    def collect(self, team: Team, bring: Bring) -> None:
+        """Have the values of all shards on every host. Collective, between two steps.
+
+        Raises:
+            ValueError: one is larger than there is room for.
+        """
+        memory = self._memory
+        if len(team.hosts) == 1 or memory is None:
+            return
+        said = json.dumps(self._sizes() if team.leads_host else {}).encode()
+        heard = team.gather(said, "carried states")
+        there = [json.loads(heard[ranks[0]]) for ranks in team.hosts]
+        of_host: list[list[memoryview]] = [[] for _ in there]
+        for shard in range(self._num_shards):
+            having = [host for host, sizes in enumerate(there) if str(shard) in sizes]
+            if having and len(having) < len(there):
+                place = self._place(shard, self._step)
+                of_host[having[0]].append(place[: there[having[0]][str(shard)]])
+        bring(of_host)
 
     def begin(self, step: int, *, is_new: bool) -> None:
         """Start a step; `is_new`: with nothing, as it is the first of an epoch."""
@@ -117,7 +143,7 @@ class CarriedStates:
         """
         unpublished, self._unpublished = sorted(self._unpublished), set()
         for shard in unpublished if self._memory is not None else ():
-            self._write(shard, self._next[shard])
+            self._write(shard, self._step + 1, self._next[shard])
 
     def commit(self) -> None:
         """Finish a step."""
@@ -140,29 +166,40 @@ class CarriedStates:
         self._unpublished.clear()
 
     def _of(self, shard: int) -> _Packed:
-        if shard not in self._now:
-            self._now[shard] = self._read(shard)
-        return self._now[shard]
+        if shard not in self._now and (read := self._read(shard)) is not None:
+            self._now[shard] = read
+        return self._now.get(shard, _NOTHING)
 
-    def _read(self, shard: int) -> _Packed:
+    def _read(self, shard: int) -> _Packed | None:
         """Read what another worker has published in the step before, if anybody has."""
         if self._memory is None:
-            return _NOTHING
+            return None
         place = self._place(shard, self._step)
         try:
             facts = read_facts(place, 0)
         except ValueError:
-            return _NOTHING
+            return None
         if facts["step"] != self._step:
-            return _NOTHING
+            return None
         extras = read_extras(place, 0)
         return _Packed(
             facts[_VALUE],
             {said["name"]: from_bytes(bytearray(data), said) for said, data in extras},
         )
 
-    def _write(self, shard: int, packed: _Packed) -> None:
-        facts = json.dumps({"step": self._step + 1, _VALUE: packed.plain}).encode()
+    def _sizes(self) -> dict[int, int]:
+        """Put what this worker knows where others find it; gives the bytes of each shard's."""
+        sizes = {}
+        for shard in range(self._num_shards):
+            is_there = self._read(shard) is not None
+            if not is_there and shard in self._now:
+                self._write(shard, self._step, self._now[shard])
+            if is_there or shard in self._now:
+                sizes[shard] = blob_end(self._place(shard, self._step), 0)
+        return sizes
+
+    def _write(self, shard: int, step: int, packed: _Packed) -> None:
+        facts = json.dumps({"step": step, _VALUE: packed.plain}).encode()
         files = {MODEL_FILE: [], OPTIMIZER_FILE: describe_extras(packed.tensors)}
         described = json.dumps(files).encode()
         data = [as_bytes(tensor) for tensor in packed.tensors.values()]
@@ -172,7 +209,7 @@ class CarriedStates:
                 f"what a shard carries must fit {self._place_bytes:,} bytes, but that of shard "
                 f"{shard} takes {needed:,}: carry less, or train with more shards."
             )
-        write_blob(self._place(shard, self._step + 1), 0, facts, described, data)
+        write_blob(self._place(shard, step), 0, facts, described, data)
 
     def _place(self, shard: int, step: int) -> memoryview:
         assert self._memory is not None

@@ -47,7 +47,7 @@ from unisono.workers.team import StepBrokenError, Team
 
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
-_BESIDE = struct.Struct("<??")  # whether buffers are kept here, whether gradients have changed
+_KEPT, _CHANGED = 1, 2  # buffers here; gradients that had been published
 _SLICE_BYTES = 1 << 19  # of a bucket, for each host
 _LOOK_EVERY_S = 0.05
 
@@ -205,17 +205,16 @@ class HostCrossing:
         self.begin()
         self.ready.mark_all()
         team = self._team
-        is_kept_here, is_outdated = self._buffers.is_kept_here, self.ready.is_outdated
-        team.put_beside(_BESIDE.pack(is_kept_here, is_outdated) + b"".join(self._told()))
-        team.meet(purpose)
-        self._kept_on = team.host if is_kept_here else None
-        for rank, said in team.beside().items():
-            is_kept_there, is_outdated_there = _BESIDE.unpack_from(said)
-            self._hear(said[_BESIDE.size :])
-            is_outdated |= is_outdated_there
-            if is_kept_there:
-                self._kept_on = next(at for at, ranks in enumerate(team.hosts) if rank in ranks)
-        self._is_outdated = is_outdated
+        team.put_beside(b"".join(self._told()))
+        mine = _KEPT * self._buffers.is_kept_here + _CHANGED * self.ready.is_outdated
+        votes = team.vote(mine, purpose)
+        assert votes is not None, "where workers are on several hosts, a loss is an exception"
+        for said in team.beside().values():
+            self._hear(said)
+        on_host = [[votes[rank] for rank in ranks] for ranks in team.hosts]
+        self._is_outdated = any(vote & _CHANGED for own in on_host for vote in own)
+        kept = (host for host, own in enumerate(on_host) if any(vote & _KEPT for vote in own))
+        self._kept_on = next(kept, None)
 
     def finish(self) -> tuple[bool, ...]:
         """Wait for the sums of this worker's lane, and for buffers of other hosts.
@@ -241,6 +240,20 @@ class HostCrossing:
             self.swap({other: [here] for other in others}, {})
         else:
             self.swap({}, {host: [here]})
+
+    def bring(self, of_host: Sequence[Views]) -> None:
+        """Copy bytes of each host to the same places on all others; each lane copies some.
+
+        Args:
+            of_host: by host, what it has.
+        """
+        if self.number is not None:
+            into = {
+                host: views[self.number :: self.num_lanes] for host, views in enumerate(of_host)
+            }
+            own = into.pop(self._team.host)
+            self.swap(dict.fromkeys(into, own), into)
+        self._team.meet("values of other hosts")
 
     def swap(self, sent: Mapping[int, Views], into: Mapping[int, Views]) -> None:
         """Send bytes to other hosts of the lane, and get theirs."""

@@ -6,6 +6,8 @@ worker i of the others (``host_crossing.py``), and updates it: so do all hosts, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from unisono.device import bytes_of
@@ -93,6 +95,10 @@ class HostsExchange(SharedExchange):
                 for tensor in self._sum.kept_by(host):
                     self._crossing.send_from(host, bytes_of(tensor))
         self._team.meet("state of a slow link")
+
+    def bring(self, of_host: Sequence[Sequence[memoryview]]) -> None:
+        """See :class:`Exchange`."""
+        self._crossing.bring(of_host)
 
     def hand_round(self) -> None:
         """See :class:`Exchange`; one worker of each host has the state."""

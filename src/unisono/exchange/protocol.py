@@ -262,6 +262,14 @@ class Exchange(ABC):
         """Bring what other hosts alone have to this one, for a snapshot. Collective."""
         return  # here there is none
 
+    def bring(self, of_host: Sequence[Sequence[memoryview]]) -> None:
+        """Bring bytes of memory that the workers of a host share to all other hosts. Collective.
+
+        Args:
+            of_host: by host, what it has: where it lies here, and so there.
+        """
+        return  # here there is none
+
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:

@@ -9,12 +9,15 @@ In an audited step each worker computes the shards of the next one again::
 An opinion is what one worker found one time, as digests by name. What the most workers have found
 counts; where two findings have equally many workers, what was found most often: whoever computes
 correctly finds the same again. Nobody is accused where that does not decide.
+
+On several hosts, workers of one use the same memory, so what all of them keep counts once: a host
+with many workers does not outvote another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 SHARE_OF_TIME = 0.01
@@ -44,6 +47,7 @@ class Judgement:
     # the workers that were wrong at least once; empty where that is not known
     wrong: tuple[int, ...] = ()
     names: tuple[str, ...] = ()  # what the opinions differ in, in their order
+    is_of_hosts: bool = False  # all workers of some hosts were, and all of them alike
 
 
 def judge(opinions: Sequence[Opinion]) -> Judgement:
@@ -97,9 +101,55 @@ def judge_kept(
     return judge([*before, *now])
 
 
+def judge_hosts(
+    now: Sequence[Opinion],
+    before: Sequence[Opinion],
+    reference: Digests | None,
+    hosts: Sequence[Sequence[int]],
+) -> Judgement:
+    """Do as :func:`judge_kept` where workers are on several hosts.
+
+    Args:
+        now, before, reference: as there.
+        hosts: the workers of each; `now`, and `before` where there is any, have all of them.
+    """
+    names = _alike(now, hosts) & _alike(before or now, hosts)
+    told = None if reference is None else _among(reference, names)
+    firsts = [_of_hosts(opinions, hosts, names) for opinions in (now, before)]
+    judgement = judge_kept(firsts[0], firsts[1], told)
+    if judgement.ruling == "agreed":
+        return judge_kept(now, before, reference)
+    wrong = {rank for ranks in hosts if ranks[0] in judgement.wrong for rank in ranks}
+    return replace(judgement, wrong=tuple(sorted(wrong)), is_of_hosts=True)
+
+
+def _alike(opinions: Sequence[Opinion], hosts: Sequence[Sequence[int]]) -> set[str]:
+    """Name what the workers of each host all keep alike."""
+    of_rank = {opinion.rank: opinion.digests for opinion in opinions}
+    kept = [[of_rank[rank] for rank in ranks] for ranks in hosts]
+    names = {name for opinion in opinions for name in opinion.digests}
+    return {
+        name
+        for name in names
+        if all(len({digests.get(name) for digests in of_host}) == 1 for of_host in kept)
+    }
+
+
+def _of_hosts(
+    opinions: Sequence[Opinion], hosts: Sequence[Sequence[int]], names: Collection[str]
+) -> list[Opinion]:
+    """Have the first worker of each host speak for all, of some names."""
+    firsts = {ranks[0] for ranks in hosts}
+    return [Opinion(o.rank, _among(o.digests, names)) for o in opinions if o.rank in firsts]
+
+
+def _among(digests: Digests, names: Collection[str]) -> Digests:
+    return {name: digest for name, digest in digests.items() if name in names}
+
+
 def _judge_past(right: Digests, before: Sequence[Opinion]) -> Judgement:
     wrong = {opinion.rank for opinion in before if opinion.digests != right}
-    if not before or not {opinion.rank for opinion in before} - wrong:
+    if not wrong or not {opinion.rank for opinion in before} - wrong:
         return Judgement("agreed")
     names = _differing([right, *(opinion.digests for opinion in before)])
     return Judgement("wrong", tuple(sorted(wrong)), names)

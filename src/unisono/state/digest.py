@@ -41,9 +41,13 @@ def checksums_of(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     parameters = named_parameters(model, optimizer)
     named = {f"parameter `{name}`": parameter for name, parameter in parameters.items()}
     found = {name: checksum_of(tensor) for name, tensor in named.items()}
-    for name, tensor in _states(optimizer, parameters):
-        found[f"the optimizer's `{name}`"] = checksum_of(tensor)
-    return found
+    return found | checksums_of_state(model, optimizer)
+
+
+def checksums_of_state(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Sum up each tensor of the optimizer's state alone."""
+    states = _states(optimizer, named_parameters(model, optimizer))
+    return {f"the optimizer's `{name}`": checksum_of(tensor) for name, tensor in states}
 
 
 def checksum_of(tensor: torch.Tensor) -> str:

@@ -147,6 +147,16 @@ class StepEngine:
 
     is_staged = False
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether other hosts alone have some of the run's state, until it is collected."""
+        return self.exchange.is_spread or (self.carried is not None and len(self._team.hosts) > 1)
+
+    def collect_carried(self) -> None:
+        """Have what shards hand to the next batch on every host. Collective, between two steps."""
+        if self.carried is not None:
+            self.carried.collect(self._team, self.exchange.bring)
+
     def watched(self) -> AbstractContextManager[None]:
         """Have the program's operations seen within a step's block, where that is needed."""
         return nullcontext()
@@ -465,6 +475,7 @@ class StepEngine:
         """
         while not self.exchange.is_lost:
             self.exchange.collect()
+            self.collect_carried()
             facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self.exchange.save(facts, tensors)
             self._team.faults.meet("snapshot", step)

@@ -12,6 +12,12 @@ from unisono.plan.audit import SHARE_OF_TIME, Ruling, interval_for
 _NAMES_AT_MOST = 3
 
 
+def who(audit: Audit) -> str:
+    """Name the workers that were wrong, such as "ranks 2 and 3 (host 1)"."""
+    ranks = listed("rank", audit.wrong, " and ")
+    return f"{ranks} ({listed('host', audit.hosts, ' and ')})" if audit.hosts else ranks
+
+
 def what(names: Sequence[str], shards: Sequence[int] = ()) -> str:
     """Name what is wrong, such as "gradient of `fc.weight` in shards 2–3"."""
     first = list(names[:_NAMES_AT_MOST])
@@ -31,7 +37,7 @@ def corrupt(audit: Audit, *, has_directory: bool) -> CorruptionError:
     """Make the error that every worker raises where nobody can replace the wrong ones."""
     return CorruptionError(
         f"all workers must compute the same bits, but the audit of step {audit.step} found what "
-        f"{listed('rank', audit.wrong, ' and ')} had wrong: {what(audit.names, audit.shards)}. Its "
+        f"{who(audit)} had wrong: {what(audit.names, audit.shards)}. Its "
         f"memory or processor is at fault: leave it out and start again; "
         f"{_resumed(has_directory)}",
         ranks=audit.wrong,
@@ -40,12 +46,36 @@ def corrupt(audit: Audit, *, has_directory: bool) -> CorruptionError:
     )
 
 
-def changed(audit: Audit, *, has_directory: bool) -> CorruptionError:
-    """Make the error that every worker raises where memory that all use has changed by itself."""
+def in_shared(audit: Audit, ranks: Sequence[int], *, has_changed: bool) -> str:
+    """Say what is wrong in memory that workers share.
+
+    Args:
+        audit: what was found.
+        ranks: of several hosts: the workers that share it.
+        has_changed: whether it did while nobody updated it; else it is another than other hosts'.
+    """
+    hosts = listed("host", audit.hosts, " and ") if audit.hosts else ""
+    where = f" on {hosts} ({listed('rank', ranks, ' and ')})" if hosts else ""
+    must, seen = "not change before the update", "did"
+    if not has_changed:
+        must, seen = "be the same on all hosts", "was wrong"
+    step = f"in step {audit.step}{where}: {what(audit.names)}"
+    return f"memory that workers share must {must}, but {seen} {step}"
+
+
+def changed(
+    audit: Audit, ranks: Sequence[int], *, has_changed: bool, has_directory: bool
+) -> CorruptionError:
+    """Make the error that every worker raises where shared memory is wrong again.
+
+    Args:
+        audit, ranks, has_changed: as of :func:`in_shared`.
+        has_directory: whether there are checkpoints.
+    """
     return CorruptionError(
-        f"memory that workers share must not change before the update, but did in step "
-        f"{audit.step}: {what(audit.names)}. Memory is at fault: test it, and start again "
-        f"elsewhere; {_resumed(has_directory)}",
+        f"{in_shared(audit, ranks, has_changed=has_changed)}. Memory is at fault: test it, and "
+        f"start again elsewhere; {_resumed(has_directory)}",
+        ranks=tuple(ranks),
         step=audit.step,
         names=audit.names,
     )

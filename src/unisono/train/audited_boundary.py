@@ -15,14 +15,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
 from unisono.callbacks.callback import Audit
-from unisono.plan.audit import Digests, Judgement, Opinion, is_audited, judge, judge_kept
-from unisono.state.digest import checksum_of, checksums_of
+from unisono.plan.audit import (
+    Digests,
+    Judgement,
+    Opinion,
+    is_audited,
+    judge,
+    judge_hosts,
+    judge_kept,
+)
+from unisono.state.digest import checksum_of, checksums_of, checksums_of_state
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
 from unisono.train import audit_words
@@ -31,6 +40,7 @@ from unisono.train.interrupts import Interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.run_context import RunContext
 from unisono.workers.launcher_messages import ComputesWrong
+from unisono.workers.team import StepBrokenError
 
 _TIMED_AUDITS = 3
 _ATTEMPTS = 2
@@ -63,6 +73,7 @@ class AuditedBoundary(Boundary):
         self._agreed_at_snapshot: _Agreed | None = None
         self._has_to_go_back = False
         self._changed_in: int | None = None
+        self._shared: set[str] = set()  # what each of several hosts has one copy of, by name
         self._snapshot_s = 0.0
         self._seconds: list[tuple[float, float]] = []
 
@@ -104,7 +115,7 @@ class AuditedBoundary(Boundary):
         """See :class:`Boundary`; replicas are compared where the last step was not audited."""
         self._report()
         if self.is_between_steps and not (self.is_audited or self._exchange.is_lost):
-            self._has_to_go_back = not self.compare_kept(self._kept.position.step - 1, is_done=True)
+            self._has_to_go_back = not self.still_agree(self._kept.position.step - 1)
         return not self._has_to_go_back and super().end()
 
     def go_back(self) -> None:
@@ -116,6 +127,19 @@ class AuditedBoundary(Boundary):
         """Tell whether workers kept different things when they came to a step before."""
         known = self._disputed
         return known is not None and (known.step, known.is_done) == (step, False)
+
+    def still_agree(self, step: int) -> bool:
+        """See whether all workers keep the same once a step is done. Collective.
+
+        Returns:
+            As of :meth:`compare_kept`; also False if a worker was lost meanwhile, on several hosts.
+        """
+        supervisor = self._team.supervisor
+        supervisor.can_go_back, is_agreed = True, False
+        with suppress(StepBrokenError):
+            is_agreed = self.compare_kept(step, is_done=True)
+        supervisor.can_go_back = False
+        return is_agreed
 
     def compare_kept(self, step: int, *, is_done: bool) -> bool:
         """See whether all workers keep the same. Collective.
@@ -138,7 +162,11 @@ class AuditedBoundary(Boundary):
         now = self._opinions(step, is_done=is_done)
         is_again = known is not None and known[:3] == (step, is_done, membership.generation)
         before = known.opinions if known is not None and is_again else []
-        judgement = judge_kept(now, before, None if is_done else self._kept_before(step))
+        reference = None if is_done else self._kept_before(step)
+        if len(team.hosts) == 1:
+            judgement = judge_kept(now, before, reference)
+        else:
+            judgement = judge_hosts(now, before, reference, team.hosts)
         if judgement.ruling != "agreed":
             self._settle_kept(step, is_done, judgement, [*before, *now])
             return False
@@ -149,9 +177,9 @@ class AuditedBoundary(Boundary):
         return is_done or team.membership == membership
 
     def common_digests(self) -> dict[str, str]:
-        """Sum up a share of what all workers use the one copy of; each worker another."""
-        common = list(self._exchange.common().items())
-        share = common[self._team.position :: self._team.size]
+        """Sum up a share of what a host's workers use the one copy of; each worker another."""
+        common, here = list(self._exchange.common().items()), self._team.neighbours
+        share = common[here.index(self._team.world.rank) :: len(here)]
         return {name: checksum_of(tensor) for name, tensor in share}
 
     def buffer_digests(self, *, is_done: bool) -> dict[str, str]:
@@ -166,23 +194,34 @@ class AuditedBoundary(Boundary):
         values = buffers.values()
         return {f"buffer `{name}`": checksum_of(value) for name, value in values.items()}
 
-    def settle_common(self, step: int, names: Sequence[str]) -> None:
-        """Have the run go back, as what all use has changed while nobody updated it. Collective.
+    def settle_common(
+        self, step: int, names: Sequence[str], seen_by: Collection[int], *, has_changed: bool = True
+    ) -> None:
+        """Have the run go back, as memory that workers share is wrong. Collective.
+
+        Args:
+            step: the one under way, or just done.
+            names: of what.
+            seen_by: workers that share it.
+            has_changed: whether it did while nobody updated it; else it is another than other
+                hosts'.
 
         Raises:
             CorruptionError: it cannot go back, or it has in vain.
         """
-        audit = Audit(step, 0.0, (), tuple(names))
+        hosts = self._hosts_of(seen_by)
+        audit = Audit(step, 0.0, (), tuple(names), (), hosts)
+        ranks = [rank for host in hosts for rank in self._team.hosts[host]]
         if not self._keeps or step == self._changed_in:
             has_directory = self._checkpoints is not None
-            raise audit_words.changed(audit, has_directory=has_directory)
+            raise audit_words.changed(
+                audit, ranks, has_changed=has_changed, has_directory=has_directory
+            )
         self._changed_in = step
         self._reports.append(audit)
         if self._team.position == 0:
-            self.run.say(
-                f"memory that workers share must not change before the update, but did in step "
-                f"{step}: {audit_words.what(names)}; the run goes back to its newest snapshot"
-            )
+            found = audit_words.in_shared(audit, ranks, has_changed=has_changed)
+            self.run.say(f"{found}; the run goes back to its newest snapshot")
 
     def note_passed(self, seconds: float) -> None:
         """Note that the audit of the step just done has found nothing, and what it has added."""
@@ -212,13 +251,14 @@ class AuditedBoundary(Boundary):
             CorruptionError: nobody can be replaced, or it is not known who is wrong.
         """
         has_directory = self._checkpoints is not None
+        audit = audit._replace(hosts=self._hosts_of(audit.wrong))
         if judgement.ruling != "wrong":
             ruling = judgement.ruling
             raise audit_words.undecided(audit, ruling, ranks, has_directory=has_directory)
         team, supervisor = self._team, self._team.supervisor
         if not (supervisor.can_replace and self._keeps):
             raise audit_words.corrupt(audit, has_directory=has_directory)
-        for rank in audit.wrong:
+        for rank in set(audit.wrong) & set(team.neighbours):
             pid = team.pid(rank)
             assert pid is not None
             supervisor.tell(ComputesWrong(rank, pid, audit_words.how_ended(audit)))
@@ -227,8 +267,9 @@ class AuditedBoundary(Boundary):
             while time.monotonic() < until_s:  # the launcher ends this process
                 time.sleep(_POLL_S)
             raise audit_words.corrupt(audit, has_directory=has_directory)
-        while any(rank in team.membership.ranks for rank in audit.wrong):
-            team.meet("audit")
+        with suppress(StepBrokenError):  # so it ends on several hosts: all have met again
+            while any(rank in team.membership.ranks for rank in audit.wrong):
+                team.meet("audit")
         self._reports.append(audit)
 
     def _snapshot(self, *, wait: bool) -> int | None:
@@ -244,8 +285,35 @@ class AuditedBoundary(Boundary):
         mine = self.buffer_digests(is_done=is_done)
         if self._exchange.has_replicas:
             mine |= checksums_of(kept.model, kept.optimizer)
-        heard = team.gather(json.dumps(mine).encode(), f"audit of step {step}")
-        return [Opinion(rank, json.loads(said)) for rank, said in heard.items()]
+        share = self._share_of_copy() if len(team.hosts) > 1 else {}
+        heard = team.gather(json.dumps([mine, share]).encode(), f"audit of step {step}")
+        said = {rank: json.loads(one) for rank, one in heard.items()}
+        copies: dict[int, dict[str, str]] = {}
+        for ranks in team.hosts if len(team.hosts) > 1 else ():
+            copy = {name: digest for rank in ranks for name, digest in said[rank][1].items()}
+            copies |= dict.fromkeys(ranks, copy)
+            self._shared.update(copy)
+        return [Opinion(rank, own | copies.get(rank, {})) for rank, (own, _) in said.items()]
+
+    def _share_of_copy(self) -> dict[str, str]:
+        """Sum up a share of the one copy that this host has of the run's state."""
+        share, kept = self.common_digests(), self._kept
+        if self._exchange.acts and not self._exchange.have_all:
+            share |= checksums_of_state(kept.model, kept.optimizer)
+        return share
+
+    def _hosts_of(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Say on which of several hosts workers are; on a single one, nothing."""
+        hosts = self._team.hosts
+        there = (at for at, own in enumerate(hosts) if set(own) & set(ranks))
+        return tuple(there) if len(hosts) > 1 else ()
+
+    def _is_of_memory(self, judgement: Judgement) -> bool:
+        """Tell whether what is wrong is in memory that workers of a host share."""
+        if not judgement.is_of_hosts:
+            return False
+        each_alone = len(self._hosts_of(judgement.wrong)) == len(judgement.wrong)
+        return not (each_alone and self._shared.isdisjoint(judgement.names))
 
     def _kept_before(self, step: int) -> Digests | None:
         """Give what all kept at the end of the step before, if that is known to all."""
@@ -260,6 +328,9 @@ class AuditedBoundary(Boundary):
         """Have wrong workers replaced; where it is not known who is, the steps shall tell."""
         team = self._team
         self._disputed = None
+        if judgement.ruling == "wrong" and self._is_of_memory(judgement):
+            self.settle_common(step, judgement.names, judgement.wrong, has_changed=False)
+            return
         can_repeat = self._keeps and len(opinions) < _ATTEMPTS * team.size
         if judgement.ruling == "wrong" or not can_repeat:
             audit = Audit(step, 0.0, judgement.wrong, judgement.names)
@@ -314,9 +385,11 @@ class AuditedBoundary(Boundary):
         for audit in reports:
             self.run.observer.after_audit(audit)
             if audit.wrong and self._team.position == 0:
+                found = audit_words.what(audit.names, audit.shards)
+                who = f"{audit_words.who(audit)} had {found} wrong in step {audit.step}; "
                 self.run.say(
-                    f"the run has gone back to step {self._kept.position.step}, where all workers "
-                    f"were right"
+                    f"{who if audit.hosts else ''}the run has gone back to step "
+                    f"{self._kept.position.step}, where all workers were right"
                 )
 
 

@@ -52,6 +52,7 @@ class AuditedStep(Step):
         self._is_settled = self._has_to_go_back = False
         self._common: dict[str, str] = {}
         self._changed: dict[str, None] = {}
+        self._seen_by: set[int] = set()
         self._starts: set[str] = set()
 
     def __enter__(self) -> Step:
@@ -110,7 +111,7 @@ class AuditedStep(Step):
         found = self._tell([*own, *again.items()], self._changes())
         if self._changed and not self._has_to_go_back:
             self._has_to_go_back = True
-            self._audited.settle_common(self.number, list(self._changed))
+            self._audited.settle_common(self.number, list(self._changed), self._seen_by)
         if self._has_to_go_back:
             return
         disputed = _disputed(found)
@@ -168,6 +169,7 @@ class AuditedStep(Step):
             of_parts, changed, start = json.loads(said)
             self._starts.add(start)
             self._changed |= dict.fromkeys(changed)
+            self._seen_by |= {rank} if changed else set()
             for lo, of_part in of_parts:
                 found.setdefault(lo, []).append(Opinion(rank, of_part))
         return found
@@ -187,7 +189,7 @@ class AuditedStep(Step):
 
     def _compare(self) -> None:
         start_s = perf_counter()
-        if not self._audited.compare_kept(self.number, is_done=True):
+        if not self._audited.still_agree(self.number):
             self.is_done = False
             self._boundary.go_back()
         elif self._audited.is_audited:

@@ -230,7 +230,7 @@ class Boundary:
         """
         if not self.is_between_steps or self._exchange.is_lost:
             return
-        if self._keeps and self._team.is_leader and not self._exchange.is_spread:
+        if self._keeps and self._team.is_leader and not self.engine.is_spread:
             self._wait_for_disk()
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
@@ -276,6 +276,8 @@ class Boundary:
             self._is_checked = True
             self._kept.check_keepable()
         self._has_acted = True
+        if self.engine.carried is not None and self._exchange.division.is_outdated:
+            self.engine.collect_carried()
         if not planned & BoundaryTasks.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
-from unisono.train.run_options import RunOptions
 from unisono.workers.team import Team
 
 
-def check_hosts(team: Team, options: RunOptions) -> None:
+def check_hosts(team: Team) -> None:
     """Refuse what is not there yet where workers are on several hosts.
 
     Raises:
         ValueError: something does not fit.
     """
-    if len(team.hosts) == 1:
-        return
-    if team.num_stages > 1:
+    if len(team.hosts) > 1 and team.num_stages > 1:
         raise ValueError(
             "`UNISONO_STAGES` must be 1 where workers are on several hosts, as the stages of a "
             "model share memory: unset it, or start all workers on one host."
         )
-    for name, is_given in (
-        ("audit_every", options.audit_every is not None),
-        ("carry", options.carry),
-    ):
-        if is_given:
-            raise ValueError(
-                f"`{name}` must be left out where workers are on several hosts, as it is not there "
-                f"yet across hosts: leave it out, or start all workers on one host."
-            )
 
 
 def told_hosts(team: Team, num_shards: int) -> str:

@@ -112,12 +112,12 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 with suppress(StepBrokenError):  # then there is no next step yet
                     begin_epoch(run, plan.samples, is_agreed=is_agreed)
             is_agreed = False
+            if balance.is_needed:
+                balance.before_step()
             if not boundary.act() or run.is_over(plan.totals):
                 # Who has joined there, in the place of a lost stage, comes behind that, too.
                 is_agreed = run.team.needs_all
                 continue
-            if balance.is_needed:
-                balance.before_step()
             step = make_step(boundary, plan.samples, loader, run.kept.position)
             yield step
             run.team.supervisor.can_go_back = True
@@ -282,6 +282,7 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
         boundary.forgo_recovery(trouble)
         if run.checkpoints is not None:
             run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
+    boundary.engine.collect_carried()
     if boundary.begin():
         # Of several hosts, no launcher can write a last checkpoint by itself.
         is_kept = run.checkpoints is not None and len(run.team.hosts) == 1

@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from unisono.errors import MismatchError
 from unisono.notices import listed
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import Phase
@@ -38,10 +39,14 @@ def compare_devices(run: RunContext) -> bytes:
 
     Returns:
         For :func:`read_kinds`, the same on every worker; nothing if they do.
+
+    Raises:
+        MismatchError: processors of several hosts do not: each host has a copy of the parameters,
+            which would be another after each update.
     """
     if run.kinds is not None:
         return _write_kinds(run.kinds)
-    if run.device.is_host or run.team.size == 1:
+    if run.team.size == 1 or (run.device.is_host and len(run.team.hosts) == 1):
         return b""
     run.kept.last.pop(SPEEDS, None)  # of the devices of a run before
     mine = json.dumps([run.device.facts, fingerprint_of(run.device)]).encode()
@@ -49,8 +54,15 @@ def compare_devices(run: RunContext) -> bytes:
     kinds = kinds_of(heard)
     if not kinds:
         return b""
+    facts = {rank: said for rank, (said, _) in heard.items()}
+    if run.device.is_host:
+        raise MismatchError(
+            f"the processors of all hosts must compute the same bits, but do not "
+            f"({_who(kinds, facts)}): use hosts of one kind, or set ATEN_CPU_CAPABILITY, "
+            f"ONEDNN_MAX_CPU_ISA and MKL_CBWR alike on all of them, to what each has."
+        )
     if run.team.position == 0:
-        run.say(told(kinds, {rank: facts for rank, (facts, _) in heard.items()}))
+        run.say(told(kinds, facts))
     every_rank = range(run.team.world.world_size)
     return _write_kinds({rank: kinds.get(rank, _UNKNOWN) for rank in every_rank})
 
@@ -77,18 +89,22 @@ def read_kinds(payload: bytes) -> Kinds:
 
 def told(kinds: Kinds, facts: Mapping[int, str]) -> str:
     """Say which workers' devices compute other bits than the others', and what that means."""
+    return (
+        f"the workers' devices round differently ({_who(kinds, facts)}): gradients are exact to "
+        f"rounding, but the result depends on which worker computes which shard; shards are "
+        f"divided by speed"
+    )
+
+
+def _who(kinds: Kinds, facts: Mapping[int, str]) -> str:
     names = {rank: facts[rank].partition(",")[0] for rank in kinds}
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, kind in kinds.items():
         groups.setdefault((names[rank], kind), []).append(rank)
     is_plain = len({name for name, _ in groups}) == len(groups)
-    who = " and ".join(
+    return " and ".join(
         f"{name if is_plain else f'{name} ({kind})'} on {listed('rank', ranks)}"
         for (name, kind), ranks in groups.items()
-    )
-    return (
-        f"the workers' devices round differently ({who}): gradients are exact to rounding, but the "
-        f"result depends on which worker computes which shard; shards are divided by speed"
     )
 
 

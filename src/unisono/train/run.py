@@ -158,7 +158,7 @@ class Run:
         self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
         self.seed = options.seed
         self.device, *others = devices_of_run(model, options, self.world)
-        check_hosts(self.team, options)
+        check_hosts(self.team)
         check_stages(self.team, model, self.device, options, 1 + len(others))
         check_contents(model, optimizer, self.device)
         check_together(optimizer, options, self.team.num_stages)

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--directory")
     parser.add_argument("--exchange", default="auto")
     parser.add_argument("--slow-link", choices=WAYS)
+    parser.add_argument("--audit-every", type=int)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--noise", action="store_true", help="in a function of the gradients")
     parser.add_argument("--device", default="cpu")
@@ -75,6 +76,7 @@ def main() -> None:
         on_gradients=add_noise if given.noise else None,
         **where,
         slow_link=WAYS.get(given.slow_link),
+        audit_every=given.audit_every,
         directory=given.directory,
         **every,
     )

@@ -1,0 +1,112 @@
+"""What runs do on one host, they do on several: audits, and states from batch to batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.hosts.conftest import MakeHosts
+from tests.hosts.test_hosts import TRAIN, Output, digests, srun, start, trained, unisono_run
+from tests.hosts.virtual_hosts import torchrun
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+
+CARRY = "tests/hosts/programs/carry.py"
+AUDITED = (TRAIN, "cnn", "--steps", "12", "--audit-every", "3")
+GRADIENT = "gradient of `0.weight` in shard"
+
+
+def has_trained(outputs: Sequence[Output]) -> str:
+    return "".join(output.has_ended_well() for output in outputs)
+
+
+@pytest.mark.parametrize("workers", [[2, 2], [1, 3]], ids=str)
+def test_audits_accuse_nobody_of_an_even_run(make_hosts: MakeHosts, workers) -> None:
+    hosts = make_hosts(2)
+    outputs = unisono_run(hosts, workers, AUDITED)
+    assert "wrong" not in has_trained(outputs)
+    assert "an audit takes" in outputs[0].text
+    assert digests(outputs) == trained(hosts[:1], [2], *AUDITED[1:4])
+
+
+@pytest.mark.parametrize(
+    ("workers", "fault", "found"),
+    [
+        ([2, 2], "rank=3,step=5", f"rank 3 (host 1) had {GRADIENT}"),
+        ([1, 3], "rank=2,step=8,of=buffer", "rank 2 (host 1) had "),
+        ([2, 2], "rank=0,step=5,of=buffer", "rank 0 (pid"),  # of those for the next step
+        ([1, 1], "rank=1,step=2", f"rank 1 (host 1) had {GRADIENT}"),
+        ([1, 3], "rank=3,step=5,of=replica", "in step 5 on host 1 (ranks 1, 2 and 3): parameter"),
+        ([2, 2], "rank=1,step=8,of=replica", "in step 8 on host 0 (ranks 0 and 1): parameter"),
+    ],
+    ids=str,
+)
+def test_a_wrong_bit_is_found_on_any_host(
+    make_hosts: MakeHosts, workers, fault: str, found: str
+) -> None:
+    hosts = make_hosts(2)
+    outputs = unisono_run(hosts, workers, AUDITED, faults=[f"flip:{fault}"])
+    text = has_trained(outputs)
+    assert found in text
+    is_replaced = "replica" not in fault
+    ended = re.findall(r"rank (\d) \(pid \d+\) was ended, as an audit found", text)
+    assert ended == (re.findall(r"rank=(\d)", fault) if is_replaced else [])
+    assert digests(outputs) == trained(hosts[:1], [2], *AUDITED[1:4])
+
+
+def test_a_wrong_worker_is_named_where_nobody_replaces_it(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    faults = {"UNISONO_FAULTS": "defect:rank=2,step=4"}
+    started = torchrun(hosts, [1, 2], AUDITED, environ=faults)
+    for output in map(Output, started):
+        assert f"what rank 2 (host 1) had wrong: {GRADIENT}" in output.end()
+        assert output.process.returncode == 1
+
+
+OTHER_PROCESSOR = """
+import os, socket, sys
+from runpy import run_path
+if socket.gethostname() == "host1":
+    os.environ["MKL_CBWR"] = "COMPATIBLE"  # as one without AVX
+sys.argv.append("cnn")
+"""
+
+
+def test_processors_that_round_differently_are_refused(make_hosts: MakeHosts) -> None:
+    for output in srun(make_hosts(2), [1, 1], "-c", f"{OTHER_PROCESSOR}run_path('{TRAIN}')"):
+        assert "the processors of all hosts must compute the same bits, but" in output.end()
+
+
+@pytest.mark.parametrize("model", ["recurrent", "memory"])
+def test_states_go_from_batch_to_batch_on_any_hosts(
+    make_hosts: MakeHosts, tmp_path: Path, model: str
+) -> None:
+    hosts, said = make_hosts(2), set()
+    kept = ("--directory", str(tmp_path / "a run"))
+    for workers, options in (([4], ()), ([2, 2], ()), ([1, 3], ()), ([1, 2], kept)):
+        outputs = start(hosts[: len(workers)], workers, [CARRY, model, *options])
+        has_trained(outputs)
+        said |= told_by_ranks(outputs, sum(workers))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("workers", [[2, 2], [1, 1]], ids=str)
+def test_a_replaced_worker_has_the_states_of_all_hosts(
+    make_hosts: MakeHosts, tmp_path: Path, workers
+) -> None:
+    hosts = make_hosts(2)
+    kept = ("--directory", str(tmp_path / "a run"))
+    kills = [f"kill:rank={sum(workers) - 1},step=3,at=updated", "kill:rank=0,step=10,at=shard"]
+    outputs = unisono_run(hosts, workers, [CARRY, "recurrent", *kept], faults=kills)
+    assert len(re.findall(r"rank \d is replaced", has_trained(outputs))) == 2
+    alone = start(hosts[:1], [1], [CARRY, "recurrent"])
+    has_trained(alone)
+    assert told_by_ranks(outputs, sum(workers)) == told_by_ranks(alone, 1)
+
+
+def told_by_ranks(outputs: Sequence[Output], num_ranks: int) -> set[str]:
+    found = re.findall(r"rank \d digest (.*)", "".join(output.text for output in outputs))
+    assert len(found) == num_ranks
+    return set(found)
