@@ -245,6 +245,17 @@ def test_lost_workers_are_replaced_wherever_they_are(
     assert text.count("rows ") == sum(workers)  # of those that were not killed before
 
 
+def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--leave", "3", "--steps", "8"]
+    kept = ["--directory", str(tmp_path / "a run")]
+    kill = "kill:rank=1,step=6,at=snapshot"  # of which its host has a part
+    outputs = unisono_run(hosts, [1, 1], [*program, *kept], faults=[kill])
+    assert "rank 1 is replaced" in "".join(output.has_ended_well() for output in outputs)
+    assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
+
+
 def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHosts) -> None:
     hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
     outputs = unisono_run(hosts, [2, 2], program)

@@ -225,12 +225,13 @@ class Boundary:
         """Keep what a loop has led to that the program leaves early.
 
         Not collective: whether by `break`, everywhere alike, or by an exception that this worker
-        alone has, cannot be told here. The leader does what there is to do: nobody changes the
-        shared state any more, and it copies all of it, unless other hosts alone have some.
+        alone has, cannot be told here. One worker of each host does what there is to do: nobody
+        changes the shared state any more, and it copies all of it, unless other hosts alone have
+        some.
         """
         if not self.is_between_steps or self._exchange.is_lost:
             return
-        if self._keeps and self._team.is_leader and not self.engine.is_spread:
+        if self._keeps and self._team.leads_host and not self.engine.is_spread:
             self._wait_for_disk()
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)

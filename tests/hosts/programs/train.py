@@ -1,6 +1,7 @@
 """Train a small model on every worker; say what it has come to, and how long steps have taken."""
 
 import argparse
+import itertools
 import os
 import time
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--leave", type=int, help="a first loop after so many steps")
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--slow", type=int, help="a rank whose forward passes take longer")
     parser.add_argument("--directory")
@@ -87,16 +89,19 @@ def main() -> None:
         return nn.functional.cross_entropy(outputs, targets.to(outputs.device))
 
     begun_s = time.monotonic()
-    for step in run.steps(model.data(seed=0), batch_size=32, steps=given.steps):
-        with step:
-            step.again(loss)
-            for batch in step.shards:
-                time.sleep(0.02 * (run.world.rank == given.slow))
-                step.backward(loss(batch))
-        if run.world.rank == given.raises and run.position.step == 3:
-            raise RuntimeError("bad luck")
-        time.sleep(given.pause)
-        print(f"rank {run.world.rank} step {run.position.step}", flush=True)
+    for num_steps in (None,) if given.leave is None else (given.leave, None):
+        loop = run.steps(model.data(seed=0), batch_size=32, steps=given.steps)
+        for step in itertools.islice(loop, num_steps):
+            with step:
+                step.again(loss)
+                for batch in step.shards:
+                    time.sleep(0.02 * (run.world.rank == given.slow))
+                    step.backward(loss(batch))
+            if run.world.rank == given.raises and run.position.step == 3:
+                raise RuntimeError("bad luck")
+            time.sleep(given.pause)
+            print(f"rank {run.world.rank} step {run.position.step}", flush=True)
+        loop.close()
     took_s = time.monotonic() - begun_s
     print(
         f"rank {run.world.rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s", flush=True
