@@ -352,6 +352,29 @@ def test_what_ends_the_agent_of_a_host_ends_its_launcher(
         assert "unisono" not in host.run("ps", "-eo", "args")
 
 
+@pytest.mark.parametrize(("host", "signum"), [(1, "INT"), (0, "TERM")])
+def test_a_signal_on_any_host_leaves_a_checkpoint_of_the_step_under_way(
+    make_hosts: MakeHosts, tmp_path: Path, host: int, signum: str
+) -> None:
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
+    kept = [*program, "--directory", str(tmp_path / "a run"), "--every", "99"]
+    outputs = unisono_run(hosts, [2, 1], kept)
+    outputs[host].await_line("rank . step 4")
+    hosts[host].run("pkill", f"-{signum}", "-f", "unisono run --nnodes")
+    texts = [output.end() for output in outputs]
+    assert "finishing the step, then writing a checkpoint" in texts[host]
+    assert "another host has ended the run" in texts[1 - host]
+    assert outputs[host].process.returncode == {"INT": 130, "TERM": 143}[signum]
+    newest = max(map(int, re.findall(r"rank \d step (\d+)", "".join(texts))))
+    assert newest < 16
+    checkpoints = (tmp_path / "a run" / "checkpoints").iterdir()
+    assert [int(path.name.partition("-")[2]) for path in checkpoints] == [newest]
+    again = unisono_run(hosts, [1, 1], kept)
+    for output in again:
+        output.has_ended_well()
+    assert digests(again) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
+
+
 def test_pods_of_the_manifest_train(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """With the variables that the operator's runtime gives each pod."""
     hosts = make_hosts(2)

@@ -592,6 +592,15 @@ def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:
 # Somebody wants the job to end.
 
 
+def test_one_of_several_hosts_ends_once_all_its_workers_stand_still() -> None:
+    kept = began(1, {**FACTS, "is_kept_by_workers": True})
+    events = (AGREED, kept, StopWanted(), *paused(0), *paused(1))
+    found = decisions(*events, workers=2, needs_all=True, first_rank=4)
+    *_, began_it, asked, first, last = found
+    assert began_it.state.can_stop_between_steps
+    assert [one.actions for one in (asked, first, last)] == [(Wish(True),), (), (KeepAndEnd(),)]
+
+
 @pytest.mark.parametrize(
     ("events", "can"),
     [

@@ -181,8 +181,7 @@ def run(
     nothing listens beyond this machine.
 
     Ctrl-C and SIGTERM finish the step, write a checkpoint if the script has a `directory`, and end
-    all workers. A second Ctrl-C ends them at once. With `--nnodes` the first one does, on all
-    hosts, without a checkpoint.
+    all workers, with `--nnodes` on all hosts. A second Ctrl-C ends them at once.
 
     \b
     Examples:

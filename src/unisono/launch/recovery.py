@@ -99,7 +99,9 @@ class RecoveryState:
     @property
     def can_stop_between_steps(self) -> bool:
         """Whether there are steps, and a place to keep what they have led to."""
-        return bool(self.membership and self.loop and self.loop.facts.get("directory"))
+        facts = self.loop.facts if self.loop is not None else {}
+        is_kept = facts.get("directory") or facts.get("is_kept_by_workers")
+        return bool(self.membership and is_kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ def _settled(
     """Let go on who can go on, and say whether the membership should stop."""
     membership = state.membership
     if state.first_rank is not None:
-        state, more = _begin_again(state)
+        state, more = _of_hosts(state)
         return RecoveryDecision(state, (*actions, *more), reason)
     if membership is None and state.asking:
         state, more = _go_on_alone(state)
@@ -264,6 +266,16 @@ def _settled(
         state = replace(state, is_wished=is_wished)
         actions = (*actions, Wish(is_wished))
     return RecoveryDecision(state, actions, reason)
+
+
+def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
+    """Let go on who can go on, on one of several hosts."""
+    if state.is_ending and len(state.stopped) == state.world_size:
+        return replace(state, stopped={}), (KeepAndEnd(),)
+    state, actions = _begin_again(state)
+    if state.is_ending and not state.is_wished:
+        return replace(state, is_wished=True), (*actions, Wish(value=True))
+    return state, actions
 
 
 def _begin_again(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:

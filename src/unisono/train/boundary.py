@@ -263,6 +263,8 @@ class Boundary:
                 due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
         if self._team.is_asked_to_stop:
             due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
+            if len(self._team.hosts) > 1:  # whose launchers cannot write it
+                due |= BoundaryTasks.CHECKPOINT
         if self._interrupts.asked_by is not None:
             due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP
         if due:
@@ -282,13 +284,18 @@ class Boundary:
         if not planned & BoundaryTasks.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None
+        ends_hosts = bool(planned & BoundaryTasks.STOP) and len(self._team.hosts) > 1
         if self._checkpoints is not None and self._checkpoints.is_on_each_host:
             self._wait_for_disk()  # of this host; the leader has waited for its own
         slot = self._snapshot(wait=bool(planned & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
         if slot is None:
             return
         if planned & BoundaryTasks.CHECKPOINT:
-            self._checkpoint(slot, wait=is_last)
+            self._checkpoint(slot, wait=is_last or ends_hosts)
+        if ends_hosts:
+            if not self._team.meet("last checkpoint"):
+                return
+            self._team.await_end()
         if is_last:
             self._interrupts.end()
         if planned & BoundaryTasks.STOP:

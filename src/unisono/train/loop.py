@@ -284,7 +284,10 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
             run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
     boundary.engine.collect_carried()
     if boundary.begin():
-        # Of several hosts, no launcher can write a last checkpoint by itself.
-        is_kept = run.checkpoints is not None and len(run.team.hosts) == 1
-        where = run.checkpoints.facts if run.checkpoints and is_kept else {"directory": None}
+        where: dict[str, Any] = {"directory": None}
+        if run.checkpoints is not None and len(run.team.hosts) == 1:
+            where = run.checkpoints.facts
+        elif run.checkpoints is not None:
+            # Of several hosts, no launcher can write a last checkpoint by itself.
+            where |= {"is_kept_by_workers": True}
         run.joint_calls.note_loop({**boundary.facts, **where})

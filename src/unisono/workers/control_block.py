@@ -56,6 +56,7 @@ class RankLine(MeetingSeat):
     Attributes:
         begun: the number after that of the step that it was last seen in; 0 before the first.
         memory: of its device, in bytes: see :meth:`ControlBlock.set_memory`.
+        wish: of the launcher of its host, as workers of other hosts hear it.
     """
 
     _fields_ = (
@@ -63,6 +64,7 @@ class RankLine(MeetingSeat):
         ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),
         ("plan_step", ctypes.c_int64),
         ("plan", ctypes.c_uint32),
+        ("wish", ctypes.c_uint32),
         ("memory", ctypes.c_int64 * NUM_SIZES),
         ("votes", ctypes.c_uint32 * 2),
         ("times", _Times * 2),
@@ -129,6 +131,11 @@ class ControlBlock:
     ) -> MeetingPoint:
         """Have `rank` meet the others here; arguments as of :class:`MeetingPoint`."""
         return MeetingPoint(self.lines, rank, waiter, notice_after_s)
+
+    @property
+    def is_stop_wished(self) -> bool:
+        """Whether a launcher wishes that all workers stop between two steps."""
+        return bool(self.head.wish)
 
     def departure(self, rank: int) -> Departure:
         """Tell whether `rank` has left."""

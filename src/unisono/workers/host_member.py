@@ -155,6 +155,8 @@ class HostMember(LauncherLink):
             PeerLostError: a worker is lost where the run cannot go back, or cannot be replaced.
             StepBrokenError: others have come to the end of what this worker does.
         """
+        if between_steps and self.control.head.end:
+            return super().stopped(arrivals, between_steps=True)  # where this process is ended
         if not self.can_go_back:
             ranks = range(self.world.world_size)
             lost = [one for one in ranks if self.control.departure(one) != Departure.PRESENT]

@@ -75,6 +75,11 @@ class HostsControlBlock(ControlBlock):
             elif self.departure(rank) == Departure.PRESENT:
                 self.leave(rank, self._dead if said == Departure.DIED else said)
 
+    @property
+    def is_stop_wished(self) -> bool:
+        """See :class:`ControlBlock`; that of any host does."""
+        return bool(self.head.wish) or any(line.wish for line in self._far.lines)
+
     def is_far(self, rank: int) -> bool:
         """Tell whether a worker is on another host."""
         return rank in self._far_ranks
@@ -113,6 +118,7 @@ class HostsControlBlock(ControlBlock):
     def tell(self) -> None:
         """Send this worker's line, its new mail and what is put beside it to all other hosts."""
         line = self.lines[self._rank]
+        line.wish = self.head.wish
         which = line.arrivals % 2
         mail, self._mail = self._mail, b""
         beside, self._put[which] = self._put[which], b""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UnisonoError
 from unisono.faults import Faults
 from unisono.workers.barrier import Barrier
 from unisono.workers.control_block import MAILBOX_BYTES
@@ -26,6 +27,8 @@ from unisono.workers.supervisor import Supervisor
 _CHUNK_BYTES = MAILBOX_BYTES - 1024
 _SAME_PROGRAM = "give every worker the same program and the same data"
 _LAST, _MORE = b"\0", b"\1"
+
+_ENDED_WITHIN_S, _LOOK_EVERY_S = 60.0, 0.02
 
 
 class StepBrokenError(BaseException):
@@ -169,6 +172,24 @@ class Team:
         """Stand still between two steps, so that the membership can change. Collective."""
         self._stop(between_steps=True)
 
+    def await_end(self) -> None:
+        """Stand still until the launcher of this host ends the job, as that of another one does.
+
+        Not collective.
+
+        Raises:
+            UnisonoError: it does not.
+        """
+        until_s = time.monotonic() + _ENDED_WITHIN_S
+        while not self.is_ended_by:
+            if time.monotonic() >= until_s:
+                raise UnisonoError(
+                    f"the run must end on all hosts together, but the launcher of this one was not "
+                    f"told so within {_ENDED_WITHIN_S:.0f} s: end it with Ctrl-C; the newest "
+                    f"checkpoint has all that was computed."
+                )
+            time.sleep(_LOOK_EVERY_S)
+
     def join(self, membership: Membership) -> None:
         """Belong to `membership`; the control block says how many meetings it has come to."""
         self.membership = membership
@@ -229,8 +250,8 @@ class Team:
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether the launcher wishes that all stop between two steps."""
-        return bool(self._head.wish)
+        """Whether a launcher wishes that all stop between two steps."""
+        return self._control.is_stop_wished
 
     @property
     def is_ended_by(self) -> int:

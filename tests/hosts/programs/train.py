@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--slow", type=int, help="a rank whose forward passes take longer")
     parser.add_argument("--directory")
+    parser.add_argument("--every", type=int, default=2, help="steps from checkpoint to checkpoint")
     parser.add_argument("--exchange", default="auto")
     parser.add_argument("--slow-link", choices=WAYS)
     parser.add_argument("--audit-every", type=int)
@@ -61,7 +62,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Cnn() if given.model == "cnn" else Gpt(given.width)
     optimizer = OPTIMIZERS[given.optimizer](model.parameters())
-    every = {"checkpoint_every": 2} if given.directory else {}
+    every = {"checkpoint_every": given.every} if given.directory else {}
     where = {"device": given.device}
     if given.devices > 1:
         where = {"devices": [given.device] * given.devices}
