@@ -35,6 +35,7 @@ class Job:
         arguments: of that script.
         popen: starts it; `subprocess.Popen` where the start itself is looked at.
         python: the interpreter, whose Unisono may be another version.
+        phases: where workers of such a script tell their phases; empty: they do not.
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class Job:
         arguments: tuple[object, ...] = (),
         popen: type[subprocess.Popen[bytes]] = start,
         python: str = sys.executable,
+        phases: str = "",
     ) -> None:
         starter = [python]
         if workers is not None:
             starter += ["-m", "unisono", "run", "-n", str(workers), *map(str, flags)]
         given = [json.dumps(asdict(options))] if options is not None else list(map(str, arguments))
-        self._phases = Path(options.phases) if options is not None else folder
+        self._phases = Path(phases if options is None else options.phases)
         self._out, self._err = folder / "stdout.txt", folder / "stderr.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = popen(

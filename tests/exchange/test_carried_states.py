@@ -139,7 +139,7 @@ def two_hosts(lane):
     for host in range(2):
         team = SimpleNamespace(
             supervisor=SimpleNamespace(is_alone=False),
-            memory=lambda key, num_bytes: Memory.anonymous(1 << 20),
+            memory=lambda key, num_bytes: Memory.private(1 << 20),
             hosts=((0,), (1,)),
             leads_host=True,
             gather=partial(gather, host),
@@ -187,7 +187,7 @@ def test_hosts_exchange_what_a_loop_has_left_before_the_next_one():
     for states in (ours, theirs):
         states.commit()
         states.unbind()
-        states._memory = Memory.anonymous(1 << 20)  # of the next one
+        states._memory = Memory.private(1 << 20)  # of the next one
     on_both(collect, collect_there)
     assert ours.state_dict() == theirs.state_dict() == {"step": 1, "values": ["a", "b", "c"]}
 

@@ -10,16 +10,32 @@ import pytest
 from tests.hosts.conftest import MakeHosts
 from tests.hosts.test_hosts import TRAIN, Output, digests, srun, start, trained, unisono_run
 from tests.hosts.virtual_hosts import torchrun
+from tests.test_examples import results
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 CARRY = "tests/hosts/programs/carry.py"
+# The programs of a feature, but those that plant a fault, are started by another launcher or have
+# another test here.
+EXAMPLES = ("averaged_weights", "callbacks", "contrastive", "gan", "mixed_precision", "streams")
 AUDITED = (TRAIN, "cnn", "--steps", "12", "--audit-every", "3")
 GRADIENT = "gradient of `0.weight` in shard"
 
 
 def has_trained(outputs: Sequence[Output]) -> str:
     return "".join(output.has_ended_well() for output in outputs)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_has_the_digest_of_one_host(make_hosts: MakeHosts, name: str) -> None:
+    script, hosts = f"examples/by_feature/{name}.py", make_hosts(2)
+    said = []
+    for workers in ([2], [1, 1]):
+        outputs = start(hosts[: len(workers)], workers, [script])
+        has_trained(outputs)
+        said.append(results(outputs[0].text))
+    assert said[0]
+    assert said[1] == said[0]
 
 
 @pytest.mark.parametrize("workers", [[2, 2], [1, 3]], ids=str)

@@ -166,8 +166,9 @@ def _continued(
         arguments=(_told(told),),
         popen=subprocess.Popen,
         python=python,
+        phases=told.phases,
     )
-    driver.Watch(job, phases, time.monotonic() + TIMEOUT_S).wait_for_step(step)
+    driver.Watch(job, time.monotonic() + TIMEOUT_S).wait_for_step(step)
     trouble = _stop(job, signal.SIGINT)
     name = f"the other version's {before} workers until step {step}, then {after} of this one"
     if not trouble:
@@ -208,16 +209,16 @@ def _killed(
     told = Told(choices.seed, "", events, str(phases), PACE_MS)
     job = _start(folder, told, workers, ("--restarts", 100_000), exchange)
     kills = driver.plan(draw.getrandbits(30), num_kills, choices.num_steps)
-    num_killed = _kill(job, phases, kills)
+    num_killed = _kill(job, kills)
     job.wait(TIMEOUT_S)
     trouble = _trouble(job, expected)
     trouble = trouble or _trouble_in(choices, told.events, expected)
     return Way(f"{workers} workers ({exchange}), {num_killed} killed", trouble, num_killed)
 
 
-def _kill(job: Job, phases: Path, kills: list[driver.Kill]) -> int:
+def _kill(job: Job, kills: list[driver.Kill]) -> int:
     """Kill workers as planned; returns how many."""
-    watch = driver.Watch(job, phases, time.monotonic() + TIMEOUT_S)
+    watch = driver.Watch(job, time.monotonic() + TIMEOUT_S)
     for num_killed, kill in enumerate(kills):
         watch.wait_for_step(kill.step)
         time.sleep(kill.delay_s)
@@ -246,7 +247,7 @@ def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: ran
         names.append(f"{_told_workers(workers)} ({exchange}) until {how.name} in step {step}")
         again = replace(told, phases=str(phases))
         job = _start(folder, again, workers, ("--restarts", 100), exchange)
-        driver.Watch(job, phases, time.monotonic() + TIMEOUT_S).wait_for_step(step)
+        driver.Watch(job, time.monotonic() + TIMEOUT_S).wait_for_step(step)
         time.sleep(draw.uniform(0, 0.02))
         trouble = _stop(job, how)
         if trouble:
@@ -296,6 +297,7 @@ def _start(
         program=PROGRAM,
         arguments=(_told(replace(told, device=device_of(exchange))),),
         variables=variables_of(exchange),
+        phases=told.phases,
     )
 
 
