@@ -39,6 +39,7 @@ elif way == "apart":
     os.environ["MASTER_PORT"] = str(12355 + RANK)
 seconds = 1 if way == "late" else 60
 dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+dist.barrier()  # gloo writes lines of its own while some are still connecting
 if RANK == LAST:
     if way == "killed":
         die()
