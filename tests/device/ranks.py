@@ -120,7 +120,8 @@ def train(
         if len(team.hosts) > 1:  # where steps are left, with copies under way
             _take_step(engine, model, device, STEPS, bad, on_host)
             _scribble(model)
-            exchange.buffers.keep()
+            if team.leads_host:  # as the one with the last shard does
+                exchange.buffers.keep()
         _scribble(model)
         updates.state.clear()
         exchange.load()  # as a replacement does

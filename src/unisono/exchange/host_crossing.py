@@ -128,11 +128,14 @@ class HostCrossing:
         team.meet("sharing parameters")
         team.supervisor.newest_snapshot = lambda: snapshots.number
 
-    def go_back(self, put_back: Callable[[], None]) -> None:
+    def go_back(
+        self, put_back: Callable[[], None], *, wait: Callable[[], None] = lambda: None
+    ) -> None:
         """Connect the lanes anew when somebody was lost, with the newest snapshot put back.
 
         Args:
             put_back: does that on this worker, maybe several times.
+            wait: waits for what this worker has begun to copy; no neighbour puts back before.
         """
         team, snapshots = self._team, self._memory.snapshots
         supervisor, count = team.supervisor, self._arena.counts[self._position]
@@ -140,11 +143,12 @@ class HostCrossing:
         is_back = False
         while not is_back:
             self._drop()
+            wait()
             count[:] = bytes(len(count))
             snapshots.complete_up_to(supervisor.agreed_snapshot)
-            put_back()
             with suppress(StepBrokenError):  # then all begin again
-                self._connect()
+                self._connect()  # all come to this
+                put_back()
                 is_back = team.meet("putting back")
 
     def leave(self) -> None:

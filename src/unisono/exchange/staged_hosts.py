@@ -127,12 +127,11 @@ class StagedHostsExchange(StagedExchange):
         take_newest = super()._load
 
         def load() -> None:
-            self.copies.wait()
             self._leaving.clear()
             self._early = EarlyPart(self._parts)
             take_newest()
 
-        self._crossing.go_back(load)
+        self._crossing.go_back(load, wait=self.copies.wait)
 
     def _plan_sum(self) -> None:
         lanes = cut([parameter.numel() for parameter in self.parameters], self._crossing.num_lanes)
