@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.classified import with_accuracy as classify
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -140,13 +141,6 @@ def images() -> TensorDataset:
 def texts() -> TensorDataset:
     generator = torch.Generator().manual_seed(2)
     return TensorDataset(torch.randint(0, 20, (NUM_SAMPLES, 13), generator=generator))
-
-
-def classify(model: nn.Module, batch: Any) -> Any:
-    inputs, labels = batch
-    outputs = model(inputs)
-    hits = (outputs.argmax(1) == labels).float().mean()
-    return {"loss": F.cross_entropy(outputs, labels), "accuracy": hits}
 
 
 def next_token(model: nn.Module, batch: Any) -> Any:

@@ -4,15 +4,14 @@ import threading
 
 import pytest
 import torch
+from tests.classified import by_sign
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import unisono
 
 
 def data():
-    x = torch.randn(98, 40, generator=torch.Generator().manual_seed(2))
-    return TensorDataset(x, (x.sum(1) > 0).long())
+    return by_sign(98, 40, seed=2)
 
 
 def make(prepare=lambda model: model, **options):

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from tests.classified import cross_entropy as loss
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
@@ -25,10 +26,6 @@ EPOCH = 4  # steps
 def data():
     inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
     return TensorDataset(inputs, (inputs[:, 0] > 0).long())
-
-
-def loss(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def groups_of(model, names=()):

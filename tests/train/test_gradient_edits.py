@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.classified import at_random
+from tests.classified import cross_entropy as loss_of
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
 
@@ -12,15 +12,7 @@ RATE = 0.1
 
 
 def data(num_samples=42):
-    generator = torch.Generator().manual_seed(3)
-    return TensorDataset(
-        torch.randn(num_samples, 8, generator=generator),
-        torch.randint(0, 4, (num_samples,), generator=generator),
-    )
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return at_random(num_samples, 8, 4, seed=3)
 
 
 def make(optimizer=torch.optim.SGD, shards=2, **options):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -47,10 +47,6 @@ def data():
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(80, 8, generator=generator)
     return TensorDataset(inputs, inputs[:, :4].argmax(1))
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(kind, ends, directory=None):

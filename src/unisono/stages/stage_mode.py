@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from unisono.stages.flight import Flight
 from unisono.stages.held import Held, held, note, tensors_in, with_tensors
-from unisono.stages.journey import Crossings, Journey, Notes
+from unisono.stages.journey import Journey, Notes
 from unisono.stages.operations import (
     ANYWHERE,
     DEVICES,
@@ -57,11 +58,11 @@ class StageMode(TorchFunctionMode):
         self._stage, self._device = stage, device
         self._stand_ins = StandIns()
         self.is_active = False
-        self._again: Crossings | None = None
+        self._again: Flight | None = None
 
-    def begin(self, crossings: Crossings) -> None:
+    def begin(self, flight: Flight) -> None:
         """Begin a shard's forward pass."""
-        self.journey.begin(crossings)
+        self.journey.begin(flight)
         self.is_active = True
 
     def end(self, returned: Any) -> Any:
@@ -161,19 +162,19 @@ class StageMode(TorchFunctionMode):
         return self._elsewhere(func, args, kwargs, notes)
 
     @contextmanager
-    def recomputing(self, crossings: Crossings) -> Iterator[None]:
+    def recomputing(self, flight: Flight) -> Iterator[None]:
         """Have a shard's backward pass, in a block, compute parts of the forward pass once more."""
-        self._again = crossings
+        self._again = flight
         try:
             yield
         finally:
             self._again = None
 
     def _compute_again(
-        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], crossings: Crossings
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], flight: Flight
     ) -> Any:
         """Compute an operation of a checkpointed function, of this stage, in a backward pass."""
-        crossings.correct_generators()
+        flight.correct_generators()
         tensors: list[torch.Tensor] = []
         tensors_in(args, tensors)
         tensors_in(kwargs, tensors)
@@ -187,9 +188,9 @@ class StageMode(TorchFunctionMode):
         """Compute what depends on no stage: on all workers."""
         if not self.journey.is_apart:  # all draw the same
             return func(*args, **kwargs)
-        before = self.journey.crossings.generators()
+        before = self.journey.flight.generators()
         result = func(*args, **kwargs)
-        if not torch.equal(before, self.journey.crossings.generators()):
+        if not torch.equal(before, self.journey.flight.generators()):
             tensors: list[torch.Tensor] = []
             tensors_in(result, tensors)
             if self.journey.is_here:
