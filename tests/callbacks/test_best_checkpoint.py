@@ -221,7 +221,9 @@ def test_it_needs_a_place_and_validation():
     def fit(**options):
         model = torch.nn.Linear(6, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = unisono.Trainer(model, optimizer, loss, shards=1, callbacks=[BestCheckpoint()])
+        trainer = unisono.Trainer(
+            model, optimizer, cross_entropy, shards=1, callbacks=[BestCheckpoint()]
+        )
         trainer.fit(data(10), batch_size=5, epochs=1, **options)
 
     with pytest.raises(ValueError, match="`validate` must be given for BestCheckpoint"):

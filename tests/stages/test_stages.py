@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import unisono
 
 WHOLE_BLOCKS = {
-    "0": ["embed", "position", "blocks.0", "blocks.1"],
+    "0": ["embedding", "position", "blocks.0", "blocks.1"],
     "1": ["scale", "blocks.2", "blocks.3", "norm", "head"],
 }
 OPTIONS = {"recomputed": {"balance": WHOLE_BLOCKS}}
@@ -303,7 +303,7 @@ def test_gradients_within_the_loss_function_are_refused():
 
 def test_a_function_that_another_stage_begins_within_is_not_checkpointed():
     with pytest.raises(RuntimeError, match="a function that is checkpointed"):
-        cut = {"0": ["embed", "position", "blocks.0.norm1", "blocks.0.norm2"], "1": [""]}
+        cut = {"0": ["embedding", "position", "blocks.0.norm", "blocks.0.after"], "1": [""]}
         unisono.launch(
             functools.partial(cut_models.train, "recomputed", balance=cut), workers=2, stages=2
         )
