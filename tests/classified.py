@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,3 +34,12 @@ def with_accuracy(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
     outputs = model(inputs)
     hits = (outputs.argmax(1) == labels).float().mean()
     return {"loss": F.cross_entropy(outputs, labels), "accuracy": hits}
+
+
+def taken(run: Any, loss: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Any]:
+    """Take all steps of a loop of the program's own; gives each when it is done."""
+    for step in run.steps(*args, **options):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(run.model, batch))
+        yield step

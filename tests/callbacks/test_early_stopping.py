@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.classified import cross_entropy as loss
+from tests.classified import taken
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -126,10 +127,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_is_told_to(tmp_path, capsys):
         if go_on:
             run.go_on()
         seen = []
-        for step in run.steps(data(40), batch_size=10, steps=8):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss(model, batch))
+        for step in taken(run, loss, data(40), batch_size=10, steps=8):
             seen.append(step.number)
             if step.number == stop_at:
                 run.stop()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tests.chaos.exchanges import install
-from tests.classified import at_random
+from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -606,10 +606,7 @@ def a_loop_of_its_own_that_is_left(device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run = unisono.Run(model, optimizer, shards=4, device=device)
     for turn in range(3):
-        for step in run.steps(data(40), batch_size=10, steps=9):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(model, batch))
+        for step in taken(run, loss_of, data(40), batch_size=10, steps=9):
             if step.number == 2 + 2 * turn:
                 break
     weight = model[0].weight.detach()

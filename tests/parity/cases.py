@@ -213,9 +213,9 @@ OTHER_OPTIMIZERS = {
 
 
 class SignOfMean(torch.optim.Optimizer):
-    """An optimizer nobody has heard of, which looks at whole parameters."""
+    """An optimizer nobody has heard of, which looks at whole parameters and counts."""
 
-    def __init__(self, params: Any, lr: float) -> None:
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
@@ -226,7 +226,7 @@ class SignOfMean(torch.optim.Optimizer):
                     state = self.state[parameter]
                     state["seen"] = state.get("seen", 0) + 1
                     away = parameter.grad.sign() * (parameter.grad.mean().abs() + 1)
-                    parameter.sub_(away, alpha=group["lr"])
+                    parameter.sub_(away, alpha=group["lr"] / state["seen"])
 
 
 def train(

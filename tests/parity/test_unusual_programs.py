@@ -6,7 +6,7 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.classified import at_random
+from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -44,10 +44,7 @@ def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4, **optio
 
 def buffers_changed_between_steps():
     trainer = make()
-    for step in trainer.run.steps(data(), batch_size=10, steps=7):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(trainer.run.model, batch))
+    for _ in taken(trainer.run, loss_of, data(), batch_size=10, steps=7):
         trainer.run.model.count.mul_(0.5)
     return trainer.digest()
 
@@ -112,10 +109,7 @@ def a_schedule_over_few_elements():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     run = unisono.Run(model, optimizer, shards=4)
-    for step in run.steps(data(), batch_size=10, steps=5):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(model, batch))
+    for _ in taken(run, loss_of, data(), batch_size=10, steps=5):
         schedule.step()
     return model.weight.tolist()
 
@@ -249,11 +243,7 @@ def test_a_call_on_one_rank_alone_is_named_on_both_sides():
 
 
 def loop(trainer, after, steps=3, loss=loss_of):
-    model = trainer.run.model
-    for step in trainer.run.steps(data(), batch_size=10, steps=steps):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(model, batch))
+    for _ in taken(trainer.run, loss, data(), batch_size=10, steps=steps):
         after(trainer)
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.classified import taken
 from tests.parity import cases
 from tests.stages import cut_models
 from tests.warm import processes
@@ -114,10 +115,7 @@ def own_loop():
     run = unisono.Run(model, optimizer, shards=4, seed=1)
     model.train()
     means = []
-    for step in run.steps(data, batch_size=16, steps=5):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(model, batch))
+    for step in taken(run, loss, data, batch_size=16, steps=5):
         means.append(step.means)
     return means, {name: value.tolist() for name, value in model.state_dict().items()}
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from tests.classified import by_sign
-from torch.nn import functional as F
+from tests.classified import cross_entropy as loss
 
 import unisono
 
@@ -27,9 +27,6 @@ def make(prepare=lambda model: model, **options):
     )
     model = prepare(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def loss(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1])
 
     return unisono.Trainer(model, optimizer, loss, shards=3, **options)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.classified import at_random
+from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
 from torch import nn
 
@@ -121,10 +121,7 @@ def test_looking_and_zeroing_as_always_do_no_harm(moment, act):
 
 def test_there_are_no_gradients_between_steps_and_after_a_refusal():
     run = make()
-    for step in run.steps(data(), batch_size=10, steps=2):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(run.model, batch))
+    for _ in taken(run, loss_of, data(), batch_size=10, steps=2):
         assert all(parameter.grad is None for parameter in run.model.parameters())
     with pytest.raises(RuntimeError, match="must be left to the run"):
         train(run, after_shard=EDITS["clip_grad_norm_"], steps=4)

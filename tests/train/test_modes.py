@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from tests.classified import cross_entropy as loss_of
+from tests.classified import taken
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -90,10 +91,7 @@ def test_a_loop_that_is_left_in_evaluation_mode_goes_on_in_training_mode(tmp_pat
     def run_to(num_steps):
         run = make(Settle, tmp_path).run
         run.model.train()
-        for step in run.steps(data(), batch_size=20, steps=9):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(run.model, batch))
+        for _ in taken(run, loss_of, data(), batch_size=20, steps=9):
             if run.position.step == num_steps:
                 run.model.eval()
                 break

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.classified import at_random
+from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
@@ -26,11 +26,7 @@ def data(num_samples=10):
 
 
 def train(run, dataset, **options):
-    for step in run.steps(dataset, **options):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(run.model, batch))
-        yield step
+    yield from taken(run, loss_of, dataset, **options)
 
 
 def test_steps_are_numbered_over_the_whole_run_and_epochs_are_totals():
