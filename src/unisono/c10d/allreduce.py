@@ -99,7 +99,7 @@ def _blocks_in_place(
     region: GroupMemory, own: int, numel: int, dtype: torch.dtype, places: tuple[int, ...]
 ) -> list[tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]]:
     """View this rank's slice of everybody's tensors, block by block: values, result, others."""
-    vectors = [region.flat(place, numel, dtype) for place in places]
+    vectors = [region.memory.flat(place, numel, dtype) for place in places]
     begin, end = slices(numel, len(places))[own]
     block = _BLOCK_BYTES // dtype.itemsize
     blocks = []

@@ -13,8 +13,8 @@ What was shown at a meeting may be read until this rank comes to the next one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterator
-from typing import Any
+import operator
+from collections.abc import Generator, Iterator
 
 import torch
 
@@ -40,7 +40,7 @@ class Board:
         self.meeting = meeting
         self.rank = meeting.rank
         self.num_ranks = meeting.num_ranks
-        self.once = functools.lru_cache(maxsize=_VIEWS_AT_MOST)(_made)
+        self.once = functools.lru_cache(maxsize=_VIEWS_AT_MOST)(operator.call)
 
     def mine(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """View where this rank writes what it shows at the next meeting."""
@@ -70,15 +70,12 @@ class Board:
         return slots
 
 
-def _made(make: Callable[..., Any], *arguments: Any) -> Any:
-    return make(*arguments)
-
-
 def _slots_of(
     region: GroupMemory, dtype: torch.dtype, numel: int
 ) -> tuple[list[torch.Tensor], ...]:
     """View the slots of even and of odd meetings, one of each a rank."""
     slot, ranks = region.layout.slot, range(region.layout.world_size)
     return tuple(
-        [region.flat(slot(rank, parity), numel, dtype) for rank in ranks] for parity in (0, 1)
+        [region.memory.flat(slot(rank, parity), numel, dtype) for rank in ranks]
+        for parity in (0, 1)
     )

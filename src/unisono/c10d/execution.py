@@ -284,15 +284,14 @@ class Execution:
         with self._lock:
             if self._turn is _Turn.HELPER and not self._waiting:
                 self._turn = _Turn.NOBODY
-            self._changed.wait_for(self._is_wanted_or_closed, _HELPER_STAYS_S)
+            self._changed.wait_for(
+                lambda: self._turn is _Turn.HELPER or self._is_closed, _HELPER_STAYS_S
+            )
             if self._turn is not _Turn.HELPER:
                 self._helper = self._under_way = None
                 return None
             self._under_way = self._waiting.popleft()
             return self._under_way
-
-    def _is_wanted_or_closed(self) -> bool:
-        return self._turn is _Turn.HELPER or self._is_closed
 
 
 _WITH_HELPERS: weakref.WeakSet[Execution] = weakref.WeakSet()

@@ -80,10 +80,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group. Final.
 
     Args:
-        store: where rank 0 of the group tells the others of its memory; not kept.
-        rank: this rank in the group.
-        names: each rank of the group as the program knows it, its global rank.
-        timeout_s: how long a wait may last.
+        store, rank, names, timeout_s: see :class:`~unisono.c10d.group_member.GroupMember`.
 
     Attributes:
         backend_name: the backend that the program asked for; see :mod:`unisono.c10d.gloo`.

@@ -133,10 +133,6 @@ class GroupMemory:
         offset = tensor.data_ptr() - self.address
         return offset if 0 <= offset < len(self.mapping) else None
 
-    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """View `numel` elements at `offset` as a vector."""
-        return self.memory.flat(offset, numel, dtype)
-
 
 def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

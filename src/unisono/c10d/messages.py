@@ -119,7 +119,7 @@ class Messages:
             offset = self._blocks.take(_READ_FLAG_BYTES + vector.numel() * vector.itemsize)
             self._region.memory.write(offset, b"\0")
             contents = offset + _READ_FLAG_BYTES
-            self._region.flat(contents, vector.numel(), vector.dtype).copy_(vector)
+            self._region.memory.flat(contents, vector.numel(), vector.dtype).copy_(vector)
             self._unread.append(offset)
         entry = MessageHeader(tag, vector.numel(), offset, code)
         self._wait(
@@ -214,7 +214,7 @@ class Messages:
         tensor = receive.tensor
         if (entry.numel, DTYPES[entry.dtype_code]) == (tensor.numel(), tensor.dtype):
             contents = entry.offset + _READ_FLAG_BYTES
-            vector = self._region.flat(contents, entry.numel, tensor.dtype)
+            vector = self._region.memory.flat(contents, entry.numel, tensor.dtype)
             with torch.inference_mode():  # the tensor may be made in it, or not
                 tensor.copy_(vector.view(tensor.shape))
         else:

@@ -127,18 +127,14 @@ def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
         order = replace(reading, dataset=chosen, shuffle=True)
     elif type(sampler) is RandomSampler and not sampler.replacement:
         is_whole = sampler.num_samples == length_of(reading.dataset)
-        order = replace(reading, shuffle=True) if is_whole else _sampled(reading, sampler)
+        order = replace(reading, shuffle=True) if is_whole else replace(reading, sampler=sampler)
     elif type(sampler) is SequentialSampler:
         order = replace(reading, shuffle=False)
     elif type(sampler) is DistributedSampler:
         order = replace(reading, shuffle=sampler.shuffle)
     else:
-        order = _sampled(reading, sampler)
+        order = replace(reading, sampler=sampler)
     return _without_last(order) if batches.drop_last else order
-
-
-def _sampled(reading: Reading, sampler: Any) -> Reading:
-    return replace(reading, sampler=sampler)
 
 
 def _without_last(reading: Reading) -> Reading:

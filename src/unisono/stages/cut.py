@@ -155,9 +155,10 @@ def cut(model: nn.Module, stages: Stages) -> None:
     for module in model.modules():
         unit = units.get(id(module))
         if unit is not None:
-            _put_on(module, stages, stages.of_units[unit.name], is_alone=unit.is_alone)
+            stage = stages.of_units[unit.name]
+            module.forward = StageForward(module, stages, stage, is_alone=unit.is_alone)
         elif module is model or is_divided(module):
-            _put_on(module, stages, None, is_alone=False)
+            module.forward = StageForward(module, stages, None, is_alone=False)
 
 
 def join(model: nn.Module) -> None:
@@ -185,7 +186,3 @@ def _move(model: nn.Module, unit: Unit, device: torch.device) -> None:
         name, _, key = full_name.rpartition(".")
         if unit.module is None:
             model.get_submodule(name)._buffers[key] = buffer.to(device)
-
-
-def _put_on(module: nn.Module, stages: Stages, stage: int | None, *, is_alone: bool) -> None:
-    module.forward = StageForward(module, stages, stage, is_alone=is_alone)

@@ -115,12 +115,8 @@ class StagePipe:
         Returns:
             Whether all have; False if somebody was lost.
         """
-        for end in self._in.values():
-            end.count = end.sent
-        for end in self._out.values():
-            end.shard = -1
-        for end in self._in.values():
-            end.shard = -1
+        for end in (*self._in.values(), *self._out.values()):
+            end.restart()
         self.generation = self._team.membership.generation
         return self._team.meet("stages")
 
@@ -275,6 +271,10 @@ class _End:
         self._start = start
         self.address = base + start
         self._counter = ctypes.c_uint32.from_address(self.address)
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from where the counter stands, with all slots free."""
         self.count, self.shard, self.used = self.sent, -1, 0
 
     @property
