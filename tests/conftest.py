@@ -15,7 +15,12 @@ import psutil
 import pytest
 from hypothesis import settings
 from tests import huge_pages
-from tests.accelerator.fixture import accelerator, build, pytest_pyfunc_call  # noqa: F401
+from tests.accelerator.fixture import (  # noqa: F401
+    accelerator,
+    build,
+    optimizers_are_imported,
+    pytest_pyfunc_call,
+)
 
 from unisono.launch import forkserver
 

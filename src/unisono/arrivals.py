@@ -17,7 +17,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,16 +43,26 @@ class Arrivals:
         Raises:
             torch.OutOfMemoryError: the device has no room for it.
         """
-        found = {id(tensor): tensor for tensor in _tensors_in(batch) if self._is_plain(tensor)}
+        found: dict[int, torch.Tensor] = {}
+
+        def find(part: Any) -> Any:
+            if self._is_plain(part):
+                found[id(part)] = part
+            return part if callable(getattr(part, "to", None)) else None
+
+        mapped(batch, find)
         if self._stream is None:
             self._stream = self._module.Stream(self._device)
         with self._module.stream(self._stream):
             copied = {key: self._copy(tensor) for key, tensor in found.items()}
         event = self._stream.record_event()
 
-        def arrived(tensor: torch.Tensor) -> torch.Tensor:
-            there = copied.get(id(tensor))
-            return self._copy(tensor) if there is None else there
+        def arrived(part: Any) -> Any:
+            if isinstance(part, torch.Tensor):
+                there = copied.get(id(part))
+                return self._copy(part) if there is None else there
+            # torch's PackedSequence, say
+            return part.to(self._device) if callable(getattr(part, "to", None)) else None
 
         def give() -> Any:
             stream = self._module.current_stream(self._device)
@@ -59,17 +70,17 @@ class Arrivals:
             for tensor in copied.values():
                 # Else its memory is given to the next batch while this one is computed.
                 tensor.record_stream(stream)
-            return _moved(batch, self._device, arrived)
+            return mapped(batch, arrived)
 
         return give
 
-    def _is_plain(self, tensor: torch.Tensor) -> bool:
+    def _is_plain(self, part: Any) -> bool:
         """Tell whether a tensor lies on the host, so that nothing computed has to be waited for."""
         return (
-            type(tensor) is torch.Tensor
-            and tensor.is_cpu
-            and tensor.layout == torch.strided
-            and not tensor.requires_grad
+            type(part) is torch.Tensor
+            and part.is_cpu
+            and part.layout == torch.strided
+            and not part.requires_grad
         )
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -100,52 +111,37 @@ def tell_not_pinned(what: str, reason: str) -> None:
     )
 
 
-def _tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif callable(getattr(batch, "to", None)):
-        return
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensors_in(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from _tensors_in(value)
-    elif _is_record(batch):
-        for field in dataclasses.fields(batch):
-            yield from _tensors_in(getattr(batch, field.name))
+def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """Make a nest of the same kind with its parts changed; give the same one if none is.
+
+    Args:
+        nest: mappings, lists, tuples and dataclasses in one another.
+        change: gives what takes the place of a part; None: the parts within it are changed.
+    """
+    changed = change(nest)
+    if changed is not None:
+        return changed
+    if isinstance(nest, Mapping):
+        items = {key: mapped(value, change) for key, value in nest.items()}
+        if all(items[key] is value for key, value in nest.items()):
+            return nest
+        return items if type(nest) is dict else _like(nest, items)
+    if isinstance(nest, (list, tuple)):
+        parts = [mapped(value, change) for value in nest]
+        if all(map(operator.is_, parts, nest)):
+            return nest
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        record = copy.copy(nest)
+        for field in dataclasses.fields(nest):  # also of frozen ones
+            object.__setattr__(record, field.name, mapped(getattr(nest, field.name), change))
+        return record
+    return nest
 
 
-def _moved(batch: Any, to: torch.device, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Make a batch of the same kind with every tensor moved."""
-    if isinstance(batch, torch.Tensor):
-        return move(batch)
-    if callable(getattr(batch, "to", None)):  # torch's PackedSequence, say
-        return batch.to(to)
-    if isinstance(batch, Mapping):
-        moved = {key: _moved(value, to, move) for key, value in batch.items()}
-        return moved if type(batch) is dict else _like(batch, moved)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(value, to, move) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_moved(value, to, move) for value in batch)
-    if _is_record(batch):
-        moved_batch = copy.copy(batch)
-        for field in dataclasses.fields(batch):  # also of frozen ones
-            object.__setattr__(
-                moved_batch, field.name, _moved(getattr(batch, field.name), to, move)
-            )
-        return moved_batch
-    return batch
-
-
-def _is_record(batch: Any) -> bool:
-    return dataclasses.is_dataclass(batch) and not isinstance(batch, type)
-
-
-def _like(batch: Any, moved: dict[Any, Any]) -> Any:
-    """Put moved values into a mapping of the batch's own kind, where that can be made."""
+def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Put items into a mapping of the same kind, where that can be made."""
     try:
-        return type(batch)(moved)
+        return type(mapping)(items)  # type: ignore[call-arg]
     except TypeError:
-        return moved
+        return items

@@ -6,13 +6,14 @@ tests do not meet a device that they did not ask for. It is skipped where there 
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
 import pytest
 from tests.accelerator import sim
 from tests.accelerator.forked import in_a_fork
 
-__all__ = ["accelerator", "build", "pytest_pyfunc_call"]
+__all__ = ["accelerator", "build", "optimizers_are_imported", "pytest_pyfunc_call"]
 
 
 @pytest.fixture
@@ -21,6 +22,12 @@ def accelerator() -> ModuleType:
     if reason := sim.why_not():
         pytest.skip(reason)
     return sim
+
+
+@pytest.fixture(scope="session")
+def optimizers_are_imported() -> None:
+    """Once for all forked processes, each of which would import it at its first step."""
+    importlib.import_module("torch._dynamo")
 
 
 def build(session: pytest.Session) -> None:

@@ -1,7 +1,6 @@
 """Everything that is computed or drawn on the test accelerator is the CPU's, bit for bit."""
 
 import contextlib
-import importlib
 
 import pytest
 import torch
@@ -10,12 +9,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("accelerator")
-
-
-@pytest.fixture(scope="module")
-def optimizers_are_imported():
-    """Once for all forked processes, each of which would import it at its first step."""
-    importlib.import_module("torch._dynamo")
 
 
 class Convolutions(nn.Sequential):

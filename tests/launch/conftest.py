@@ -49,7 +49,7 @@ class Running:
         self.all = [psutil.Process(self.launcher.pid), self.server, *self.workers]
 
     def alive(self) -> list[psutil.Process]:
-        return [process for process in self.all if _lives(process)]
+        return [process for process in self.all if lives(process)]
 
     def all_go(self) -> bool:
         """Wait for their ends, for long: how soon they come is tested in test_policy.py."""
@@ -78,7 +78,8 @@ def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         one.end()
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    # Nobody may be there to bury what has lost its parent.
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

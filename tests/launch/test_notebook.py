@@ -14,6 +14,7 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
+from tests.launch.conftest import lives
 from tests.launch.kernels import Kernel
 from tests.test_docs import DOCS, blocks
 
@@ -100,14 +101,6 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     while any(map(lives, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(map(lives, processes))
-
-
-def lives(process: psutil.Process) -> bool:
-    # Nobody may be there to bury what has lost its parent.
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_training_from_cells_gives_the_same_digest_on_any_number_of_workers(kernel):

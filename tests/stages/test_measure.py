@@ -1,7 +1,6 @@
 """What units cost: activations and times of a sample, and what the sample leaves behind."""
 
 import gc
-import importlib
 
 import pytest
 import torch
@@ -14,10 +13,7 @@ from unisono.stages.measure import UnitCosts
 from unisono.stages.split import split
 from unisono.stages.units import units_of
 
-
-@pytest.fixture(autouse=True, scope="module")
-def optimizers_are_imported():
-    importlib.import_module("torch._dynamo")
+pytestmark = pytest.mark.usefixtures("optimizers_are_imported")
 
 
 class Backwards(nn.Module):

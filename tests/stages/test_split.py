@@ -1,7 +1,6 @@
 """A model on several devices computes what it computes on one, bit for bit."""
 
 import copy
-import importlib
 
 import pytest
 import torch
@@ -15,10 +14,7 @@ from unisono.stages.split import split
 DEVICES = (["sim:0", "sim:1"], ["sim:0", "sim:1", "sim:2"], ["sim:3", "sim:1", "sim:2", "sim:0"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def optimizers_are_imported():
-    """Once for all forked processes, each of which would import it at its first step."""
-    importlib.import_module("torch._dynamo")
+pytestmark = pytest.mark.usefixtures("optimizers_are_imported")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Trainer and Run with a model that is split over several devices."""
 
-import importlib
 import io
 import math
 
@@ -19,10 +18,7 @@ from unisono.step.clipping import total_norm
 BATCH_SIZE, SHARDS = 16, 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def optimizers_are_imported():
-    """Once for all forked processes, each of which would import it at its first step."""
-    importlib.import_module("torch._dynamo")
+pytestmark = pytest.mark.usefixtures("optimizers_are_imported")
 
 
 def data(model):

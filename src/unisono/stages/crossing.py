@@ -22,10 +22,7 @@ would add up gradients in the order in which they come; see
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from unisono.arrivals import mapped
 from unisono.device import default_generator
 from unisono.stages.operations import is_in_place
 
@@ -117,24 +115,15 @@ class Crossing(TorchFunctionMode):
     def brought(self, value: Any, device: torch.device | None) -> Any:
         """Have every tensor within a value on a device; None: where it is by now.
 
-        Tensors are found in tuples, lists and mappings; those on other devices than the stages'
-        stay there.
+        Those on other devices than the stages' stay there.
         """
-        if isinstance(value, torch.Tensor):
-            return self._brought(value, device) if value.device in self._stage_of else value
-        if isinstance(value, (tuple, list)):
-            items = [self.brought(item, device) for item in value]
-            if all(map(operator.is_, items, value)):
-                return value
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        if isinstance(value, Mapping):
-            found = {key: self.brought(item, device) for key, item in value.items()}
-            if all(found[key] is item for key, item in value.items()):
-                return value
-            return found if type(value) is dict else _like(value, found)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._brought_record(value, device)
-        return value
+
+        def there(part: Any) -> Any:
+            if not isinstance(part, torch.Tensor):
+                return None
+            return self._brought(part, device) if part.device in self._stage_of else part
+
+        return mapped(value, there)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -185,13 +174,6 @@ class Crossing(TorchFunctionMode):
         elif isinstance(value, Mapping):
             for item in value.values():
                 yield from self._tensors_in(item)
-
-    def _brought_record(self, record: Any, device: torch.device | None) -> Any:
-        there = copy.copy(record)
-        for field in dataclasses.fields(record):  # also of frozen ones
-            item = self.brought(getattr(record, field.name), device)
-            object.__setattr__(there, field.name, item)
-        return there
 
     def _brought(self, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
         latest = self._latest(tensor)
@@ -290,11 +272,3 @@ def _kind_of(func: Callable[..., Any]) -> str:
 
 def _version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Put items into a mapping of the same kind, where that can be made."""
-    try:
-        return type(mapping)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
