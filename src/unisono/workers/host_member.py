@@ -79,7 +79,7 @@ class HostMember(LauncherLink):
         super().__init__()
         self.ranks_of_host = self._places.ranks_of_host
         self.address = address_here()
-        self._store = self._open_store()
+        self._store = self._store_of_hosts()
         self._signs = SignsOfLife(self._store, self.world.rank, self.address)
         self._index = self._snapshot = 0
         self._loop: Mapping[str, Any] | None = None
@@ -98,6 +98,10 @@ class HostMember(LauncherLink):
             fd, self._places, are_replaced=os.environ.get("UNISONO_RECOVERS") == "1"
         )
         return self._hosts_control
+
+    def open_store(self) -> Store:
+        """See :class:`LauncherLink`; a part of the one at MASTER_ADDR."""
+        return prefixed("program", self._store)
 
     def connect(self) -> None:
         """Reach the workers of other hosts. Collective: every rank calls it, once.
@@ -320,7 +324,7 @@ class HostMember(LauncherLink):
         except RuntimeError:
             return
 
-    def _open_store(self) -> Store:
+    def _store_of_hosts(self) -> Store:
         from torch._C._distributed_c10d import TCPStore
 
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
