@@ -162,10 +162,15 @@ class HostMember(LauncherLink):
         if between_steps and self.control.head.end:
             return super().stopped(arrivals, between_steps=True)  # where this process is ended
         if not self.can_go_back:
-            ranks = range(self.world.world_size)
-            lost = [one for one in ranks if self.control.departure(one) != Departure.PRESENT]
-            why = "nobody can take its place between two steps of the program's own loop"
-            raise _ended(lost[0], why)
+            how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
+            left = [rank for rank, one in how.items() if one != Departure.PRESENT]
+            # Others stand still already, as they miss the same one.
+            lost = min(left, key=lambda rank: how[rank] == Departure.STOPPED)
+            why = (
+                "what is called between two steps of a custom loop cannot begin again, except for "
+                "`digest`: call it in a callback of `Trainer.fit`, or before or after the loop"
+            )
+            raise _ended(lost, why)
         with self._store_asked():
             self._signs.show()
             return self._begin_again(arrivals)
