@@ -457,6 +457,12 @@ def test_device_and_backend_fit_each_other(backend, gpus, expected):
     assert (chosen, str(device)) == expected
 
 
+def test_several_hosts_have_a_backend_that_joins_them():
+    assert choose(HERE, None, 0, 1, 2) == ("gloo", CPU)
+    with pytest.raises(ValueError, match=r"must join several hosts \(2\).*backend='gloo'"):
+        choose(HERE, "unisono", 0, 1, 2)
+
+
 @pytest.mark.parametrize(("backend", "gpus"), [(None, 2), (None, 3), ("nccl", 0)])
 def test_too_few_gpus_are_refused(backend, gpus):
     with pytest.raises(ValueError, match=rf"each of the 4 workers .* rank 5 sees {gpus}"):

@@ -115,6 +115,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if balance.is_needed:
                 balance.before_step()
             if not boundary.act() or run.is_over(plan.totals):
+                run.joint_calls.is_undone = False
                 # Who has joined there, in the place of a lost stage, comes behind that, too.
                 is_agreed = run.team.needs_all
                 continue
@@ -124,6 +125,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
+                run.joint_calls.is_undone = False
                 boundary.undo()
                 is_agreed = run.team.needs_all
                 continue
