@@ -387,11 +387,9 @@ def test_what_a_rank_forks_does_not_close_its_group(alike):
 
 
 def test_who_does_not_come_is_named(of_an_agent):
-    forks = [of_an_agent.start(lambda: unisono.init(timeout_s=0.5), rank, 3) for rank in (0, 2)]
-    for fork in forks:
-        said = fork.end()
+    for said in of_an_agent.together(lambda: unisono.init(timeout_s=0.8), (0, 2), 3):
         assert said.error == "WaitTimeoutError"
-        assert "within 0.5 s, but rank 1 has not" in said.text
+        assert "within 0.8 s, but rank 1 has not" in said.text
 
 
 @pytest.mark.parametrize(
