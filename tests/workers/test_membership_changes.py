@@ -9,7 +9,6 @@ from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
 from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
 
 from unisono.errors import MismatchError
-from unisono.launch import job_events
 from unisono.workers import codec, futex, meeting_point
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.launcher_messages import LOOP, LoopBegan, Ready
@@ -346,9 +345,9 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
     for rank in range(2):
         control.come_back(rank, 1000)
         for which in range(2):
-            control.set_purpose(rank, which, b"step")
+            control.lines[rank].purposes[which].value = b"step"
     desk = Desk(control, replaces=True)
-    desk.take(job_events.Said(0, LoopBegan(0, {})))
+    desk.take(0, LoopBegan(0, {}))
     desk.lose(0)
     desk.lose(1)
     waits = threading.Event()
@@ -365,7 +364,7 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
         try:
             if rank == 1:
                 while not desk.state.membership:
-                    desk.take(job_events.Said(1, Ready()))
+                    desk.take(1, Ready())
             entry = team.supervisor.catch_up(0, LOOP)
             if rank == 1:
                 waits.wait(30)  # until the other stands at the meeting, or has gone on
