@@ -101,7 +101,7 @@ def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[in
     is_behind = any(is_before(mine, count) for count in counts)
     waits = any(is_before(count, mine) for count in counts)
     _, wait = control.wait_of(rank)
-    purpose = control.purpose(rank, mine % 2).decode(errors="replace").rstrip("\0 ")
+    purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace").rstrip("\0 ")
     num_calls, call = control.call_of(rank)
     return RankNotes(
         control.step_under_way(rank),
