@@ -9,7 +9,7 @@ from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
 from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
 
 from unisono.errors import MismatchError
-from unisono.workers import codec, futex, meeting_point
+from unisono.workers import futex, meeting_point
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.launcher_messages import LOOP, LoopBegan, Ready
 from unisono.workers.membership import Membership
@@ -34,12 +34,6 @@ def job(control_of):  # noqa: F811
 
 def of_rank(rank, num_chunks=1):
     return b"%d" % rank * (_CHUNK_BYTES * (num_chunks - 1) + 5)
-
-
-def test_a_crew_is_the_same_after_it_has_travelled():
-    membership = Membership((0, 2, 5), leader=2, generation=7)
-    assert codec.decode(Membership, codec.encode(membership)) == membership
-    assert [membership.position(rank) for rank in membership.ranks] == [0, 1, 2]
 
 
 # Meetings.

@@ -149,7 +149,7 @@ def test_a_launcher_is_asked_and_its_answer_is_the_result(linked, ask, request_,
     ("refusal", "error"),
     [
         (messages.Refused("no"), MismatchError),
-        (messages.Refused("no", messages.Why.CHECKPOINT), CheckpointError),
+        (messages.Refused("no", is_of_checkpoint=True), CheckpointError),
     ],
 )
 def test_a_refusal_is_raised_as_the_error_that_it_is(linked, refusal, error):

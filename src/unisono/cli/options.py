@@ -13,7 +13,7 @@ from unisono.cli.endings import Refusal, check_script
 from unisono.launch.job import MODULE, SCRIPT, too_many_workers
 
 
-class Text(click.ParamType):
+class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones take none
     """What an option takes: a text that is read, or refused in one sentence. Final.
 
     Args:

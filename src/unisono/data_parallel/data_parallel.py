@@ -19,7 +19,6 @@ from unisono.data_parallel.module_replica import Original, refuse_compiled
 from unisono.ddp.names import LoadsWithoutPrefix
 
 _TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
-Tensors = Sequence[torch.Tensor]
 
 
 class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc]

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from unisono.hangs.explanation import Hang, describe, explain
 from unisono.hangs.kernel_view import ancestors, descendants, look_at
-from unisono.hangs.looking import RankNotes, look_at_ranks, notes_of
+from unisono.hangs.looking import look_at_ranks, notes_of
+from unisono.hangs.whereabouts import RankNotes
 from unisono.workers.control_block import (
     MEMORY_NAME,
     ControlBlock,

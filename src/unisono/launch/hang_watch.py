@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from unisono.hangs.explanation import Hang, explain
 from unisono.hangs.kernel_view import thread_time_ns
-from unisono.hangs.looking import RankNotes, look_at_ranks, notes_of
+from unisono.hangs.looking import look_at_ranks, notes_of
 from unisono.hangs.pace import Pauses, Usual
+from unisono.hangs.whereabouts import RankNotes
 from unisono.notices import listed
 from unisono.workers.control_block import ControlBlock
 

@@ -81,6 +81,8 @@ def place_workers(
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.
     """
+    if asked.workers is not None and (reason := too_many_workers(names.workers, asked.workers)):
+        raise ValueError(reason)
     gpus = _gpus(names, asked, environ, machine)
     if asked.workers is not None and (
         reason := indivisible(names.stages, asked.stages, asked.workers)

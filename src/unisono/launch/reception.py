@@ -236,7 +236,7 @@ class Reception:
         try:
             self._writer.locks.hold(directory)
         except CheckpointError as error:
-            return messages.Refused(str(error), messages.Why.CHECKPOINT)
+            return messages.Refused(str(error), is_of_checkpoint=True)
         return messages.Acknowledged()
 
     def _memory(self, rank: int, key: int, num_bytes: int) -> messages.ToWorker:
