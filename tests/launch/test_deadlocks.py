@@ -135,16 +135,6 @@ def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
     assert [one.rank for one in seen] == found
 
 
-def test_a_wait_is_shown_as_long_as_it_lasts(page: ControlBlock) -> None:  # noqa: F811
-    assert page.wait_of(1) == (0, None)
-    page.begin_wait(1, b"barrier" * 99)
-    count, what = page.wait_of(1)
-    assert (count, what) == (1, (b"barrier" * 99)[:124])
-    page.end_wait(1)
-    assert page.wait_of(1) == (2, None)
-    assert page.wait_of(0) == page.wait_of(2) == (0, None)
-
-
 # Real jobs.
 
 

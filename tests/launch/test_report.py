@@ -129,20 +129,6 @@ def test_a_loss_names_who_was_lost_and_who_goes_on_with_what(
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "words"),
-    [
-        (-9, "was killed by SIGKILL (most often"),
-        (-11, "was killed by SIGSEGV (a segmentation fault"),
-        (-40, "was killed by signal 40;"),
-    ],
-)
-def test_a_loss_names_the_signal(exit_code: int, words: str) -> None:
-    known = state_after(workers=2)
-    after = lost(1)(known).state
-    assert words in loss_message(1, None, ending(exit_code), 0, known, after)
-
-
-@pytest.mark.parametrize(
     ("workers", "before", "ranks", "message"),
     [
         (3, [loop(8)], (1,), "worker 1 (pid 101) has joined with shards 3–5."),
