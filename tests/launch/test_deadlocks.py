@@ -23,7 +23,7 @@ from unisono.launch.stalls import (
     worker_to_kill,
 )
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.stage_wait import stage_wait_in_words
+from unisono.workers.waiting import stage_wait_in_words
 
 MEETING = Observation((), place="at `gradients of step 3`", is_at_meeting=True, quiet_s=60.0)
 COLLECTIVE = Observation((), place="in all_reduce", quiet_s=61.0)

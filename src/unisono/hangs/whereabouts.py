@@ -19,7 +19,7 @@ from unisono.hangs.kernel_view import KernelView
 from unisono.hangs.sampler import Sample
 from unisono.hangs.stacks import AT_THE_END, Frame, Owner, Stack, own_place, sample_in
 from unisono.workers.launcher_messages import IN_INIT
-from unisono.workers.stage_wait import awaited_rank
+from unisono.workers.waiting import awaited_rank
 
 SUM_OF_GRADIENTS = "the sum of gradients"
 _TORCHS_CALLS = "torch/distributed/distributed_c10d.py"

@@ -190,10 +190,7 @@ class HangWatch:
 class _Answer:
     """A look at all processes, in a thread of its own: the launcher has other things to do.
 
-    Attributes:
-        key: which wait it is about.
-        thread: looks.
-        text: what there is to say; empty if nothing, or not yet.
+    Its text says what there is to say of the wait `key`; empty: nothing, or nothing yet.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from unisono.launch.stalls import LOOK_EVERY_S, Observation
 from unisono.procfs import read_stat, read_text
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.membership import Membership
-from unisono.workers.stage_wait import awaited_rank
+from unisono.workers.waiting import awaited_rank
 
 # gloo's wakes a hundred times a second, whether anything comes or not.
 _IDLE_THREADS = ("gloo_tcp_loop",)

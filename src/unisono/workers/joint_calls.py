@@ -31,9 +31,6 @@ class JointCalls:
 
     Args:
         team: the workers; one that replaces another catches up first.
-
-    Attributes:
-        team: the same.
     """
 
     def __init__(self, team: Team) -> None:
