@@ -269,17 +269,6 @@ def test_who_is_lost_is_named_to_those_who_wait(job, how, words):  # noqa: F811
         assert "last seen in step 41" in text
 
 
-def test_one_that_came_and_then_died_held_nobody_up(job):  # noqa: F811
-    def work(rank):
-        team = context().team()
-        if rank == 1:
-            team._barrier.arrive("last")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return team.meet("last")
-
-    assert [one.value for one in job.run(work, 3)] == [True, None, True]
-
-
 def test_what_a_worker_forks_has_no_seat_and_ends_alone(job):  # noqa: F811
     def in_a_fork(act):
         pid = os.fork()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from unisono.hangs.kernel_view import (
     KernelView,
@@ -19,24 +19,12 @@ from unisono.hangs.kernel_view import (
     thread_time_ns,
 )
 from unisono.hangs.sampler import Sample, sample
-from unisono.hangs.whereabouts import ProcessLook, RankLook
+from unisono.hangs.whereabouts import ProcessLook, RankLook, RankNotes
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.meeting_point import Departure
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
 _CHILDREN_AT_MOST = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RankNotes:
-    """What is known of a rank without looking at its process; see :class:`RankLook`."""
-
-    step: int | None = None
-    meeting: str = ""
-    is_behind: bool = False
-    shown_wait: str = ""
-    call: str = ""
-    num_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +49,15 @@ def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> li
     """Look at each rank."""
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     looked = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
-    looks = []
-    for rank, pid in sorted(pids.items()):
-        known = notes.get(rank, RankNotes())
-        looks.append(
-            RankLook(
-                rank,
-                looked.process(pid),
-                tuple(map(looked.process, below[rank])),
-                step=known.step,
-                meeting=known.meeting,
-                is_behind=known.is_behind,
-                shown_wait=known.shown_wait,
-                call=known.call,
-                num_calls=known.num_calls,
-            )
+    return [
+        RankLook(
+            rank,
+            looked.process(pid),
+            tuple(map(looked.process, below[rank])),
+            **asdict(notes.get(rank, RankNotes())),
         )
-    return looks
+        for rank, pid in sorted(pids.items())
+    ]
 
 
 def _look_at_processes(pids: Collection[int]) -> Looked:
@@ -101,15 +81,15 @@ def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[in
     is_behind = any(is_before(mine, count) for count in counts)
     waits = any(is_before(count, mine) for count in counts)
     _, wait = control.wait_of(rank)
-    purpose = control.purpose(rank, mine % 2).decode(errors="replace").rstrip("\0 ")
+    purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace").rstrip("\0 ")
     num_calls, call = control.call_of(rank)
     return RankNotes(
-        control.step_under_way(rank),
-        (purpose or "a meeting") if waits else "",
-        is_behind,
-        "" if wait is None else wait.decode(errors="replace"),
-        call.decode(errors="replace"),
-        num_calls,
+        step=control.step_under_way(rank),
+        meeting=(purpose or "a meeting") if waits else "",
+        is_behind=is_behind,
+        shown_wait="" if wait is None else wait.decode(errors="replace"),
+        call=call.decode(errors="replace"),
+        num_calls=num_calls,
     )
 
 
