@@ -53,6 +53,17 @@ def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
         return ""
 
 
+def parse_kilobytes(text: str) -> dict[str, int]:
+    """Read lines such as ``VmRSS: 1000 kB``, of a process's status or of meminfo: bytes by name."""
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            found[name] = int(words[0]) * 1024
+    return found
+
+
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
     """List where a controller's files of this process's control group may be, v1 or v2.
 

@@ -21,7 +21,7 @@ DRIVERS = DriverGpu("H200", 141 * GIB, 0, 16, 16)
 
 
 def told(diagnoses: Iterable[Diagnosis]) -> list[tuple[str, str]]:
-    return [(one.verdict, f"{one.said} {one.remedy}".strip()) for one in diagnoses]
+    return [(one.verdict, f"{one.evidence} {one.remedy}".strip()) for one in diagnoses]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def told(diagnoses: Iterable[Diagnosis]) -> list[tuple[str, str]]:
     ],
 )
 def test_a_torch_is_judged(facts: Any, num_gpus: int, verdict: str, words: str) -> None:
-    ((found, text),) = told(judge_torch(facts, num_gpus))
+    ((found, text),) = told([judge_torch(facts, num_gpus)])
     assert (found, words in text) == (verdict, True), text
 
 

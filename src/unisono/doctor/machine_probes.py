@@ -19,7 +19,7 @@ from unisono.doctor import machine_checks as checks
 from unisono.doctor.container_limits import container_limits
 from unisono.doctor.diagnoses import Diagnosis, Probe
 from unisono.hangs.sampler import sample
-from unisono.procfs import read_text
+from unisono.procfs import parse_kilobytes, read_text
 from unisono.workers.proc import create_memory
 
 _STA_UNSYNC = 0x40  # of adjtimex(2)
@@ -46,7 +46,7 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
         yield checks.judge_load(float(word), len(os.sched_getaffinity(0)))
 
     def memory() -> Iterator[Diagnosis]:
-        known = parse_meminfo(read_text(root / "proc/meminfo"))
+        known = parse_kilobytes(read_text(root / "proc/meminfo"))
         total = known.get("MemTotal", 0)
         available = known.get("MemAvailable", known.get("MemFree", 0))
         yield checks.judge_memory(total, available, container_limits(root))
@@ -93,17 +93,6 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
         "network": _network,
         "stacks": stacks,
     }
-
-
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Read ``/proc/meminfo``: bytes by name."""
-    found = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            found[name] = int(words[0]) * 1024
-    return found
 
 
 def _limit(what: int, *, hard: bool = False) -> int | None:
