@@ -3,10 +3,18 @@
 from tests.report.synthetic import BEGAN_UNIX_S, step_line, to_bytes
 
 from unisono.report.events import read_event
+from unisono.report.history import History
 from unisono.report.status import RunStatus
 
 # Seconds in each phase; what is not waiting is eight milliseconds.
 ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]
+
+
+def history_of(*lines, name=""):
+    made = History(name)
+    for line in lines:
+        made.add(read_event(to_bytes(line)))
+    return made
 
 
 def status_of(*lines):

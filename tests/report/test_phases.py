@@ -3,7 +3,7 @@
 import pytest
 from tests.report.synthetic import step_line, to_bytes
 
-from unisono.report.events import PHASES, read_event
+from unisono.report.events import read_event
 from unisono.report.phases import MAX_WORKERS, PhaseTimes
 
 
@@ -56,7 +56,3 @@ def test_a_step_without_columns_is_passed_over():
     times = PhaseTimes()
     times.add(read_event(b'{"event":"step","step":0,"ranks":[0,1]}'))
     assert times.stretches == []
-
-
-def test_phases_are_in_the_order_of_a_step():
-    assert PHASES == ("loading", "forward", "backward", "waiting", "summing", "updating")
