@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from unisono.procfs import group_folders, read_text
 
 _NO_LIMIT = 1 << 60  # v1 writes the largest number of pages for none
-_Read = Callable[[Path], tuple[float | None, float | None]]  # a limit, and what is told beside it
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,7 @@ def container_limits(root: Path = Path("/")) -> ContainerLimits:
     memory, used = _smallest(root, "memory", _memory_limit)
     cores, throttled = _smallest(root, "cpu", _core_limit)
     processes, now = _smallest(root, "pids", _process_limit)
-    return ContainerLimits(
-        None if memory is None else int(memory),
-        None if used is None else int(used),
-        cores,
-        int(throttled or 0),
-        None if processes is None else int(processes),
-        None if now is None else int(now),
-    )
+    return ContainerLimits(memory, used, cores, throttled or 0, processes, now)
 
 
 def parse_limit(text: str) -> int | None:
@@ -73,7 +67,7 @@ def parse_count(text: str, name: str) -> int:
     return 0
 
 
-def _memory_limit(folder: Path) -> tuple[float | None, float | None]:
+def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
     limit = parse_limit(read_text(folder / "memory.max"))
     if limit is not None:
         return limit, parse_limit(read_text(folder / "memory.current"))
@@ -81,7 +75,7 @@ def _memory_limit(folder: Path) -> tuple[float | None, float | None]:
     return limit, parse_limit(read_text(folder / "memory.usage_in_bytes"))
 
 
-def _core_limit(folder: Path) -> tuple[float | None, float | None]:
+def _core_limit(folder: Path) -> tuple[float | None, int | None]:
     throttled = parse_count(read_text(folder / "cpu.stat"), "nr_throttled")
     cores = parse_cpu_max(read_text(folder / "cpu.max"))
     if cores is None:
@@ -90,14 +84,16 @@ def _core_limit(folder: Path) -> tuple[float | None, float | None]:
     return cores, throttled
 
 
-def _process_limit(folder: Path) -> tuple[float | None, float | None]:
+def _process_limit(folder: Path) -> tuple[int | None, int | None]:
     limit = parse_limit(read_text(folder / "pids.max"))
     return limit, parse_limit(read_text(folder / "pids.current"))
 
 
-def _smallest(root: Path, controller: str, read: _Read) -> tuple[float | None, float | None]:
+def _smallest(
+    root: Path, controller: str, read: Callable[[Path], tuple[N | None, int | None]]
+) -> tuple[N | None, int | None]:
     """Find the smallest limit on the way up, and what was read beside it."""
-    found: list[tuple[float, float | None]] = []
+    found: list[tuple[N, int | None]] = []
     for folder in group_folders(controller, root):
         limit, beside = read(folder)
         if limit is not None:

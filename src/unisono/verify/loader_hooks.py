@@ -6,11 +6,11 @@ fed, the indices come from there. What the samplers draw from generators stays t
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.data._utils import fetch as fetch_module
 from unisono.verify.recorder import Recorder
 from unisono.verify.replay_facts import generator_digests
 from unisono.verify.sample_contents import base_of, contents_of
+from unisono.verify.sketches import digest_of
 from unisono.verify.wrapping import wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000
@@ -150,13 +151,14 @@ class LoaderHooks:
     ) -> None:
         with self._recorder.guarded():
             _, to_base = base_of(loader.dataset)
+            own = [[int(i) for i in _listed(batch)] for batch in planned]
             self._recorder.write(
                 "epoch",
                 k=number,
                 e=epoch,
-                plan=[[to_base(int(i)) for i in _listed(batch)] for batch in planned],
-                local=_digest([[int(i) for i in _listed(batch)] for batch in planned]),
-                sorted=_is_sorted([int(i) for batch in planned for i in _listed(batch)]),
+                plan=[list(map(to_base, batch)) for batch in own],
+                local=digest_of(repr(own).encode()),
+                sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
                 kept=[[to_base(int(i)) for i in _listed(batch)] for batch in kept],
                 fed=fed is not None,
             )
@@ -215,11 +217,3 @@ class LoaderHooks:
 
 def _listed(batch: Any) -> Any:
     return batch if isinstance(batch, list | tuple) else [batch]
-
-
-def _is_sorted(values: list[int]) -> bool:
-    return values == sorted(values)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

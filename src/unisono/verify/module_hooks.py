@@ -7,7 +7,6 @@ of ranks can be compared.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import re
 import sys
@@ -213,8 +212,7 @@ def _computing_dtype(dtype: torch.dtype) -> str:
 
 
 def _rng_digest() -> str:
-    state = torch.get_rng_state().numpy().tobytes()
-    return hashlib.blake2b(state, digest_size=8).hexdigest()
+    return digest_of_tensor(torch.get_rng_state())
 
 
 def _num_targets(input: Any, target: Any, *args: Any, ignore_index: int = -100, **_: Any) -> int:
