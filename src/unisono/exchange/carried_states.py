@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
-from unisono.checkpoint.slots import blob_bytes, blob_end, read_extras, read_facts, write_blob
+from unisono.checkpoint.slots import blob_bytes, read_extras, read_facts, used_bytes, write_blob
 from unisono.device import Device
 from unisono.errors import CheckpointError
 from unisono.exchange.snapshots import as_bytes, describe_extras, from_bytes
@@ -195,7 +195,7 @@ class CarriedStates:
             if not is_there and shard in self._now:
                 self._write(shard, self._step, self._now[shard])
             if is_there or shard in self._now:
-                sizes[shard] = blob_end(self._place(shard, self._step), 0)
+                sizes[shard] = used_bytes(self._place(shard, self._step), 0)
         return sizes
 
     def _write(self, shard: int, step: int, packed: _Packed) -> None:

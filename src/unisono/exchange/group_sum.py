@@ -88,8 +88,7 @@ class GroupSum:
         self._plan, self._dtype = plan, dtype
         self.slices = split(plan.pieces, len(plan.held))
         self.pieces = self.slices[plan.host]
-        groups = plan.groups
-        self._sum = OrderedSum(published, groups, groups[-1].hi, self.pieces)
+        self._sum = OrderedSum(published, plan.groups, self.pieces)
         self.totals = self._sum.totals
 
     def add(self) -> None:

@@ -110,8 +110,7 @@ class LinkState:
 
     def pieces(self, label: str, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of what is kept under a label, as vectors."""
-        region = self._regions[label]
-        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+        return self._regions[label].pieces(pieces)
 
     def state_dict(self) -> dict[str, Any]:
         """Give all values, by label and parameter; to be called between two steps."""

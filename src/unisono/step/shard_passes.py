@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -26,7 +27,6 @@ from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.step.crossings import cross
-from unisono.step.early import published_early
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.placeholders import another_backward
 
@@ -262,3 +262,40 @@ class ShardPasses:
         place = self._step * self._num_shards + shard
         replica.device.seed(seed_of("train", self._seed, place, self._turn))
         replica.buffers.restore()
+
+
+@contextmanager
+def published_early(
+    parameters: Sequence[torch.nn.Parameter],
+    stack: GradientStack,
+    exchange: Exchange,
+    others: Sequence[torch.nn.Parameter] = (),
+) -> Iterator[None]:
+    """Publish each gradient that the backward pass in the block leaves, summed over the last part.
+
+    Bytes travel while the rest is still computed. Hooks are set before that pass and removed after
+    it, so they come behind all hooks of the program.
+
+    Args:
+        parameters: those that the optimizers update.
+        stack: has the shards before this one, which is the last.
+        exchange: takes gradients early.
+        others: those of `parameters` that stay as they are in this update.
+    """
+
+    def publish(index: int, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            part, total = stack.add_early(index, parameter.grad)
+            exchange.publish_early(part, index, total)
+
+    unwanted = set(map(id, others))
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(publish, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
+        if parameter.requires_grad and id(parameter) not in unwanted
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
