@@ -147,7 +147,6 @@ class Arena:
 
     Attributes:
         memory: all of it.
-        plan: what it holds.
         key: the memory's name among all that the workers share.
         places: where snapshots lie.
         parameters, fixed, states: regions of the plan.

@@ -79,8 +79,6 @@ def private_bytes(num_bytes: int, device: Device, spans: Sequence[Span] = ()) ->
     """Take memory of a device that this process shares with nobody.
 
     Args:
-        num_bytes: how many.
-        device: where.
         spans: on several devices, where which bytes are.
     """
     if device.is_host:

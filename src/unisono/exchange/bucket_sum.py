@@ -22,12 +22,10 @@ class BucketSum:
     """The sum of one bucket, of which this worker adds up a slice. Final.
 
     Args:
-        bucket: which one.
         own: this worker's parts.
         held: the parts of each worker, by position.
         position: of this worker.
         all_sums: where the sums of all parameters go, laid out as a part.
-        device: where this worker computes.
 
     Attributes:
         num_bytes: what it takes of the device's memory.
@@ -72,11 +70,9 @@ class BucketSums:
     """The sums of all buckets. Final.
 
     Args:
-        layout: the buckets.
         own: this worker's parts.
         held: the parts of each worker, by position.
         position: of this worker.
-        device: where this worker computes.
 
     Attributes:
         buckets: in the order in which they travel.
@@ -114,7 +110,6 @@ class _ReceivedSlices:
     Parameters are counted from the bucket's first.
 
     Args:
-        bucket: which one.
         held: the parts of each worker, in the order in which they come.
         position: whose slice.
         flags: per shard, which parameters its part has gradients for.

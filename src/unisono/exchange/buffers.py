@@ -21,8 +21,6 @@ class Buffers:
     """The model's buffers, saved and restored as a whole. Final.
 
     Args:
-        model: whose buffers.
-        device: where they are.
         copies: between it and the host.
 
     Attributes:
@@ -231,9 +229,7 @@ class BufferValues:
     own, and are copied to and from blocks there.
 
     Args:
-        tensors: the buffers.
         slots: where each lies in a block.
-        device: where they are.
         copies: between it and the host.
     """
 

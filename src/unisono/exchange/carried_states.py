@@ -50,11 +50,7 @@ Bring = Callable[[Sequence[Sequence[memoryview]]], None]
 
 
 class CarriedStates:
-    """The values of all shards, as far as one worker knows them. Final.
-
-    Args:
-        num_shards: S.
-    """
+    """The values of all shards, as far as one worker knows them. Final."""
 
     def __init__(self, num_shards: int) -> None:
         self._num_shards, self._step = num_shards, 0
@@ -69,7 +65,6 @@ class CarriedStates:
         """Begin a loop. Collective.
 
         Args:
-            team: the workers.
             key: names the memory.
         """
         if not team.supervisor.is_alone:  # else there is nobody to tell

@@ -27,9 +27,6 @@ from unisono.plan.summation import Node
 class CompressedSum(ABC):
     """Adds up all groups over some pieces.
 
-    Args:
-        plan: what is added up.
-
     Attributes:
         pieces: what is added up here.
         totals: the sums over `pieces`, as vectors.

@@ -17,9 +17,6 @@ class EarlyPart:
 
     A gradient may change after it was published, by a hook of the program, or be taken away: when
     the part is published as a whole, what is another tensor then, or another version of it, counts.
-
-    Args:
-        parts: writes them.
     """
 
     def __init__(self, parts: Parts) -> None:

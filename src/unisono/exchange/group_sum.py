@@ -74,7 +74,6 @@ class GroupSum:
     """Adds up what groups have come to, where their sums lie. Final.
 
     Args:
-        plan: what is added up.
         published: says which parameters a group has a sum for.
         dtype: in which values are sent; they must be of it already.
 

@@ -72,7 +72,6 @@ class HostBucket:
     Args:
         bucket: which parameters.
         number: which bucket of the lane.
-        memory: of the lane.
     """
 
     def __init__(self, bucket: ParameterBucket, number: int, memory: LaneMemory) -> None:
@@ -105,7 +104,6 @@ class HostBucket:
         """Say where what comes in a turn is to go, before any of it can come.
 
         Args:
-            lane: what it comes over.
             turn: which exchange of all buckets it is, counted over the lane's life.
         """
         self._turn, (slices, sums) = turn, self._frames(turn)
@@ -193,7 +191,6 @@ class _WorkersParts:
     """One bucket of parts that workers of this host have published. Final.
 
     Args:
-        arena: where they are.
         bucket: which parameters; they are counted from its first.
     """
 

@@ -25,10 +25,6 @@ class LinkState:
 
     Args:
         link: how less is sent, with its number of groups.
-
-    Attributes:
-        link: see above.
-        step, weight: see :meth:`begin_sum`.
     """
 
     def __init__(self, link: SlowLink) -> None:
@@ -49,9 +45,7 @@ class LinkState:
         """Begin a loop; the others have to be met before anybody changes anything. Collective.
 
         Args:
-            team: the workers.
             key: names the memory.
-            plan: of the run's memory.
             is_joining: whether the others use the memory already.
         """
         rows, start = self.link.rows(plan.parameters, plan.states), 0

@@ -29,7 +29,6 @@ class LocalGroup:
     """One group of this host. Final.
 
     Args:
-        plan: what is added up.
         group: its shards.
 
     Attributes:

@@ -23,7 +23,6 @@ class OrderedSum:
     """Finishes the tree over some pieces. Final.
 
     Args:
-        published: where the parts are.
         parts: together they are every shard, or every one of a sub-tree, once.
         pieces: what is added up here.
         into: where the sums go, as vectors; then the parts stay as they are. None: into the slots

@@ -29,7 +29,6 @@ class OwnParts:
         slots: where each parameter lies in a part.
         flags: per shard, which parameters its part has gradients for; all see them.
         num_bytes: how many a part takes.
-        device: where they are.
         spans: on several devices, where which bytes are.
     """
 
@@ -90,11 +89,6 @@ class Parts:
 
     def publish_some(self, part: Node, gradients: Gradients, indices: Sequence[int]) -> None:
         """Copy the gradients of some parameters into a part's slot; others do the rest.
-
-        Args:
-            part: which one.
-            gradients: of all parameters.
-            indices: of those that count.
 
         Raises:
             TypeError: a gradient is sparse.

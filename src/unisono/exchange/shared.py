@@ -121,7 +121,6 @@ class SharedExchange(Exchange):
         """Be ready to add up the groups that a slow link is between.
 
         Args:
-            link: what is kept.
             pieces: what this worker adds up.
             held: the groups of each host.
             lane: connects it to those that do so on other hosts.

@@ -52,8 +52,6 @@ class SeveralDevices(ShardPasses):
 
     Args:
         model, exchange, seed: as of :class:`ShardPasses`.
-        optimizer: the user's.
-        others: the other devices.
 
     Raises:
         ValueError: the optimizer updates what is no part of the model.

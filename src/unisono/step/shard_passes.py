@@ -45,7 +45,6 @@ class DeviceReplica:
         model: the user's on the first device, a copy of it on the others.
         parameters: those that the optimizer updates, in the exchange's order.
         fixed: those that it does not.
-        buffers: the model's.
 
     Attributes:
         stack: the sums of the step under way.
@@ -119,7 +118,6 @@ class ShardPasses:
     Args:
         model: the user's, as `exchange` has bound it.
         exchange: knows the first device alone.
-        seed: the run's.
 
     Attributes:
         home: the first device with the user's model.
@@ -201,7 +199,6 @@ class ShardPasses:
         """Take a shard's loss, once its forward pass is issued.
 
         Args:
-            shard: which.
             backward: what to differentiate; None: nothing, as the loss is not finite.
 
         Returns:
@@ -243,7 +240,6 @@ class ShardPasses:
         """Say on which device, and in which shard's pass, torch has raised an error.
 
         Args:
-            error: what was raised.
             shard: whose pass was issued last; None: outside of passes.
         """
         return self._device, shard
@@ -279,7 +275,6 @@ def published_early(
     Args:
         parameters: those that the optimizers update.
         stack: has the shards before this one, which is the last.
-        exchange: takes gradients early.
         others: those of `parameters` that stay as they are in this update.
     """
 

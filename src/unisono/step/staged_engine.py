@@ -47,11 +47,7 @@ class _Landed:
 
 
 class StagedEngine(StepEngine):
-    """Computes the steps of one loop on one stage. Final; arguments as of :class:`StepEngine`.
-
-    Args:
-        stages: this worker's.
-    """
+    """Computes the steps of one loop on one stage. Final; arguments as of :class:`StepEngine`."""
 
     is_staged = True
 
