@@ -15,9 +15,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.device import host
 from unisono.exchange.choice import EXCHANGE_VARIABLE, chosen
-from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.shared import SharedExchange
-from unisono.exchange.staged import StagedExchange
 from unisono.state.digest import digest_of
 
 CASES = [
@@ -47,22 +45,11 @@ def replicas(request, monkeypatch):
     monkeypatch.setenv(EXCHANGE_VARIABLE, request.param)
 
 
-def test_shared_memory_is_the_default(monkeypatch):
-    monkeypatch.delenv(EXCHANGE_VARIABLE, raising=False)
-    assert chosen("auto", host()) is SharedExchange
-
-
 @pytest.mark.slow
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
     unused = "unisono.exchange.communicator"
     code = f"import sys, unisono.train.trainer; assert {unused!r} not in sys.modules"
     processes.run([sys.executable, "-c", code], check=True)
-
-
-def test_an_unknown_exchange_is_refused(monkeypatch):
-    monkeypatch.setenv(EXCHANGE_VARIABLE, "pigeons")
-    with pytest.raises(ValueError, match=r"must be one of .*, but is 'pigeons'"):
-        chosen("auto", host())
 
 
 @pytest.mark.slow
@@ -92,26 +79,6 @@ def test_whoever_is_lost_takes_nothing_with_it(replicas, monkeypatch, fault, opt
     monkeypatch.setenv("UNISONO_FAULTS", fault)
     results = unisono.launch(train, options, workers=3, restarts=50)
     assert all(result == expected for result in results)
-
-
-def exchange_in_a_loop():
-    model = cases.Cnn(norm=True)
-    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4)
-    kind = None
-    for step in run.steps(cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
-        with step:
-            for batch in step.shards:
-                step.backward(cases.classify(model, batch))
-        kind = type(run._context.engine.exchange)
-    return kind
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_workers_compute_on_the_exchange_that_was_chosen(monkeypatch, workers):
-    assert unisono.launch(exchange_in_a_loop, workers=workers) == [SharedExchange] * workers
-    for name, cls in (("staged", StagedExchange), ("gloo", GroupExchange)):
-        monkeypatch.setenv(EXCHANGE_VARIABLE, name)
-        assert unisono.launch(exchange_in_a_loop, workers=workers) == [cls] * workers
 
 
 def train_for(steps, directory):

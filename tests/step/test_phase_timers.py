@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from unisono.step import phase_timers
-from unisono.step.phase_timers import DELAYED, Phase, PhaseTimers
-from unisono.step.run_delay import RunDelay
+from unisono.step.phase_timers import DELAYED, Phase, PhaseTimers, RunDelay
 
 
 class Delays:
@@ -95,7 +94,7 @@ def test_the_kernels_count_of_this_thread_is_read():
 
 WAITS = """
 import os, sys, time
-from unisono.step.run_delay import RunDelay
+from unisono.step.phase_timers import RunDelay
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 pid = os.fork()
 if not pid:
