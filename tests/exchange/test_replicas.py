@@ -102,7 +102,7 @@ def exchange_in_a_loop():
         with step:
             for batch in step.shards:
                 step.backward(cases.classify(model, batch))
-        kind = type(run._context.engine.exchange)
+        kind = type(run.context.engine.exchange)
     return kind
 
 

@@ -52,7 +52,6 @@ class AuditedBoundary(Boundary):
     """A :class:`Boundary` that snapshots audited steps alone. Final.
 
     Attributes:
-        run: whose loop it is.
         is_audited: whether the audit of the step under way has found nothing, or, between steps,
             that of the one before, or the run has just gone back to its newest snapshot.
         is_postponed: whether the next step is audited in the place of this one.
@@ -63,8 +62,7 @@ class AuditedBoundary(Boundary):
     ) -> None:
         super().__init__(run, engine, plan.samples, interrupts)
         assert run.options.audit_every is not None
-        self.run, self._every = run, run.options.audit_every
-        self._plan = plan
+        self._every, self._plan = run.options.audit_every, plan
         self.is_audited, self.is_postponed = True, False
         self._deferred = BoundaryTasks.NOTHING
         self._reports: list[Audit] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +12,6 @@ from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.carried_states import CarriedStates
-from unisono.exchange.choice import name_of_exchange
 from unisono.exchange.link_state import LinkState
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
@@ -21,18 +20,19 @@ from unisono.state.run_state import RunState
 from unisono.step.engine import StepEngine
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
+from unisono.train.loop_plan import Totals
 from unisono.train.run_options import RunOptions
-from unisono.train.speed_report import SpeedReport
-from unisono.train.totals import Totals
+from unisono.train.slowdown import SpeedReport
 from unisono.workers.joint_calls import JointCalls
 from unisono.workers.team import Team
 
 
-class Observer(Protocol):
-    """Follows a run: shows its messages, and is called where its state is saved."""
+class Observer:
+    """Follows a run; this one is for custom training loops and prints what is to be said."""
 
     def say(self, line: str) -> None:
         """Show the user one line."""
+        say(line)
 
     def before_snapshot(self) -> None:
         """Called on every worker before the state of the run is copied."""
@@ -42,32 +42,12 @@ class Observer(Protocol):
 
     def note_speed(self, report: SpeedReport) -> None:
         """Called on the leader now and then, and at the end, with what slows the steps."""
-
-    def after_audit(self, audit: Audit) -> None:
-        """Called on every worker after a step was audited, or its audit found something."""
-
-
-class Unobserved:
-    """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
-
-    def say(self, line: str) -> None:
-        """See :class:`Observer`."""
-        say(line)
-
-    def before_snapshot(self) -> None:
-        """See :class:`Observer`."""
-
-    def before_pause(self) -> None:
-        """See :class:`Observer`."""
-
-    def note_speed(self, report: SpeedReport) -> None:
-        """See :class:`Observer`."""
         if report.is_final:
             for line in report.in_words.splitlines():
                 say(line)
 
     def after_audit(self, audit: Audit) -> None:
-        """See :class:`Observer`."""
+        """Called on every worker after a step was audited, or its audit found something."""
 
 
 @dataclass(slots=True)
@@ -93,16 +73,15 @@ class RunContext:
         has_resumed: whether no checkpoint is to be looked for any more.
         has_joined, is_ahead: see :class:`unisono.Run`.
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
+        exchange: the name of what sums gradients.
         device: where this worker computes; the first, if there are several.
         other_devices: the others.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
         kinds: by rank, what computes the same bits; empty if all devices do, None before the first
             loop.
-        has_told_slow: whether it was said that samples are not compared.
         has_told_unused: whether parameters without a gradient were looked for.
-        has_told_inexact: whether it was said that results may differ from one run to the next.
         has_told_cost: whether it was said what audits cost.
-        has_told_hosts: whether it was said which number of shards would send less between hosts.
+        told: what is said once in a run, and has been said.
     """
 
     options: RunOptions
@@ -112,12 +91,13 @@ class RunContext:
     scaling: Mapping[str, LossScaling]
     fixed: dict[str, Any]
     is_unseeded: bool
+    exchange: str
     device: Device
     other_devices: Sequence[Device] = ()
     carried: CarriedStates | None = None
     link: LinkState | None = None
     checkpoints: Checkpoints | None = None
-    observer: Observer = field(default_factory=Unobserved)
+    observer: Observer = field(default_factory=Observer)
     loss: Callable[[nn.Module, Any], Any] | None = None
     engine: StepEngine | None = None
     memory: RunMemory | None = None
@@ -128,31 +108,25 @@ class RunContext:
     is_ahead: bool = False
     goes_on: bool = False
     kinds: dict[int, str] | None = None
-    has_told_slow: bool = False
     has_told_unused: bool = False
-    has_told_inexact: bool = False
     has_told_cost: bool = False
-    has_told_hosts: bool = False
+    told: set[str] = field(default_factory=set)
 
     def say(self, line: str) -> None:
         """Show the user one line."""
         self.observer.say(line)
 
+    def say_once(self, line: str) -> None:
+        """Show one line in the whole run, if this is the worker that speaks for all."""
+        if line not in self.told:
+            self.told.add(line)
+            if self.team.position == 0 and not self.joint_calls.is_behind:
+                self.say(line)
+
     @property
     def takes_closure(self) -> bool:
         """Whether the optimizer is called with a closure."""
         return self.options.takes_closure(self.kept.optimizer)
-
-    @property
-    def name_of_exchange(self) -> str:
-        """The exchange of this worker's loops."""
-        replicas_for = self.options.replicas_for(self.kept.optimizer)
-        return name_of_exchange(
-            self.options.exchange,
-            self.device,
-            replicas_for=replicas_for,
-            num_hosts=len(self.team.hosts),
-        )
 
     @property
     def is_deterministic(self) -> bool:
