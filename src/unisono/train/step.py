@@ -323,7 +323,7 @@ class Step:
         whole = WholeBatchLoss(WholeBatch(self._plan, self.batch, shards), embed, loss)
 
         def compute(some: Sequence[int]) -> Features:
-            found = {}
+            found: Features = {}
             engine.begin_passes(self._shard_sizes)
             for shard in some:
                 here = engine.passes.devices[shard]
@@ -336,7 +336,7 @@ class Step:
                 self._waiting = None
                 found[shard] = [leaf.detach().to(run.device.torch) for leaf in leaves]
             engine.end_passes()
-            return Features(found)
+            return found
 
         features = gathered(shards, run.team, run.device, engine.passes.shards, compute)
         engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
