@@ -400,16 +400,9 @@ class _Agreed(NamedTuple):
 
 
 class _Dispute(NamedTuple):
-    """What workers keep was different in a step, and it is not known who is wrong.
+    """What workers keep was different in a step, and it is not known who is wrong."""
 
-    Attributes:
-        step: which.
-        is_done: whether it was done.
-        generation: of the membership: who has joined since does not know.
-        opinions: what each kept.
-    """
-
-    step: int
-    is_done: bool
-    generation: int
-    opinions: list[Opinion]
+    step: int  # which
+    is_done: bool  # whether it was
+    generation: int  # of the membership: who has joined since does not know
+    opinions: list[Opinion]  # what each kept

@@ -20,17 +20,13 @@ from unisono.whole import check_whole
 class Totals:
     """How far a run is to come.
 
-    Attributes:
-        epochs: in total; None: as many as there are steps for.
-        steps: in total; None: as many as there are epochs for.
-
     Raises:
         TypeError: a total is not a whole number.
         ValueError: there is none, or one is below 0.
     """
 
-    epochs: int | None
-    steps: int | None
+    epochs: int | None  # in total; None: as many as there are steps for
+    steps: int | None  # in total; None: as many as there are epochs for
 
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None:
@@ -77,18 +73,13 @@ class Totals:
 class LoopPlan:
     """One loop of a run; see :meth:`unisono.Run.steps` for its arguments.
 
-    Attributes:
-        reading: the dataset, and how it is read.
-        samples: which samples are computed where.
-        totals: how far the run is to come.
-
     Raises:
         TypeError, ValueError: `loader_workers` is no count.
     """
 
-    reading: Reading
-    samples: SamplePlan
-    totals: Totals
+    reading: Reading  # the dataset, and how it is read
+    samples: SamplePlan  # which samples are computed where
+    totals: Totals  # how far the run is to come
 
     def __post_init__(self) -> None:
         check_whole("loader_workers", self.reading.loader_workers, at_least=0)

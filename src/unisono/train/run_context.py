@@ -52,65 +52,38 @@ class Observer:
 
 @dataclass(slots=True)
 class RunContext:
-    """One run, as its parts see it. Final.
+    """One run, as its parts see it. Final."""
 
-    Attributes:
-        options: what the program passed.
-        kept: how far the run has come, and all that is saved with it.
-        team: the workers.
-        joint_calls: what they have done together.
-        fixed: what fixes the run's bits, by name, beside samples and versions.
-        scaling: how losses are scaled, by the names of optimizers.
-        carried: what shards hand from batch to batch; None: nothing.
-        link: what a slow link keeps from step to step; None: there is none.
-        checkpoints: where they go; None: nowhere.
-        observer: who follows the run now.
-        loss: computes a batch's loss; None in loops where the program does that.
-        engine: computes the steps of the loop under way; None between loops.
-        memory: of the newest loop.
-        plan: which samples the epoch under way has.
-        fingerprints: of the data sets that the workers have compared.
-        has_resumed: whether no checkpoint is to be looked for any more.
-        has_joined, is_ahead: see :class:`unisono.Run`.
-        goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
-        exchange: the name of what sums gradients.
-        device: where this worker computes; the first, if there are several.
-        other_devices: the others.
-        is_unseeded: whether random numbers were drawn without a seed before the run was made.
-        kinds: by rank, what computes the same bits; empty if all devices do, None before the first
-            loop.
-        has_told_unused: whether parameters without a gradient were looked for.
-        has_told_cost: whether it was said what audits cost.
-        told: what is said once in a run, and has been said.
-    """
-
-    options: RunOptions
-    kept: RunState
-    team: Team
-    joint_calls: JointCalls
-    scaling: Mapping[str, LossScaling]
-    fixed: dict[str, Any]
-    is_unseeded: bool
-    exchange: str
-    device: Device
-    other_devices: Sequence[Device] = ()
-    carried: CarriedStates | None = None
-    link: LinkState | None = None
-    checkpoints: Checkpoints | None = None
-    observer: Observer = field(default_factory=Observer)
+    options: RunOptions  # what the program passed
+    kept: RunState  # how far the run has come, and all that is saved with it
+    team: Team  # the workers
+    joint_calls: JointCalls  # what they have done together
+    scaling: Mapping[str, LossScaling]  # how losses are scaled, by the names of optimizers
+    fixed: dict[str, Any]  # what fixes the run's bits, by name, beside samples and versions
+    is_unseeded: bool  # random numbers were drawn without a seed before the run was made
+    exchange: str  # the name of what sums gradients
+    device: Device  # where this worker computes; the first, if there are several
+    other_devices: Sequence[Device] = ()  # the others
+    carried: CarriedStates | None = None  # what shards hand from batch to batch
+    link: LinkState | None = None  # what a slow link keeps from step to step
+    checkpoints: Checkpoints | None = None  # where they go; None: nowhere
+    observer: Observer = field(default_factory=Observer)  # who follows the run now
+    # computes a batch's loss; None in loops where the program does that
     loss: Callable[[nn.Module, Any], Any] | None = None
-    engine: StepEngine | None = None
-    memory: RunMemory | None = None
-    plan: SamplePlan | None = None
+    engine: StepEngine | None = None  # computes the steps of the loop under way
+    memory: RunMemory | None = None  # of the newest loop
+    plan: SamplePlan | None = None  # which samples the epoch under way has
+    # of the data sets that the workers have compared
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
-    has_resumed: bool = False
-    has_joined: bool = False
-    is_ahead: bool = False
-    goes_on: bool = False
+    has_resumed: bool = False  # no checkpoint is to be looked for any more
+    has_joined: bool = False  # see `unisono.Run`
+    is_ahead: bool = False  # likewise
+    goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
+    # by rank, what computes the same bits; empty if all devices do, None before the first loop
     kinds: dict[int, str] | None = None
-    has_told_unused: bool = False
-    has_told_cost: bool = False
-    told: set[str] = field(default_factory=set)
+    has_told_unused: bool = False  # parameters without a gradient were looked for
+    has_told_cost: bool = False  # it was said what audits cost
+    told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
 
     def say(self, line: str) -> None:
         """Show the user one line."""
