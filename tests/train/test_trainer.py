@@ -67,16 +67,6 @@ def test_fit_says_what_it_did(capsys):
     assert sum("validation loss" in line for line in lines) == 2
 
 
-def test_a_finished_run_does_nothing_and_says_so(capsys):
-    trainer = make()
-    first = trainer.fit(data(), batch_size=10, epochs=1)
-    capsys.readouterr()
-    again = trainer.fit(data(), batch_size=10, epochs=1)
-    assert (again.steps, again.digest) == (0, first.digest)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("the run is already finished: nothing to do")
-
-
 def test_fit_in_parts_is_fit_at_once():
     parts, whole = make(), make()
     for total in (1, 2, 3):

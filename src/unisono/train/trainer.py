@@ -30,6 +30,7 @@ from unisono.train.carrying import carrying
 from unisono.train.computing import Computing
 from unisono.train.default_forward import WITH_STATE, forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
+from unisono.train.failures import heard_by_all
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
@@ -477,22 +478,11 @@ class Trainer:
         """
         chosen = self.run.model if model is None else _checked(model)
         check_weights(chosen)  # on every rank; rank 0 alone writes
-        failure: OSError | None = None
-
-        def speak() -> bytes:
-            nonlocal failure
-            try:
-                save_weights(chosen, path)
-            except OSError as caught:
-                failure = caught
-                return str(caught).encode(errors="backslashreplace")
-            return b""
-
-        heard = self.run.joint_calls.hear_leader(speak, "save")
-        if failure is not None:
-            raise failure
-        if heard:
-            raise OSError(heard.decode())
+        heard_by_all(
+            lambda speak: [self.run.joint_calls.hear_leader(speak, "save")],
+            lambda: save_weights(chosen, path),
+            self.run.world.rank,
+        )
 
     def digest(self) -> str:
         """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""
