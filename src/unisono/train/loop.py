@@ -226,7 +226,7 @@ def _bound(
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen(run.name_of_exchange, run.device)(
+    exchange = chosen(run.exchange, run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,
