@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from tests.chaos.training import Options, train
+from tests.classified import taken
 from tests.parity import cases
 from tests.warm import processes
 from torch import nn
@@ -87,10 +88,7 @@ def exchange_in_a_loop():
     model = cases.Cnn(norm=True)
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4)
     kind = None
-    for step in run.steps(cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
-        with step:
-            for batch in step.shards:
-                step.backward(cases.classify(model, batch))
+    for _ in taken(run, cases.classify, cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
         kind = type(run.context.engine.exchange)
     return kind
 

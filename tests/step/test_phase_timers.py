@@ -4,9 +4,9 @@ import math
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
+from tests.threads import in_threads
 
 from unisono.step import phase_timers
 from unisono.step.phase_timers import DELAYED, Phase, PhaseTimers, RunDelay
@@ -81,11 +81,7 @@ def test_the_kernels_count_of_this_thread_is_read():
     delay = RunDelay()
     if math.isnan(first := delay.seconds()):
         pytest.skip("this kernel does not count")
-    threads = [threading.Thread(target=sum, args=(range(10**6),)) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    in_threads(3, lambda _: sum(range(10**6)))
     assert 0 <= first <= delay.seconds() < 3600
     delay.close()
     delay.close()
