@@ -168,25 +168,6 @@ def test_the_file_is_of_the_best_validation(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_taken_up_judges_as_one_that_never_stopped(tmp_path):
-    undisturbed = train(tmp_path / "whole")
-    for steps in (10, 17, 40):
-        parted = train(tmp_path / "parts", steps=steps)
-    assert parted[:3] == undisturbed[:3]
-
-
-@pytest.mark.slow
-def test_workers_and_losses_of_them_change_nothing(tmp_path, monkeypatch):
-    alone = train(tmp_path / "alone")[:3]
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=5,at=update; kill:rank=1,step=9")
-    assert unisono.launch(train_with_workers, tmp_path / "two", workers=2) == [alone] * 2
-
-
-def train_with_workers(directory):
-    return train(directory)[:3]
-
-
-@pytest.mark.slow
 def test_the_next_lead_writes_what_the_lost_one_did_not(tmp_path):
     alone = train_and_die(tmp_path / "alone", [])
     num_saves = (tmp_path / "alone" / "saves").stat().st_size

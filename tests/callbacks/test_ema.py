@@ -70,23 +70,6 @@ def train(directory=None, steps=STEPS, **options):
 
 
 @pytest.mark.slow
-def test_it_goes_on_where_the_run_does(tmp_path):
-    undisturbed = train()
-    train(tmp_path, steps=7)
-    assert train(tmp_path) == undisturbed
-    assert train(tmp_path) == undisturbed  # nothing to do
-
-
-@pytest.mark.slow
-def test_workers_and_losses_of_them_change_nothing(monkeypatch):
-    alone = train()
-    for workers in (2, 3):
-        assert unisono.launch(train, workers=workers) == [alone] * workers
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=9,at=update; kill:rank=1,step=12")
-    assert unisono.launch(train, workers=2) == [alone] * 2
-
-
-@pytest.mark.slow
 def test_averages_of_a_large_model_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("unisono.exchange.run_memory._BLOB_BYTES", 1 << 12)  # larger than that
     undisturbed = train()

@@ -169,16 +169,6 @@ def test_another_run_leaves_the_file_of_the_first_alone(tmp_path):
     assert len(events(tmp_path, "step", name="events-1.jsonl")) == 8
 
 
-def test_a_bad_loss_is_written(tmp_path):
-    def bad(model, batch):
-        return model(batch[0]).sum() * math.nan
-
-    with pytest.raises(unisono.NonFiniteLossError):
-        train(tmp_path, loss=bad)
-    (failure,) = events(tmp_path, "failure")
-    assert failure["error"] == "NonFiniteLossError"
-
-
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     train(None, callbacks=[EventLog(tmp_path / "file" / "events.jsonl")])

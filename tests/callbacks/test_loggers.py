@@ -206,9 +206,6 @@ class Fake(Tracker):
     def __init__(self, path=None, every=1, config=None, **settings):
         super().__init__(settings, config, path, every)
 
-    def folder_of(self, path):
-        return path
-
 
 @pytest.fixture
 def fake(monkeypatch):

@@ -4,7 +4,6 @@ import errno
 import importlib.util
 import os
 import re
-import shutil
 import sys
 import warnings
 
@@ -72,18 +71,6 @@ def test_some_steps_are_left_out(tmp_path):
     train(None, every=4, path=tmp_path / "curves")
     found = steps_of(tmp_path / "curves")
     assert (found["train/loss"], found["validation/loss"]) == ([0, 4, 8], [2, 5, 8])
-
-
-@pytest.mark.slow
-def test_a_run_that_is_taken_up_hides_what_comes_again(tmp_path):
-    train(tmp_path / "whole")
-    train(tmp_path / "parts", epochs=2, checkpoint_every=2)
-    newest = sorted((tmp_path / "parts" / "checkpoints").iterdir())[-1]
-    shutil.rmtree(newest)  # as if the run had been killed before: step 4 and 5 come again
-    train(tmp_path / "parts")
-    assert curves(tmp_path / "parts" / "tensorboard") == curves(tmp_path / "whole" / "tensorboard")
-    train(tmp_path / "parts", epochs=1, resume="never")
-    assert steps_of(tmp_path / "parts" / "tensorboard")["train/loss"] == [0, 1, 2]
 
 
 def test_a_disk_that_cannot_be_written_ends_no_run(tmp_path, capsys):

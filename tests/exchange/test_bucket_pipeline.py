@@ -121,7 +121,7 @@ def run():
             buckets = layout()
             rows = list(map(memoryview, flags))
             own = OwnParts(buckets.slots, rows, buckets.num_bytes, host())
-            all_sums = BucketSums(buckets, own, HELD, position, NUM_SHARDS, host())
+            all_sums = BucketSums(buckets, own, HELD, position, host())
             pipeline = BucketPipeline(all_sums.buckets, buckets.bucket_of)
             pipeline.sums = all_sums
             return work(position, pipeline, Parts(own), Member(wires, position))

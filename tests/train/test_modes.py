@@ -3,12 +3,12 @@
 import contextlib
 import functools
 import io
-import time
 
 import pytest
 import torch
 from tests.classified import cross_entropy as loss_of
 from tests.classified import taken
+from tests.replacements import wait_for_replacement
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -107,11 +107,8 @@ def train_until_all_are_back(kind):
     """Train; in some steps those who go on wait for who replaces the lost."""
 
     def loss(model, batch):
-        run, start_s = trainer.run, time.monotonic()
-        while run.position.step in (10, 18) and run.team.size < run.world.world_size:
-            if run.team.is_asked_to_stop or time.monotonic() - start_s > 60:
-                break
-            time.sleep(0.001)
+        if trainer.run.position.step in (10, 18):
+            wait_for_replacement(trainer.run.team)
         return loss_of(model, batch)
 
     trainer = make(kind, loss=loss)

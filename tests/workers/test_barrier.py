@@ -114,7 +114,7 @@ def test_a_departure_wakes_a_sleeper(control_of, monkeypatch):
 @pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED, Departure.LOST])
 def test_one_that_came_and_then_left_held_nobody_up(control_of, how):
     control = control_of(2)
-    control.set_purpose(1, 1, b"the end")
+    control.lines[1].purposes[1].value = b"the end"
     control.lines[1].arrive()
     control.leave(1, how)
     assert meet(Barrier(control, 0), "the end")
@@ -230,16 +230,6 @@ def test_messages_pass_through_the_page(control_of):
     assert control.posted(0) == b""
 
 
-def test_a_plan_is_for_one_step_and_is_forgotten_with_the_next(control_of):
-    control = control_of(2)
-    assert [control.plan(0, step) for step in (1, 812, 813)] == [0, 0, 0]
-    control.set_plan(0, 812, 5)
-    assert [control.plan(0, step) for step in (811, 812, 813)] == [0, 5, 0]
-    assert control.plan(1, 812) == 0
-    control.set_plan(0, 813, 0)
-    assert [control.plan(0, step) for step in (812, 813)] == [0, 0]
-
-
 def test_what_the_launcher_wishes_is_seen_through_every_mapping(control_of):
     control = control_of(2)
     other = ControlBlock(os.dup(control.fd), 2)
@@ -260,17 +250,17 @@ def test_lines_and_mailboxes_of_ranks_do_not_touch(control_of):
     for rank in range(3):
         control.come_back(rank, 10 + rank)
         control.lines[rank].step = -(2**62) + rank
-        control.set_plan(rank, 2**62 + rank, 2**31 + rank)
-        control.set_purpose(rank, 0, b"%d" % rank * 40)
-        control.set_purpose(rank, 1, b"%d, then" % rank)
+        control.lines[rank].plan = 2**31 + rank
+        control.lines[rank].purposes[0].value = b"%d" % rank * 24
+        control.lines[rank].purposes[1].value = b"%d, then" % rank
         control.leave(rank, Departure(rank))
         control.post(rank, b"%d" % rank * full)
     control.head.wish = True
     for rank in range(3):
         assert control.lines[rank].arrivals == 10 + rank
         assert control.lines[rank].step == -(2**62) + rank
-        assert control.plan(rank, 2**62 + rank) == 2**31 + rank
-        assert control.purpose(rank, 0) == b"%d" % rank * 24
-        assert control.purpose(rank, 1).strip() == b"%d, then" % rank
+        assert control.lines[rank].plan == 2**31 + rank
+        assert control.lines[rank].purposes[0].value == b"%d" % rank * 24
+        assert control.lines[rank].purposes[1].value == b"%d, then" % rank
         assert control.departure(rank) == Departure(rank)
         assert control.posted(rank) == b"%d" % rank * full
