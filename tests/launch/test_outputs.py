@@ -43,6 +43,18 @@ def test_what_grows_without_a_pause_is_shown_too():
     assert stream.due_s == pytest.approx(10.22)
 
 
+def test_a_line_that_a_pipe_does_not_take_at_once_is_waited_for():
+    stream = LineBuffer("utf-8")
+    assert stream.feed(b"." * 3000, 10.0) == ""
+    assert stream.due_s == pytest.approx(10.1)
+    assert stream.feed(b"." * 3000, 10.05) == ""
+    assert stream.due_s == pytest.approx(12.0)
+    assert stream.feed(b"\n" * 5000 + b"the next", 11.0) == "." * 6000 + "\n" * 5000
+    assert stream.due_s == pytest.approx(13.0)
+    assert stream.feed(b" one", 11.5) == ""
+    assert stream.due_s == pytest.approx(11.1)
+
+
 def test_a_progress_bar_that_writes_over_itself_is_shown_frame_by_frame():
     stream = LineBuffer("utf-8")
     assert stream.feed(b"\r 1%", 0.0) == "\r"

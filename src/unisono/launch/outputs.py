@@ -26,8 +26,9 @@ from unisono.workers.launcher_messages import ShowProgress
 
 _CHUNK_BYTES = 1 << 16
 _CHUNKS_A_TURN = 64
-# An unfinished line is shown after so long, or if it is longer.
-_UNFINISHED_S = 0.1
+# An unfinished line is shown after so long, or if it is longer. What a pipe does not take at once
+# may be a line whose end is still being written, by a worker that has no core at the moment.
+_UNFINISHED_S, _BEING_WRITTEN_S = 0.1, 2.0
 _UNFINISHED_AT_MOST = 1 << 20
 
 
@@ -41,7 +42,7 @@ class LineBuffer:
     def __init__(self, encoding: str) -> None:
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
         self._text = ""
-        self._since_s = 0.0
+        self._since_s, self._waits_s = 0.0, _UNFINISHED_S
 
     def feed(self, data: bytes, now_s: float) -> str:
         """Add bytes that came at `now_s`, and return the whole lines."""
@@ -54,12 +55,14 @@ class LineBuffer:
             # Otherwise it is as old as its beginning: a line that keeps growing is shown, too.
             self._since_s = now_s
         self._text = text[end:]
+        is_much = max(len(data), len(self._text)) >= select.PIPE_BUF
+        self._waits_s = _BEING_WRITTEN_S if is_much else _UNFINISHED_S
         return text[:end]
 
     @property
     def due_s(self) -> float:
         """When to show the unfinished line; never if there is none."""
-        return self._since_s + _UNFINISHED_S if self._text else math.inf
+        return self._since_s + self._waits_s if self._text else math.inf
 
     def take(self) -> str:
         """Return the unfinished line."""
