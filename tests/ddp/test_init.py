@@ -380,11 +380,9 @@ def test_what_a_rank_forks_does_not_close_its_group(alike):
 
 
 def test_who_does_not_come_is_named(of_an_agent):
-    forks = [of_an_agent.start(lambda: unisono.init(timeout_s=0.5), rank, 3) for rank in (0, 2)]
-    for fork in forks:
-        said = fork.end()
+    for said in of_an_agent.together(lambda: unisono.init(timeout_s=0.8), (0, 2), 3):
         assert said.error == "WaitTimeoutError"
-        assert "within 0.5 s, but rank 1 has not" in said.text
+        assert "within 0.8 s, but rank 1 has not" in said.text
 
 
 @pytest.mark.parametrize(
@@ -434,6 +432,12 @@ HERE = World(5, 8, 1, 4)
 def test_device_and_backend_fit_each_other(backend, gpus, expected):
     chosen, device = choose(HERE, backend, gpus)
     assert (chosen, str(device)) == expected
+
+
+def test_several_hosts_have_a_backend_that_joins_them():
+    assert choose(HERE, None, 0, 1, 2) == ("gloo", CPU)
+    with pytest.raises(ValueError, match=r"must join several hosts \(2\).*backend='gloo'"):
+        choose(HERE, "unisono", 0, 1, 2)
 
 
 @pytest.mark.parametrize(("backend", "gpus"), [(None, 2), (None, 3), ("nccl", 0)])

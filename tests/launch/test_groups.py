@@ -92,9 +92,10 @@ def listening(root: int) -> list[str]:
     ours = {str(root)} | {str(child.pid) for child in psutil.Process(root).children(recursive=True)}
     inodes = set()
     for pid in ours:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+        with contextlib.suppress(OSError):  # another worker may end meanwhile
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

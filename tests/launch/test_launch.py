@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.threads import in_threads
 from tests.warm import processes
 
 import unisono
@@ -158,17 +159,8 @@ def test_launch_again_and_again_reuses_one_server() -> None:
 
 @pytest.mark.slow
 def test_launch_works_from_threads_at_the_same_time() -> None:
-    values: dict[int, list[Any]] = {}
-
-    def start(name: int) -> None:
-        values[name] = unisono.launch(who_am_i, name, workers=1)
-
-    threads = [threading.Thread(target=start, args=(name,)) for name in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert values == {0: [(0, 1, 0)], 1: [(0, 1, 1)]}
+    values = in_threads(2, lambda name: unisono.launch(who_am_i, name, workers=1))
+    assert values == [[(0, 1, 0)], [(0, 1, 1)]]
 
 
 @pytest.mark.long

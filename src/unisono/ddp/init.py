@@ -180,7 +180,7 @@ def init(
 
     Args:
         backend: as ``init_process_group`` takes it; None: ``"nccl"`` where there are GPUs, else
-            ``"unisono"``.
+            ``"unisono"``, or ``"gloo"`` on several hosts.
         seed: what the generators of Python, numpy (if loaded) and torch (all devices) begin with:
             the same on every rank, since models are made from them; see ``seed_apart``. None: one
             that rank 0 draws. At least 0.
@@ -229,7 +229,8 @@ def _init(
     timeout_s: float,
 ) -> Here:
     place = place_among(place, places, os.environ)
-    backend, device = choose(place, backend, num_gpus(), workers_per_gpu())
+    num_hosts = len(places.ranks_of_host)
+    backend, device = choose(place, backend, num_gpus(), workers_per_gpu(), num_hosts)
     mine = Choice.made(backend, seed, name_of(device))
     choices = ranks.gather("choice", asdict(mine))
     agreed = agreed_seed([Choice(**choice) for choice in choices])

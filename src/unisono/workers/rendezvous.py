@@ -30,7 +30,6 @@ from unisono.timeouts import RENDEZVOUS
 from unisono.workers.attempts import Attempts
 from unisono.workers.gathering import Gathering
 from unisono.workers.job_store import (
-    file_store,
     has_agent,
     is_at_master,
     store_at_master,
@@ -235,11 +234,13 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
 
 
 def of_launcher(link: LauncherLink) -> Rendezvous:
-    """Have what our launcher gives its workers. Nobody waits."""
+    """Have what our launcher, or those of several hosts, give their workers. Nobody waits."""
+    ranks_of_host = link.ranks_of_host or (tuple(range(link.world.world_size)),)
     return Rendezvous(
-        file_store(link.store_fd),
-        RankPlaces(link.world.rank, (tuple(range(link.world.world_size)),)),
+        link.open_store(),
+        RankPlaces(link.world.rank, ranks_of_host),
         lambda rank: not link.control.departure(rank).may_be_back,
+        watch=lambda waited_s: link.look(),
     )
 
 

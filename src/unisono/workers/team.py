@@ -209,6 +209,15 @@ class Team:
         ranks = self.membership.ranks
         return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
 
+    @property
+    def will_begin_again(self) -> bool:
+        """Whether all workers of several hosts begin again in the next step, as one was lost."""
+        departures = map(self._barrier.departure, self.membership.ranks)
+        is_awaited = all(how.may_be_back for how in departures)
+        supervisor = self.supervisor
+        is_replaced = supervisor.can_replace and is_awaited
+        return len(self.hosts) > 1 and not supervisor.can_go_back and is_replaced
+
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
         self._line.begun = step + 1
