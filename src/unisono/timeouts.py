@@ -14,15 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """A limit to a wait.
+    """A limit to a wait."""
 
-    Attributes:
-        variable: the environment variable that sets it.
-        default_s: what holds otherwise, in seconds.
-    """
-
-    variable: str
-    default_s: float
+    variable: str  # the environment variable that sets it
+    default_s: float  # what holds otherwise, in seconds
 
     def in_s(self) -> float:
         """Read it, in seconds.

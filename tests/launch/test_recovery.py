@@ -28,7 +28,6 @@ from unisono.launch.recovery import (
     OfRecovery,
     RecoveryDecision,
     RecoveryState,
-    start,
     stop_wanted,
 )
 from unisono.workers.launcher_messages import (
@@ -63,6 +62,10 @@ class Said:
 
 
 READY = Said(0, Ready())
+
+
+def start(world_size: int, **options: Any) -> RecoveryState:
+    return RecoveryState(Membership.of(world_size), world_size=world_size, **options)
 
 
 def gone(rank: int) -> Event:

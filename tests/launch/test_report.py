@@ -11,6 +11,7 @@ import pytest
 from unisono.launch import recovery
 from unisono.launch.report import ending, joined_message, loss_message
 from unisono.workers.launcher_messages import LoopBegan, Ready
+from unisono.workers.membership import Membership
 
 KILLED = (
     "was killed by SIGKILL (most often the system ran out of memory: use a smaller batch or "
@@ -22,7 +23,9 @@ Event = Callable[[recovery.RecoveryState], recovery.RecoveryDecision]
 
 
 def state_after(*before: Event, workers: int, replaces: bool = True) -> recovery.RecoveryState:
-    state = recovery.start(workers, restarts=9, replaces=replaces)
+    state = recovery.RecoveryState(
+        Membership.of(workers), world_size=workers, restarts=9, replaces=replaces
+    )
     for event in (partial(recovery.said, rank=0, message=Ready()), *before):
         state = event(state).state
     return state

@@ -58,7 +58,10 @@ class Desk:
     """Plays the launcher of one job whose workers are threads."""
 
     def __init__(self, control: ControlBlock, *, replaces: bool = False) -> None:
-        state = recovery.start(control.world_size, restarts=1000, replaces=replaces)
+        size = control.world_size
+        state = recovery.RecoveryState(
+            Membership.of(size), world_size=size, restarts=1000, replaces=replaces
+        )
         self.state = recovery.said(state, 0, Ready()).state
         self.spawn: Callable[[int], None] = lambda rank: None
         self.gave_up: list[str] = []

@@ -38,19 +38,12 @@ _ANSWERS_WITHIN_S, _PAUSE_S = 2.0, 0.1
 
 @dataclass(frozen=True, slots=True)
 class SeveralHosts:
-    """Which of several hosts this is. Final.
+    """Which of several hosts this is. Final."""
 
-    Attributes:
-        nnodes: how many there are.
-        node_rank: the number of this one.
-        rendezvous: where host 0 is reached, as ``host:port``.
-        interface: which of this host's leads to the others; None: the one towards host 0.
-    """
-
-    nnodes: int
-    node_rank: int
-    rendezvous: str
-    interface: str | None
+    nnodes: int  # how many there are
+    node_rank: int  # the number of this one
+    rendezvous: str  # where host 0 is reached, as ``host:port``
+    interface: str | None  # which of this host's leads to the others; None: the one towards host 0
 
     @property
     def place(self) -> tuple[str, str]:

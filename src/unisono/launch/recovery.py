@@ -111,25 +111,6 @@ class RecoveryDecision:
     reason: str = ""
 
 
-def start(
-    world_size: int,
-    *,
-    restarts: int = RESTARTS,
-    replaces: bool = True,
-    needs_all: bool = False,
-    first_rank: int | None = None,
-) -> RecoveryState:
-    """Describe a job whose workers have just been asked for."""
-    return RecoveryState(
-        Membership.of(world_size),
-        restarts=restarts,
-        replaces=replaces,
-        world_size=world_size,
-        needs_all=needs_all,
-        first_rank=first_rank,
-    )
-
-
 def gone(state: RecoveryState, rank: int) -> RecoveryDecision:
     """A worker takes no part any more: its program has ended, or it has left."""
     state = replace(_without(state, rank), gone=state.gone | {rank})

@@ -40,6 +40,7 @@ from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.job_store import MEMORY_NAME
+from unisono.workers.membership import Membership
 from unisono.workers.proc import started_at
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
@@ -117,10 +118,11 @@ class _Supervision:
         self._selector.register(self._woken, selectors.EVENT_READ, self._read_writer)
         faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
         writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
-        members = recovery.start(
-            job.num_workers,
+        members = recovery.RecoveryState(
+            Membership.of(job.num_workers),
             restarts=job.restarts,
             replaces=job.replaces,
+            world_size=job.num_workers,
             needs_all=job.stages > 1 or bool(job.hosts),
             first_rank=job.first_rank if job.hosts else None,
         )

@@ -77,29 +77,18 @@ class NoRecovery(Told):
 
 
 class ComputesWrong(Told):
-    """An audit found that a worker computes wrong: it is to be ended and replaced.
+    """An audit found that a worker computes wrong: it is to be ended and replaced."""
 
-    Attributes:
-        rank: which worker.
-        pid: its process; a later one of this rank is not meant.
-        how: how it ends, in words.
-    """
-
-    rank: int
-    pid: int
-    how: str
+    rank: int  # which worker
+    pid: int  # its process; a later one of this rank is not meant
+    how: str  # how it ends, in words
 
 
 class ComputesOn(Told):
-    """The device that the worker computes on, where the launcher has given it a GPU.
+    """The device that the worker computes on, where the launcher has given it a GPU."""
 
-    Attributes:
-        device: as torch names it, such as ``cuda:1``.
-        gpu: its model, such as ``NVIDIA H200``; empty where nobody knows, and on the CPU.
-    """
-
-    device: str
-    gpu: str
+    device: str  # as torch names it, such as ``cuda:1``
+    gpu: str  # its model, such as ``NVIDIA H200``; empty where nobody knows, and on the CPU
 
     @property
     def is_on_cpu(self) -> bool:
@@ -156,23 +145,14 @@ class ProgramDone(Told):
 
 
 class ProgramFailed(Told):
-    """The program has raised an exception.
+    """The program has raised an exception."""
 
-    Attributes:
-        exit_code: the process's own.
-        summary: the exception in one line.
-        traceback: what Python would print.
-        waited_for: the worker whose end the exception is about, if it is about one.
-        is_disconnect: whether the exception only says that a connection to another worker broke.
-        payload: the pickled exception.
-    """
-
-    exit_code: int
-    summary: str
-    traceback: str
-    waited_for: int | None
-    is_disconnect: bool
-    payload: bytes
+    exit_code: int  # the process's own
+    summary: str  # the exception in one line
+    traceback: str  # what Python would print
+    waited_for: int | None  # the worker whose end the exception is about, if it is about one
+    is_disconnect: bool  # whether the exception only says that a connection to another worker broke
+    payload: bytes  # the pickled exception
 
 
 class MemoryRequest(Request):
@@ -200,15 +180,11 @@ class CatchUp(Request):
 
 
 class WriteRequest(Request):
-    """Write a snapshot as a checkpoint once earlier ones are written. Answer: Acknowledged.
+    """Write a snapshot as a checkpoint once earlier ones are written. Answer: Acknowledged."""
 
-    Attributes:
-        slot: where it lies and where it goes, as :class:`unisono.checkpoint.writer.Kept`.
-        wait: answer only when it is on the disk, or has failed.
-    """
-
+    # where it lies and where it goes, as :class:`unisono.checkpoint.writer.Kept`
     slot: Mapping[str, Any]
-    wait: bool
+    wait: bool  # answer only when it is on the disk, or has failed
 
 
 class LockRequest(Request):
@@ -234,31 +210,19 @@ class Continue(ToWorker):
 
 
 class Passed(ToWorker):
-    """A joint call is over, and a replacement takes its outcome over.
+    """A joint call is over, and a replacement takes its outcome over."""
 
-    Attributes:
-        payload: the outcome.
-        loop: of a loop: its facts when it began.
-    """
-
-    payload: bytes
-    loop: Mapping[str, Any] | None = None
+    payload: bytes  # the outcome
+    loop: Mapping[str, Any] | None = None  # of a loop: its facts when it began
 
 
 class Live(ToWorker):
-    """A replacement has caught up with the others and belongs to the membership now.
+    """A replacement has caught up with the others and belongs to the membership now."""
 
-    Attributes:
-        membership: the workers, this one among them.
-        loop: of a loop that had begun: its facts then.
-        is_alone: nobody else is there; what is shared may be torn.
-        snapshot: the number of the newest whole one of that loop on this host.
-    """
-
-    membership: Membership
-    loop: Mapping[str, Any] | None
-    is_alone: bool
-    snapshot: int = 0
+    membership: Membership  # the workers, this one among them
+    loop: Mapping[str, Any] | None  # of a loop that had begun: its facts then
+    is_alone: bool  # nobody else is there; what is shared may be torn
+    snapshot: int = 0  # the number of the newest whole one of that loop on this host
 
 
 class Refused(ToWorker):

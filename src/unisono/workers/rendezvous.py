@@ -54,15 +54,11 @@ _WHERE = "the first `Trainer`, `Run` or `unisono.init`"
 
 @dataclass(frozen=True, slots=True)
 class RankPlaces:
-    """Which ranks are on which host.
+    """Which ranks are on which host."""
 
-    Attributes:
-        rank: this worker.
-        ranks_of_host: the ranks of each host, ascending; hosts are in the order of their first
-            ranks, so host 0 has rank 0. Hosts may have different numbers of workers.
-    """
-
-    rank: int
+    rank: int  # this worker
+    # the ranks of each host, ascending; hosts are in the order of their first ranks, so host 0
+    # has rank 0. Hosts may have different numbers of workers
     ranks_of_host: tuple[tuple[int, ...], ...]
 
     @classmethod

@@ -28,37 +28,25 @@ Gather = Callable[[bytes, str], dict[int, bytes]]
 
 
 class Supervisor(Protocol):
-    """Whoever started this worker. What is written out here holds where nobody supervises it.
+    """Whoever started this worker. What is written out here holds where nobody supervises it."""
 
-    Attributes:
-        world: this worker's place.
-        control: the control block on which all workers meet.
-        incarnation: how many workers had this rank before.
-        can_replace: whether lost workers are replaced, so that snapshots are of use.
-        is_alone: whether nobody started this process as one of several workers, be it of one.
-        explains_waits: whether somebody else says so when a wait takes long.
-        ranks_of_host: the ranks of each of several hosts; empty: all are on this one.
-        address: where other hosts reach this one, if there are any.
-        can_go_back: whether all can begin again what they do just now, where that is how a lost
-            worker is made up for.
-        newest_snapshot: tells the number of the newest that is known to be whole; None: there are
-            none.
-        agreed_snapshot: the number of that to which all go back.
-        agreed_loop: the facts of the loop in which all do so; None: they begin it again, or are in
-            none.
-    """
-
-    world: World
-    control: ControlBlock
-    incarnation: int = 0
-    can_replace: bool = False
+    world: World  # this worker's place
+    control: ControlBlock  # the control block on which all workers meet
+    incarnation: int = 0  # how many workers had this rank before
+    can_replace: bool = False  # whether lost workers are replaced, so that snapshots are of use
+    # whether nobody started this process as one of several workers, be it of one
     is_alone: bool = False
-    explains_waits: bool = False
+    explains_waits: bool = False  # whether somebody else says so when a wait takes long
+    # the ranks of each of several hosts; empty: all are on this one
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
-    address: str = ""
+    address: str = ""  # where other hosts reach this one, if there are any
+    # whether all can begin again what they do just now, where that is how a lost worker is made
+    # up for
     can_go_back: bool = True
+    # tells the number of the newest that is known to be whole; None: there are none
     newest_snapshot: Callable[[], int] | None = None
-    agreed_snapshot: int = 0
+    agreed_snapshot: int = 0  # the number of that to which all go back
+    # the facts of the loop in which all do so; None: they begin it again, or are in none
     agreed_loop: Mapping[str, Any] | None = None
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
