@@ -7,16 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.callbacks.small import data
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import CSVLog
-
-
-def data(num_samples=20):
-    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
-    return TensorDataset(x, (x.sum(1) > 0).long())
 
 
 def loss(model, batch):

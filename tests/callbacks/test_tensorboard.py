@@ -9,9 +9,8 @@ import warnings
 
 import pytest
 import torch
+from tests.callbacks.small import data, loss
 from tests.warm.processes import run
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import TensorBoard
@@ -43,15 +42,6 @@ def curves(path):
 
 def steps_of(path):
     return {tag: [step for step, _ in curve] for tag, curve in curves(path).items()}
-
-
-def data(num_samples=20):
-    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(directory, epochs=3, every=1, path=None, **options):
