@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from torch.nn import functional as F
+from tests.classified import cross_entropy
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -124,10 +124,6 @@ def data(num_samples):
     return TensorDataset(x, (x.sum(1) + 2 * noise > 0).long())
 
 
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
 class Weights(Callback):
     """What the model is at each validation."""
 
@@ -145,7 +141,13 @@ def train(directory, steps=40, **options):
     weights, best = Weights(), BestCheckpoint()
     callbacks = [weights, EarlyStopping(4), best]
     trainer = unisono.Trainer(
-        model, optimizer, loss, shards=3, directory=directory, callbacks=callbacks, **options
+        model,
+        optimizer,
+        cross_entropy,
+        shards=3,
+        directory=directory,
+        callbacks=callbacks,
+        **options,
     )
     trainer.fit(data(40), batch_size=10, steps=steps, validate=data(31), validate_every=2)
     return (directory / "best.safetensors").read_bytes(), best.best, best.step, weights.seen
@@ -200,7 +202,9 @@ def test_it_needs_a_place_and_validation():
     def fit(**options):
         model = torch.nn.Linear(6, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = unisono.Trainer(model, optimizer, loss, shards=1, callbacks=[BestCheckpoint()])
+        trainer = unisono.Trainer(
+            model, optimizer, cross_entropy, shards=1, callbacks=[BestCheckpoint()]
+        )
         trainer.fit(data(10), batch_size=5, epochs=1, **options)
 
     with pytest.raises(ValueError, match="`validate` must be given for BestCheckpoint"):

@@ -13,14 +13,6 @@ from unisono.callbacks import EMA
 STEPS = 17
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def mean_over_tokens(model, batch):
     tokens = batch[0]
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -40,7 +32,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("name", ["cnn", "tied", "mixed"])
-def test_it_has_the_bits_of_torchs_averaged_model(one_thread, name):
+def test_it_has_the_bits_of_torchs_averaged_model(name):
     model, optimizer, data, loss = made(name)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     done = 0

@@ -12,7 +12,8 @@ import warnings
 
 import pytest
 import torch
-from tests.callbacks.small import data, loss
+from tests.classified import by_sign as data
+from tests.classified import cross_entropy as loss
 
 import unisono
 from unisono.callbacks import CSVLog, MLflow, TensorBoard, Trackio, WandB, logger_process, tracking

@@ -4,7 +4,8 @@ import gc
 
 import pytest
 import torch
-from tests.callbacks.small import data, loss
+from tests.classified import by_sign as data
+from tests.classified import cross_entropy as loss
 
 import unisono
 from unisono.callbacks import Callback, GarbageCollection, LearningRateMonitor, Throughput

@@ -9,7 +9,8 @@ import warnings
 
 import pytest
 import torch
-from tests.callbacks.small import data, loss
+from tests.classified import by_sign as data
+from tests.classified import cross_entropy as loss
 from tests.warm.processes import run
 
 import unisono

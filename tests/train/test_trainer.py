@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.classified import at_random
+from tests.classified import with_accuracy as loss_of
 from torch import nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset
 
 import unisono
 from unisono.data.fetch import fetcher
@@ -35,17 +37,7 @@ class Lists(Items):
 
 
 def data(num_samples=50):
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(num_samples, 4, generator=generator),
-        torch.randint(0, 2, (num_samples,), generator=generator),
-    )
-
-
-def loss_of(model, batch):
-    outputs = model(batch[0])
-    hits = (outputs.argmax(1) == batch[1]).float().mean()
-    return {"loss": F.cross_entropy(outputs, batch[1]), "accuracy": hits}
+    return at_random(num_samples, 4, 2, seed=0)
 
 
 def make(shards=3):

@@ -21,11 +21,13 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
 )
@@ -136,6 +138,8 @@ class HostAgent(LocalElasticAgent):
         notice.start()
         try:
             super()._rendezvous(worker_group)
+        except DistError as error:  # the first host has gone in the midst of it
+            raise RendezvousConnectionError(str(error)) from error
         finally:
             notice.cancel()
 

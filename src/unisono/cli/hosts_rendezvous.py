@@ -1,7 +1,9 @@
-"""torch's rendezvous, at one address, without reading pickles that could run something.
+"""torch's rendezvous, with three differences.
 
-torch's own listens at all addresses. Its state is a pickle in a store that anybody can write who
-reaches it; here it is read only if it names nothing but what such states consist of.
+* It listens at one address, torch's own at all.
+* Its state is a pickle in a store that anybody can write who reaches it. Here it is read only if it
+  names nothing but what such states consist of.
+* Hosts' clocks may differ; torch takes hosts that are 15 s behind for lost.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import io
 import math
 import pickle
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
@@ -23,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
+    RendezvousBackend,
     RendezvousTimeout,
 )
 
@@ -54,7 +57,7 @@ def meet_hosts(
     """
     store = _serve(*place) if is_first else _store(*place, is_master=False)
     timeout = RendezvousTimeout(join=timedelta(seconds=math.ceil(RENDEZVOUS.in_s())))
-    backend, sizes = CheckedBackend(store, _NAME), (num_hosts, num_hosts)
+    backend, sizes = HostsBackend(C10dRendezvousBackend(store, _NAME)), (num_hosts, num_hosts)
     handler: DynamicRendezvousHandler = _Handler.from_backend(
         _NAME, store, backend, *sizes, address, timeout
     )
@@ -89,28 +92,60 @@ class _Handler(DynamicRendezvousHandler):
         return _serve(master_addr, master_port)
 
 
-class CheckedBackend(C10dRendezvousBackend):
-    """Gives torch no state that names anything which is none of a rendezvous. Final."""
+class HostsBackend(RendezvousBackend):
+    """torch's backend, with states that are safe to read, in times of this host's clock. Final.
 
-    def get_state(self) -> Any:
-        """See torch's; raises RendezvousStateError, too."""
-        return self._checked(super().get_state())
+    A host counts as lost when its heartbeat is old. What is told by the clock of another host says
+    nothing here, so a heartbeat is given to torch as of when this host first saw it.
 
-    def set_state(self, state: bytes, token: Any = None) -> Any:
-        """See torch's; raises RendezvousStateError, too."""
-        return self._checked(super().set_state(state, token))
+    Args:
+        backend: has the state of the rendezvous in a store.
+    """
 
-    def _checked(self, found: tuple[Any, ...] | None) -> Any:
-        """Read a state, which comes first of what was found."""
-        if found is not None:
-            try:
-                _OfStates(io.BytesIO(found[0])).load()
-            except Exception as error:  # whatever is no pickle raises anything
-                raise RendezvousStateError(
-                    f"it must hold the hosts' own notes, but somebody else has written there: "
-                    f"{error}"
-                ) from error
-        return found
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+        # Of each host its heartbeat, as it was told and as of here.
+        self._seen: dict[Any, tuple[datetime, datetime]] = {}
+
+    @property
+    def name(self) -> str:
+        """See torch's."""
+        return str(self._backend.name)
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """See torch's; raises RendezvousStateError if somebody else has written there."""
+        found = self._backend.get_state()
+        return found and (self._as_of_here(found[0]), found[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        """See torch's; raises as :meth:`get_state`."""
+        found = self._backend.set_state(self._as_told(state), token)
+        return found and (self._as_of_here(found[0]), *found[1:])
+
+    def _as_of_here(self, state: bytes) -> bytes:
+        read, seen, now = _read(state), {}, datetime.now(UTC)
+        for node, told in read.last_heartbeats.items():
+            last_told, here = self._seen.get(node, (None, now))
+            seen[node] = (told, here if told == last_told else now)
+            read.last_heartbeats[node] = seen[node][1]
+        self._seen = seen
+        return pickle.dumps(read)
+
+    def _as_told(self, state: bytes) -> bytes:
+        read = _read(state)
+        for node, (told, here) in self._seen.items():
+            if read.last_heartbeats.get(node) == here:
+                read.last_heartbeats[node] = told
+        return pickle.dumps(read)
+
+
+def _read(state: bytes) -> Any:
+    try:
+        return _OfStates(io.BytesIO(state)).load()
+    except Exception as error:  # whatever is no pickle raises anything
+        raise RendezvousStateError(
+            f"it must hold the hosts' own notes, but somebody else has written there: {error}"
+        ) from error
 
 
 class _OfStates(pickle.Unpickler):

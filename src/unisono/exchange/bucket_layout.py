@@ -56,6 +56,11 @@ class ParameterBucket:
         length = self.slice_bytes(num_workers)
         return list(pieces_within(self.slots, position * length, (position + 1) * length))
 
+    def flags(self, row: memoryview) -> bytes:
+        """Cut what a part's flags say of the bucket's parameters; see ``parts.presence``."""
+        here = self.indices
+        return bytes(row[:1]) + bytes(row[1 + here.start : 1 + here.stop])
+
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
@@ -83,7 +88,8 @@ def lay_out_buckets(
     """
     buckets: list[ParameterBucket] = []
     start = 0
-    for indices in bucket_ranges([_size_of(slot) for slot in slots], first_bytes, bucket_bytes):
+    sizes = [slot.end - slot.offset for slot in slots]
+    for indices in bucket_ranges(sizes, first_bytes, bucket_bytes):
         own, offset = [], 0
         for index in indices:
             own.append(replace(slots[index], offset=offset))
@@ -126,7 +132,3 @@ def lay_out_lane(
         own = tuple(replace(slots[index], offset=slots[index].offset - at) for index in indices)
         buckets.append(ParameterBucket(indices, at, num_bytes, own))
     return buckets[::-1]
-
-
-def _size_of(slot: Slot) -> int:
-    return aligned(slot.numel * slot.dtype.itemsize)

@@ -163,6 +163,7 @@ class Boundary:
         self.is_between_steps = True
         if len(self._team.hosts) > 1:
             self.run.has_joined = True  # as those have that replace lost workers
+            self.run.joint_calls.is_undone = True
         while not self._team.can_compute:  # a stage of the model is missing
             self.run.observer.before_pause()
             self._team.pause()
