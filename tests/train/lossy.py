@@ -55,6 +55,22 @@ def k_fold():
     return quietly(lambda: [fold(number) for number in range(4)])
 
 
+def in_turn():
+    """Trains two models in turns, as a teacher and a student."""
+    trainers = []
+    for width in (16, 12):
+        model, optimizer, data = made(width)
+        trainers.append(unisono.Trainer(model, optimizer, loss, shards=4))
+
+    def work():
+        for epochs in range(1, 4):
+            for trainer, factor in zip(trainers, (1, 40), strict=True):
+                trainer.fit(data, batch_size=16, epochs=factor * epochs)
+        return [trainer.digest() for trainer in trainers]
+
+    return quietly(work)
+
+
 def until_it_is_good():
     """Decides by what each call of fit has returned."""
     model, optimizer, data = made()

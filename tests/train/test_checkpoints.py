@@ -64,18 +64,6 @@ def test_a_run_that_stopped_ends_with_the_same_bits(tmp_path, optimizer, stop):
     assert fit(tmp_path, 17, optimizer=optimizer) == (17 - stop, whole[1])
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path):
-    whole = fit(tmp_path / "whole", 17)
-    done = 0
-    for workers, until in ((3, 4), (1, 9), (2, 11), (4, 17)):
-        results = unisono.launch(fit, tmp_path / "parts", until, workers=workers)
-        assert all(result == results[0] for result in results)
-        assert results[0][0] == until - done
-        done = until
-    assert results[0][1] == whole[1]
-
-
 def test_checkpoints_come_at_their_interval_and_at_the_end(tmp_path, capsys):
     fit(tmp_path, 8, checkpoint_every=3, keep=9)
     names = sorted(os.listdir(tmp_path / "checkpoints"))

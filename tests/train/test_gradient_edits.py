@@ -175,13 +175,3 @@ def test_gradient_hooks_give_the_same_on_any_number_of_workers():
         (alone,) = unisono.launch(with_hooks, kind, workers=1)
         for workers in (2, 3):
             assert unisono.launch(with_hooks, kind, workers=workers) == [alone] * workers
-
-
-def clipping():
-    train(make(shards=3), after_shard=EDITS["clip_grad_norm_"])
-
-
-@pytest.mark.slow
-def test_an_edit_is_refused_on_several_workers():
-    with pytest.raises(Exception, match="must be left to the run"):
-        unisono.launch(clipping, workers=2)

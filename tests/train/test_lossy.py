@@ -14,6 +14,8 @@ import unisono
         (lossy.schedule_behind_the_block, "kill:rank=0,step=30,at=gradients"),
         (lossy.k_fold, "kill:rank=1,step=31"),
         (lossy.k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
+        pytest.param(lossy.in_turn, "kill:rank=1,step=5", marks=pytest.mark.long),
+        (lossy.in_turn, "kill:rank=0,step=50,at=update"),
         (lossy.until_it_is_good, "kill:rank=1,step=9"),
         (lossy.until_it_is_good, "kill:rank=0,step=9,at=update"),
         (lossy.left_by_break, "kill:rank=1,step=12"),

@@ -15,23 +15,29 @@ when a worker is lost after a night.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from unisono.per_process import per_process
 
 
 class OpenLoop:
-    """One loop under way. Final; made by :func:`open_loop`.
+    """One loop, under way within a block, however that ends. Final.
 
     Args:
-        others: all that are under way in this thread, this one as well.
         recovers: whether lost workers are made up for.
         has_directory: whether its run has checkpoints.
     """
 
-    def __init__(self, others: list[OpenLoop], recovers: bool, has_directory: bool) -> None:
-        self._loops, self._recovers, self._has_directory = others, recovers, has_directory
+    def __init__(self, *, recovers: bool, has_directory: bool) -> None:
+        self._loops = per_process(_Loops).under_way
+        self._recovers, self._has_directory = recovers, has_directory
+
+    def __enter__(self) -> OpenLoop:
+        self._loops.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Of two that take turns the first one ends first.
+        self._loops.remove(self)
 
     def check_is_inmost(self) -> None:
         """Refuse to go on, behind a step, while a loop that began later is under way.
@@ -58,19 +64,6 @@ class OpenLoop:
                 f"worker ends the job; or train both in one run, with "
                 f"`unisono.Run(models, optimizers)` and `step.update`."
             )
-
-
-@contextmanager
-def open_loop(*, recovers: bool, has_directory: bool) -> Iterator[OpenLoop]:
-    """Have a loop known as under way until it ends, however it does."""
-    loops = per_process(_Loops).under_way
-    loop = OpenLoop(loops, recovers, has_directory)
-    loops.append(loop)
-    try:
-        yield loop
-    finally:
-        # Of two that take turns the first one ends first.
-        loops.remove(loop)
 
 
 class _Loops(threading.local):

@@ -244,8 +244,12 @@ class FitUnderWay(Observer):
         self._callbacks.call("on_step_begin", self)
 
     def _compute(self, step: Step) -> None:
-        if self._embed is not None:
-            self._gather(step, self._embed)
+        if (embed := self._embed) is not None:
+            with step:
+                step.gather(
+                    lambda batch: embed(step.model, batch),
+                    lambda features: self._loss(self.model, features),
+                )
             return
         with step:
             shards = step.shards
@@ -255,13 +259,6 @@ class FitUnderWay(Observer):
             return
         if advice := self._passes.advice(self.end_step - self.step):
             self.say(advice)
-
-    def _gather(self, step: Step, embed: Callable[[nn.Module, Any], Any]) -> None:
-        with step:
-            step.gather(
-                lambda batch: embed(step.model, batch),
-                lambda features: self._loss(self.model, features),
-            )
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""

@@ -29,7 +29,7 @@ from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers, RunDelay
 from unisono.step.staged_engine import StagedEngine
-from unisono.train.alternation import open_loop
+from unisono.train.alternation import OpenLoop
 from unisono.train.audited_boundary import AuditedBoundary
 from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
@@ -85,7 +85,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     with (
         _under_way(run, plan, entry) as boundary,
         plan.loader(fetch, run.kept.position, run.device) as loader,
-        open_loop(
+        OpenLoop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
     ):

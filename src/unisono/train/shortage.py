@@ -63,15 +63,12 @@ class Shortage:
 
 def in_words(shortage: Shortage) -> str:
     """Say what was needed, what there is, and what to do."""
+    whose = "this machine" if shortage.is_host else shortage.device
     return (
-        f"{_whose(shortage)} must hold what the {shortage.phase}{_where(shortage)} needs, but rank "
-        f"{shortage.rank} found it full: {_sizes(shortage)}{_room(shortage)}. To make room: "
+        f"the memory of {whose} must hold what the {shortage.phase}{_where(shortage)} needs, but "
+        f"rank {shortage.rank} found it full: {_sizes(shortage)}{_room(shortage)}. To make room: "
         f"{'; or '.join(_remedies(shortage))}."
     )
-
-
-def _whose(shortage: Shortage) -> str:
-    return "the memory of this machine" if shortage.is_host else f"the memory of {shortage.device}"
 
 
 def _where(shortage: Shortage) -> str:

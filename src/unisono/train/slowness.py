@@ -140,15 +140,9 @@ class _Judgement:
             return
         machine = self._window.machine
         why = "" if machine is None else f" ({machine.in_words})"
-        yield Slowdown(
-            SlowdownCause.BUSY,
-            excess_s,
-            excess_s,
-            excess_s / step_s,
-            excess_s / step_s,
-            f"workers wait {milliseconds(excess_s)} a step for a free core{why}",
-            "start fewer workers or loader processes, or stop what else runs there",
-        )
+        sentence = f"workers wait {milliseconds(excess_s)} a step for a free core{why}"
+        remedy = "start fewer workers or loader processes, or stop what else runs there"
+        yield self._finding(SlowdownCause.BUSY, excess_s, sentence, remedy, step_s=step_s)
 
     def _whole_update(self) -> Iterator[Slowdown]:
         window = self._window
@@ -177,10 +171,8 @@ class _Judgement:
             f"no worker is slow, but each waits about {milliseconds(excess_s)} of a step's "
             f"{milliseconds(step_s)}, as now one comes last, now another"
         )
-        share = excess_s / step_s
-        yield Slowdown(
-            SlowdownCause.ALIKE, excess_s, excess_s, share, share, sentence, self._even_batch()
-        )
+        remedy = self._even_batch()
+        yield self._finding(SlowdownCause.ALIKE, excess_s, sentence, remedy, step_s=step_s)
 
     def _even_batch(self) -> str:
         """Say which batch would give each shard as many samples, if that matters."""
@@ -248,9 +240,11 @@ class _Judgement:
         *,
         at: int | None = None,
         phases: tuple[str, ...] = (),
+        step_s: float | None = None,
     ) -> Slowdown:
         lost_s = excess_s if at is None else self._lost_s(at, excess_s)
-        share = lost_s / self._step_s if self._step_s > 0 else 0.0
+        step_s = self._step_s if step_s is None else step_s
+        share = lost_s / step_s if step_s > 0 else 0.0
         rank = None if at is None else self._window.ranks[at]
         return Slowdown(cause, excess_s, lost_s, share, share, sentence, remedy, rank, phases)
 
