@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from unisono.procfs import group_folders, read_stat, read_text
@@ -70,14 +70,7 @@ class MachineLoad:
     @property
     def as_json(self) -> dict[str, float | int | None]:
         """The same as plain JSON."""
-        return {
-            "cores": self.cores,
-            "busy": _rounded(self.busy),
-            "workers": _rounded(self.workers),
-            "stolen": _rounded(self.stolen),
-            "throttled": _rounded(self.throttled),
-            "runnable": _rounded(self.runnable),
-        }
+        return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
 def load_between(first: LoadLook, last: LoadLook, cores: int) -> MachineLoad | None:

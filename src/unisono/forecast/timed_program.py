@@ -99,7 +99,7 @@ class StepTimes:
         self._plan, self._rows = plan, []
         self._facts = {
             "device": run.device.name,
-            "exchange": run.name_of_exchange,
+            "exchange": run.exchange,
             "gradient_bytes": sizes,
             "sent_less": self._link
             and [
@@ -117,9 +117,10 @@ class StepTimes:
         step, batch = position.step, position.batch
         before(boundary, *args)
         assert self._plan is not None
+        team_size = boundary.run.team.size
         is_full = self._plan.num_batch_samples(batch) == self._plan.batch_size
-        self._rows.append((step, boundary.team.size, is_full, boundary.engine.timers.times))
-        if self._recorder.rank == 0 and self._last is None and self._is_enough(boundary.team.size):
+        self._rows.append((step, team_size, is_full, boundary.engine.timers.times))
+        if self._recorder.rank == 0 and self._last is None and self._is_enough(team_size):
             beside = self._last_file.with_suffix(".part")
             beside.write_text(str(step + 2))
             beside.replace(self._last_file)

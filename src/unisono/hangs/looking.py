@@ -9,28 +9,16 @@ from __future__ import annotations
 import linecache
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from unisono.hangs.kernel_view import children, command_of, look_at, thread_time_ns
 from unisono.hangs.sampler import Sample, sample
-from unisono.hangs.whereabouts import ProcessLook, RankLook
+from unisono.hangs.whereabouts import ProcessLook, RankLook, RankNotes
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.meeting_point import Departure
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
 _CHILDREN_AT_MOST = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RankNotes:
-    """What is known of a rank without looking at its process; see :class:`RankLook`."""
-
-    step: int | None = None
-    meeting: str = ""
-    is_behind: bool = False
-    shown_wait: str = ""
-    call: str = ""
-    num_calls: int = 0
 
 
 def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
@@ -79,15 +67,15 @@ def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[in
     is_behind = any(is_before(mine, count) for count in counts)
     waits = any(is_before(count, mine) for count in counts)
     _, wait = control.wait_of(rank)
-    purpose = control.purpose(rank, mine % 2).decode(errors="replace").rstrip("\0 ")
+    purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace").rstrip("\0 ")
     num_calls, call = control.call_of(rank)
     return RankNotes(
-        control.step_under_way(rank),
-        (purpose or "a meeting") if waits else "",
-        is_behind,
-        "" if wait is None else wait.decode(errors="replace"),
-        call.decode(errors="replace"),
-        num_calls,
+        step=control.step_under_way(rank),
+        meeting=(purpose or "a meeting") if waits else "",
+        is_behind=is_behind,
+        shown_wait="" if wait is None else wait.decode(errors="replace"),
+        call=call.decode(errors="replace"),
+        num_calls=num_calls,
     )
 
 
