@@ -19,7 +19,7 @@ from unisono.doctor import machine_checks as checks
 from unisono.doctor.container_limits import container_limits
 from unisono.doctor.diagnoses import Diagnosis, Probe
 from unisono.hangs.sampler import sample
-from unisono.procfs import parse_kilobytes, read_text
+from unisono.procfs import field, read_text
 from unisono.workers.proc import create_memory
 
 _STA_UNSYNC = 0x40  # of adjtimex(2)
@@ -46,10 +46,10 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
         yield checks.judge_load(float(word), len(os.sched_getaffinity(0)))
 
     def memory() -> Iterator[Diagnosis]:
-        known = parse_kilobytes(read_text(root / "proc/meminfo"))
-        total = known.get("MemTotal", 0)
-        available = known.get("MemAvailable", known.get("MemFree", 0))
-        yield checks.judge_memory(total, available, container_limits(root))
+        text = read_text(root / "proc/meminfo")
+        total = field(text, "MemTotal:") or 0
+        available = field(text, "MemAvailable:") or field(text, "MemFree:") or 0
+        yield checks.judge_memory(1024 * total, 1024 * available, container_limits(root))
 
     def shared_memory() -> Iterator[Diagnosis]:
         path = root / "dev/shm"

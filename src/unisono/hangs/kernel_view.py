@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.notices import shown
-from unisono.procfs import read_stat, read_text
+from unisono.procfs import field, read_stat, read_text
 
 _NUMBERS_ON_X86 = {
     **dict.fromkeys((0, 19, 17, 295), "read"),
@@ -83,7 +83,8 @@ def look_at(pid: int) -> KernelView:
     wait = "" if found.letter in "RTt" else _wait(pid)
     if found.letter == "D":
         wait = f"waits for a disk or a network file system{': ' * bool(wait)}{wait}"
-    return KernelView(found.letter, _tracer(pid), wait)
+    tracer_pid = field(read_text(Path(f"/proc/{pid}/status")), "TracerPid:") or 0
+    return KernelView(found.letter, tracer_pid, wait)
 
 
 def children(pid: int) -> list[int]:
@@ -123,13 +124,6 @@ def _number(name: str) -> int:
 def _parent(pid: int) -> int:
     found = read_stat(pid)
     return 0 if found is None or found.has_ended else found.parent
-
-
-def _tracer(pid: int) -> int:
-    for line in read_text(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith("TracerPid:"):
-            return _number(line.split()[1])
-    return 0
 
 
 def _wait(pid: int) -> str:
