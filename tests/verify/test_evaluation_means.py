@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.verify.evaluation_means import with_means_of_evaluations
+from unisono.verify.evaluation_checks import with_means_of_evaluations
 from unisono.verify.findings import ok, unknown, wrong
 from unisono.verify.rank_trace import (
     Collective,
