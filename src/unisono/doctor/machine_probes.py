@@ -67,7 +67,7 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
         yield checks.judge_processes(container_limits(root), room)
 
     def locked_memory() -> Iterator[Diagnosis]:
-        adapters = _names(root / "sys/class/infiniband")
+        adapters = sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
         yield checks.judge_locked_memory(_limit(resource.RLIMIT_MEMLOCK), adapters)
 
     def clock() -> Iterator[Diagnosis]:
@@ -98,12 +98,6 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
 def _limit(what: int, *, hard: bool = False) -> int | None:
     number = resource.getrlimit(what)[hard]
     return None if number == resource.RLIM_INFINITY else number
-
-
-def _names(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return sorted(os.listdir(folder))
-    return []
 
 
 def _memfd() -> Iterator[Diagnosis]:

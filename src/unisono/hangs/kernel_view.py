@@ -154,9 +154,8 @@ def _opened(pid: int, fd: int) -> str:
     """Describe what a descriptor of a process is; no file system is asked, as it may not answer."""
     if fd == 0:
         return "standard input"
-    try:
-        path = os.readlink(f"/proc/{pid}/fd/{fd}")
-    except OSError:
+    path = _link(f"/proc/{pid}/fd/{fd}")
+    if not path:
         return f"descriptor {fd}"
     kind, is_nameless, _ = path.partition(":[")
     return f"a {kind}" if is_nameless else _named(pid, path)
@@ -179,12 +178,12 @@ def _path_at(pid: int, address: int) -> str:
         return "a file"
     path = os.fsdecode(text.partition(b"\0")[0])
     if path and not path.startswith("/"):
-        path = os.path.join(_folder(pid), path)
+        path = os.path.join(_link(f"/proc/{pid}/cwd"), path)
     return _named(pid, path) if path else "a file"
 
 
-def _folder(pid: int) -> str:
+def _link(path: str) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/cwd")
+        return os.readlink(path)
     except OSError:
         return ""
