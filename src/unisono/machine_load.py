@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from unisono.procfs import group_folders, read_stat, read_text
+from unisono.procfs import field, group_folders, read_stat, read_text
 
 _MAX_BYTES = 1 << 20  # /proc/stat has a number for each interrupt
 _CPU_FIELDS = 8  # user nice system idle iowait irq softirq steal
@@ -144,11 +144,9 @@ def parse_proc_stat(text: str) -> tuple[int | None, int | None, int | None]:
 
 def parse_throttling(text: str) -> float | None:
     """Read a cgroup's cpu.stat: how long its limit has stopped it, in seconds."""
-    units = {"throttled_usec": _MICROSECONDS_S, "throttled_time": _NANOSECONDS_S}
-    for line in text.splitlines():
-        name, _, number = line.partition(" ")
-        if name in units and number.strip().isdecimal():
-            return int(number) * units[name]
+    for name, unit_s in (("throttled_usec", _MICROSECONDS_S), ("throttled_time", _NANOSECONDS_S)):
+        if (number := field(text, name)) is not None:
+            return number * unit_s
     return None
 
 

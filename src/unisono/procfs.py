@@ -53,15 +53,13 @@ def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
         return ""
 
 
-def parse_kilobytes(text: str) -> dict[str, int]:
-    """Read lines such as ``VmRSS: 1000 kB``, of a process's status or of meminfo: bytes by name."""
-    found = {}
+def field(text: str, name: str) -> int | None:
+    """Read a number of lines such as ``VmRSS: 1000 kB`` or ``oom_kill 3``; None: not there."""
     for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            found[name] = int(words[0]) * 1024
-    return found
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdecimal():
+            return int(words[1])
+    return None
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:

@@ -9,11 +9,10 @@ import pytest
 from unisono.doctor.container_limits import (
     ContainerLimits,
     container_limits,
-    parse_count,
     parse_cpu_max,
     parse_limit,
 )
-from unisono.procfs import parse_groups
+from unisono.procfs import field, parse_groups
 
 GIB = 2**30
 NO_LIMIT_OF_V1 = "9223372036854771712\n"
@@ -99,4 +98,4 @@ def test_parts() -> None:
         None,
         None,
     ]
-    assert [parse_count(text, "a") for text in ("a 3", "aa 3", "a b", "")] == [3, 0, 0, 0]
+    assert [field(text, "a") for text in ("a 3", "aa 3", "a b", "")] == [3, None, None, None]

@@ -20,11 +20,11 @@ from unisono.doctor.diagnoses import (
     Diagnosis,
     as_json,
     observe,
+    print_diagnoses,
     size,
     status_of,
     summary,
 )
-from unisono.doctor.diagnoses_table import print_diagnoses
 from unisono.doctor.examination import examine, of_nobody
 from unisono.doctor.machine_probes import machine_probes
 from unisono.doctor.measured_checks import judge_measured

@@ -8,7 +8,7 @@ import pytest
 
 from unisono.errors import DataFormatError
 from unisono.report import follow
-from unisono.report.follow import EventReader, events_file
+from unisono.report.follow import EventReader
 
 
 def line(step):
@@ -102,15 +102,6 @@ def test_a_pipe_is_refused(path):
     os.mkfifo(path)
     with pytest.raises(ValueError, match="must be a plain file"):
         steps(EventReader(path))
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"must hold events\.jsonl"):
-        events_file(tmp_path)
-    with pytest.raises(ValueError, match="must be a run's folder"):
-        events_file(tmp_path / "none")
-    (tmp_path / "events.jsonl").touch()
-    assert events_file(tmp_path) == tmp_path / "events.jsonl"
 
 
 def test_steps_that_are_old_news_are_passed_over(path):

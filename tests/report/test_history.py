@@ -6,7 +6,7 @@ import pytest
 from tests.report.lines import history_of
 from tests.report.synthetic import start_line, step_line, write_run
 
-from unisono.report.events import End, Failure
+from unisono.report.events import End
 from unisono.report.history import MAX_METRICS, gather
 from unisono.report.marks import Severity
 from unisono.report.windows import placed
@@ -29,23 +29,12 @@ def test_a_run_is_gathered(tmp_path):
     assert history.progress.num_checkpoints == 3
 
 
-def test_a_failed_run_says_why(tmp_path):
-    history = gather(write_run(tmp_path, num_steps=130, fails=True))
-    assert isinstance(history.progress.ended, Failure)
-    assert history.marks[-1].text.startswith("worker 2: NonFiniteLossError: the loss of step 130")
-
-
 def test_what_the_run_told_itself_comes_first():
     end = {"event": "end", "step": 1, "seconds": 2.0, "samples_per_second": 32.0}
     once = history_of(start_line(), step(0), end)
     assert (once.seconds, once.mean_samples_per_second) == (2.0, 32.0)
     twice = history_of(start_line(), start_line(time_unix_s=5.0), step(0, time_unix_s=6.0), end)
     assert (twice.seconds, twice.mean_samples_per_second) == (1.0, 6400.0)
-
-
-def test_a_step_that_does_not_follow_is_left_out():
-    history = history_of(start_line(), step(0), step(5), step(5), step(3), step(6))
-    assert (history.progress.num_steps, history.progress.num_again) == (3, 2)
 
 
 def test_the_first_value_that_is_not_finite_is_marked():

@@ -217,13 +217,6 @@ def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, words, told):
     assert (tmp_path / "train.py").read_text() == "import torch\n"
 
 
-def test_a_run_of_a_newer_version_gets_one_sentence(tmp_path):
-    run = write_run(tmp_path, [start_line(format=2)])
-    code, output = called("report", run)
-    assert (code, output.count("\n")) == (2, 1)
-    assert "was written in format 2" in output
-
-
 def test_without_plotly_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     code, output = called("report", write_run(tmp_path, num_steps=2))

@@ -2,9 +2,8 @@
 
 import pytest
 from tests.report.lines import ROW, event, status_of, step, workers
-from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
+from tests.report.synthetic import BEGAN_UNIX_S, start_line
 
-from unisono.report.events import End
 from unisono.report.phases import Spent
 from unisono.report.process_status import Named
 from unisono.report.status import MAX_BUCKETS
@@ -77,13 +76,6 @@ def test_times_are_of_the_workers_that_there_are():
     assert made.num_steps == 0
 
 
-def test_steps_that_come_again_are_told():
-    back = event("went_back", 3, from_step=5)
-    made = status_of(start_line(), step(0, 0.5), workers(5, ranks=[0], lost=[1], why=["x"]), back)
-    assert made.progress.num_done == 3
-    assert made.progress.trouble.text == "x; steps 3 to 4 came again"
-
-
 def test_times_are_not_of_steps_that_come_again():
     made = status_of(start_line(), step(0, 1), step(1, 2), step(2, 3), step(1, 4))
     assert (made.progress.num_done, made.num_steps) == (2, 1)
@@ -131,12 +123,3 @@ def test_shares_add_up():
     assert sum(found.values()) == pytest.approx(1.0)
     assert found["backward"] == pytest.approx(0.4)
     assert Spent([0.0] * 6, 1).shares == {}
-
-
-def test_a_whole_run_is_followed():
-    made = status_of(*run_lines(num_steps=300))
-    assert made.progress.num_done == 300
-    assert made.slow_rank == 2
-    assert made.progress.evaluation.step == 300
-    assert made.progress.checkpoint.step == 300
-    assert isinstance(made.progress.ended, End)

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from tests.report.lines import event, status_of, step, workers
+from tests.report.lines import event, history_of, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
 from unisono.report.events import read_event
+from unisono.report.page import state
 from unisono.report.process_status import GONE, Process, ProcessState
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, see
@@ -141,6 +142,16 @@ def test_the_last_words_of_a_run_that_ended():
 def test_a_run_that_stopped_early_says_so():
     found = view(start_line(), event("end", 7, 2.0, stopped_early=True))
     assert found.facts[0] == "stopped early, 2 s"
+
+
+@pytest.mark.parametrize(("by", "words"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_an_interrupted_run_says_so(by, words):
+    lines = [start_line(), step(0, 0.5), event("interrupted", 1, 2.0, by=by)]
+    found = view(*lines, at_s=1000)
+    assert found.facts[0] == "interrupted, 2 s"
+    assert found.message == f"interrupted by {words} after 1 step"
+    assert found.is_over
+    assert state(history_of(*lines).progress) == ("interrupted", "warn")
 
 
 def test_the_last_words_of_a_run_that_failed():

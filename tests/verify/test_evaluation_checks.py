@@ -1,7 +1,15 @@
 import pytest
 
-from unisono.verify.evaluation_checks import check_evaluations
-from unisono.verify.rank_trace import Collective, EvaluationPass, RankTrace, TwoRuns
+from unisono.verify.evaluation_checks import check_evaluations, with_means_of_evaluations
+from unisono.verify.findings import ok, unknown, wrong
+from unisono.verify.rank_trace import (
+    Collective,
+    EvaluationPass,
+    ModelState,
+    OptimizerStep,
+    RankTrace,
+    TwoRuns,
+)
 
 SUM_OF_COUNTS = Collective("all_reduce", (3.0, 6.0))
 
@@ -53,3 +61,100 @@ def test_an_evaluation_that_was_cut_off_is_not_judged():
     )
     found = check_evaluations(TwoRuns(ranks))
     assert [finding.verdict for finding in found] == ["unknown", "unknown"]
+
+
+ALL_WELL = [ok("mean-of-means", ""), ok("parameters-differ", "")]
+LOSSES = {"a": 1.0, "b": 2.0, "c": 6.0, "d": 4.0, "e": 7.0}
+
+
+def mean(samples):
+    return sum(LOSSES[sample] for sample in samples) / len(samples)
+
+
+def total(samples):
+    return sum(LOSSES[sample] for sample in samples)
+
+
+def run(samples, number, joined, name="all_reduce", state=None):
+    """Make the trace of each rank, which puts one number together."""
+    given = [number(of_rank) for of_rank in samples]
+    return tuple(
+        RankTrace(
+            steps=(OptimizerStep(state=state),),
+            evaluations=(
+                EvaluationPass(
+                    rows=tuple(of_rank), collectives=(Collective(name, (joined(given),), (one,)),)
+                ),
+            ),
+        )
+        for of_rank, one in zip(samples, given, strict=True)
+    )
+
+
+def verdict(samples, number, joined=sum, findings=ALL_WELL, together="abcde", **fields):
+    (one,) = run([together], number, joined, **fields)
+    seen = TwoRuns(run(samples, number, joined, **fields), one)
+    (found,) = [
+        finding
+        for finding in with_means_of_evaluations(findings, seen)
+        if finding.check == "mean-of-means"
+    ]
+    return found
+
+
+def average(values):
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize(
+    ("samples", "number", "joined", "expected"),
+    [
+        (("abc", "de"), mean, sum, "wrong"),
+        (("abc", "de"), mean, average, "wrong"),
+        (("a", "bcde"), mean, sum, "wrong"),
+        (("abc", "d", "e"), mean, sum, "wrong"),
+        (("abc", "de"), total, sum, "ok"),  # sums are right
+        (("abc", "de"), len, sum, "ok"),  # counts are
+        (("abc", "de"), lambda samples: 3.0, sum, "ok"),  # ranks agree
+        (("abc", "de"), mean, max, "ok"),  # the largest
+        (("abc", "de"), lambda samples: 0.1 * len(samples) ** 0.3, sum, "ok"),  # a time
+        (("abd", "cde"), mean, sum, "ok"),  # equally many
+        (("abc", "ce"), mean, sum, "ok"),  # not what one rank computes
+    ],
+)
+def test_a_mean_of_means_is_told_from_what_is_right(samples, number, joined, expected):
+    assert verdict(samples, number, joined).verdict == expected
+
+
+def test_the_evidence_has_the_numbers():
+    found = verdict(("abc", "de"), mean)
+    assert found.evidence == (
+        "Evaluation 0: ranks have 3 and 2 samples and means of 3 and 5.5, which are averaged as if "
+        "they had equally many; the mean over all samples is 4."
+    )
+    assert "`all_reduce` both" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "findings",
+    [
+        [ok("mean-of-means", ""), unknown("parameters-differ", "")],
+        [ok("mean-of-means", ""), wrong("parameters-differ", "", "")],
+        [*ALL_WELL, wrong("evaluation-partial", "", "")],
+    ],
+)
+def test_where_models_may_differ_evaluations_are_not_judged(findings):
+    assert verdict(("abc", "de"), mean, findings=findings).verdict == "ok"
+
+
+def test_batch_norm_and_gathered_results_are_not_judged():
+    state = ModelState(has_batch_norm=True)
+    assert verdict(("abc", "de"), mean, state=state).verdict == "ok"
+    assert verdict(("abc", "de"), mean, name="all_gather").verdict == "ok"
+
+
+def test_a_run_on_one_rank_that_calls_nothing_is_no_evidence():
+    one = RankTrace(evaluations=(EvaluationPass(rows=tuple("abcde")),))
+    seen = TwoRuns(run(("abc", "de"), mean, sum), one)
+    assert with_means_of_evaluations(ALL_WELL, seen) == ALL_WELL
+    assert with_means_of_evaluations(ALL_WELL, TwoRuns(seen.ranks)) == ALL_WELL

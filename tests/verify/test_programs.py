@@ -22,7 +22,7 @@ PEERS = os.environ.get("UNISONO_PEERS", "")
 LIBRARIES = {
     "with_fabric": "lightning",
     "with_accelerate": "accelerate",
-    "with_transformers": "transformers",
+    "with_transformers": "accelerate",  # which its Trainer needs
 }
 CORRECT = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 # One of each style, and of each way in which checks work, for every day.

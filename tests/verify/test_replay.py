@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,7 @@ def records(first, last, *, numbered=False, **changes):
         for at in range(first, last)
     ]
     if changes:
-        fields = {name: getattr(made[-1], name) for name in StepRecord.__slots__}
-        made[-1] = StepRecord(**{**fields, **changes})
+        made[-1] = replace(made[-1], **changes)
     return made
 
 

@@ -87,9 +87,8 @@ def verify(
 
     from unisono.launch.job import working_folder
     from unisono.notices import say
-    from unisono.verify.findings import NOT_VERIFIED, status_of
+    from unisono.verify.findings import NOT_VERIFIED, print_table, status_of
     from unisono.verify.findings import as_json as json_of
-    from unisono.verify.findings_table import print_table
     from unisono.verify.replay import verify_resume
     from unisono.verify.trials import Limits, Program
     from unisono.verify.verifier import verify as verify_program

@@ -208,7 +208,6 @@ def doctor(quick: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from unisono.doctor import diagnoses
-    from unisono.doctor.diagnoses_table import print_diagnoses
     from unisono.doctor.examination import examine
 
     replace_unknown_letters()
@@ -220,7 +219,7 @@ def doctor(quick: bool, as_json: bool) -> None:
                 click.echo(diagnoses.as_json(all_seen))
             else:
                 console = Console()
-                all_seen = print_diagnoses(console, seen)
+                all_seen = diagnoses.print_diagnoses(console, seen)
                 console.print(diagnoses.summary(all_seen), soft_wrap=True, markup=False)
     except KeyboardInterrupt:
         leave(130)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from unisono.procfs import group_folders, read_text
+from unisono.procfs import field, group_folders, read_text
 
 _NO_LIMIT = 1 << 60  # v1 writes the largest number of pages for none
 N = TypeVar("N", int, float)
@@ -58,15 +58,6 @@ def parse_cpu_max(text: str) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-def parse_count(text: str, name: str) -> int:
-    """Read a number of lines such as ``nr_throttled 17``; 0 if it is not there."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name and words[1].isdecimal():
-            return int(words[1])
-    return 0
-
-
 def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
     limit = parse_limit(read_text(folder / "memory.max"))
     if limit is not None:
@@ -76,7 +67,7 @@ def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
 
 
 def _core_limit(folder: Path) -> tuple[float | None, int | None]:
-    throttled = parse_count(read_text(folder / "cpu.stat"), "nr_throttled")
+    throttled = field(read_text(folder / "cpu.stat"), "nr_throttled")
     cores = parse_cpu_max(read_text(folder / "cpu.max"))
     if cores is None:
         quota = read_text(folder / "cpu.cfs_quota_us").strip()

@@ -1,4 +1,4 @@
-"""What was seen of a machine: a verdict, a sentence, what to do; the exit status; the JSON."""
+"""What was seen of a machine: a verdict, a sentence, what to do; exit status, JSON, a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unisono.notices import can_show, shown_lines
+
 FINE, WARNING, WRONG, UNREAD = "ok", "warning", "wrong", "unknown"
+_MARKS = {
+    FINE: "[green]✓[/]",
+    WARNING: "[yellow]![/]",
+    WRONG: "[red]✗[/]",
+    UNREAD: "[yellow]?[/]",
+}
+_PLAIN = {FINE: "ok", WARNING: "!", WRONG: "WRONG", UNREAD: "?"}
+_NAME_WIDTH = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +79,26 @@ def size(num_bytes: float) -> str:
             digits = 0 if num_bytes >= 100 * factor or unit == "MiB" else 1
             return f"{num_bytes / factor:.{digits}f} {unit}"
     return f"{num_bytes / 1024:.0f} KiB"
+
+
+def print_diagnoses(console: Console, diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """Print diagnoses as they come.
+
+    Returns:
+        All of them.
+    """
+    seen = []
+    marks, arrow = (_MARKS, "→") if can_show("✓✗→", console.encoding) else (_PLAIN, "->")
+    width = max(len(mark) for mark in _PLAIN.values()) if marks is _PLAIN else 1
+    for one in diagnoses:
+        seen.append(one)
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+        table.add_column(no_wrap=True, width=width)
+        table.add_column(no_wrap=True, width=_NAME_WIDTH)
+        table.add_column(overflow="fold")
+        text = escape(shown_lines(one.evidence))
+        if one.remedy:
+            text += f"\n{arrow} {escape(shown_lines(one.remedy))}"
+        table.add_row(marks[one.verdict], one.check, text)
+        console.print(table)
+    return seen

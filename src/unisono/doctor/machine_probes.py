@@ -19,7 +19,7 @@ from unisono.doctor import machine_checks as checks
 from unisono.doctor.container_limits import container_limits
 from unisono.doctor.diagnoses import Diagnosis, Probe
 from unisono.hangs.sampler import sample
-from unisono.procfs import parse_kilobytes, read_text
+from unisono.procfs import field, read_text
 from unisono.workers.proc import create_memory
 
 _STA_UNSYNC = 0x40  # of adjtimex(2)
@@ -46,10 +46,10 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
         yield checks.judge_load(float(word), len(os.sched_getaffinity(0)))
 
     def memory() -> Iterator[Diagnosis]:
-        known = parse_kilobytes(read_text(root / "proc/meminfo"))
-        total = known.get("MemTotal", 0)
-        available = known.get("MemAvailable", known.get("MemFree", 0))
-        yield checks.judge_memory(total, available, container_limits(root))
+        text = read_text(root / "proc/meminfo")
+        total = field(text, "MemTotal:") or 0
+        available = field(text, "MemAvailable:") or field(text, "MemFree:") or 0
+        yield checks.judge_memory(1024 * total, 1024 * available, container_limits(root))
 
     def shared_memory() -> Iterator[Diagnosis]:
         path = root / "dev/shm"
@@ -67,7 +67,7 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
         yield checks.judge_processes(container_limits(root), room)
 
     def locked_memory() -> Iterator[Diagnosis]:
-        adapters = _names(root / "sys/class/infiniband")
+        adapters = sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
         yield checks.judge_locked_memory(_limit(resource.RLIMIT_MEMLOCK), adapters)
 
     def clock() -> Iterator[Diagnosis]:
@@ -98,12 +98,6 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
 def _limit(what: int, *, hard: bool = False) -> int | None:
     number = resource.getrlimit(what)[hard]
     return None if number == resource.RLIM_INFINITY else number
-
-
-def _names(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return sorted(os.listdir(folder))
-    return []
 
 
 def _memfd() -> Iterator[Diagnosis]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from unisono.forecast.cluster import Cluster
 from unisono.forecast.outlook import Expectation, Failures, in_words
-from unisono.forecast.step_profile import SHARED, StepProfile, TimedSteps
+from unisono.forecast.step_profile import MEASURED, SHARED, StepProfile, TimedSteps
 
 _BUSY = 0.05
 
@@ -30,7 +30,6 @@ class Forecast:
     def as_json(self) -> dict[str, Any]:
         """The forecast as plain JSON; times in seconds, sizes in bytes."""
         profile, rows = self.profile, self.rows
-        alone_s = float(profile.alone.step_s.mean())
         causes = dict.fromkeys(row.limited_by for row in rows if row.limited_by)
         return {
             "program": self.program or None,
@@ -43,7 +42,7 @@ class Forecast:
             "epochs": self.epochs,
             "gradient_bytes": sum(profile.gradient_bytes),
             "exchange": profile.exchange if profile.is_measured else None,
-            "step_s_alone": alone_s,
+            "step_s_alone": self._step_s,
             "epoch_s_alone": self._epoch_s_alone,
             "assumptions": list(self._assumptions()),
             "causes": {cause: in_words(cause) for cause in causes},
@@ -61,7 +60,7 @@ class Forecast:
         profile = self.profile
         if profile.num_samples is None:
             return None
-        return float(profile.alone.step_s.mean()) * profile.num_samples / profile.batch_size
+        return self._step_s * profile.num_samples / profile.batch_size
 
     def _assumptions(self) -> Iterator[str]:
         """Say what is known and what is supposed, in sentences."""
@@ -162,11 +161,7 @@ def _told(steps: TimedSteps) -> dict[str, Any]:
     return {
         "workers": steps.num_workers,
         "steps": len(steps.step_s),
-        "step_s": float(steps.step_s.mean()),
-        "own_s": float(steps.own_s.mean()),
-        "summing_s": float(steps.summing_s.mean()),
-        "updating_s": float(steps.updating_s.mean()),
-        "rest_s": float(steps.rest_s.mean()),
+        **{name: float(getattr(steps, name).mean()) for name in ("step_s", *MEASURED)},
     }
 
 

@@ -14,7 +14,8 @@ from unisono.forecast.spread import Values
 SHARED = "shared"
 """The exchange whose workers look at one copy of the parameters."""
 _QUANTILES = 1000
-BY_STEP = ("own_s", "summing_s", "updating_s", "rest_s", "turns")
+MEASURED = ("own_s", "summing_s", "updating_s", "rest_s")
+BY_STEP = (*MEASURED, "turns")
 """What :class:`TimedSteps` has an entry of for each step."""
 
 

@@ -102,11 +102,12 @@ def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Ha
     """Say what waits, and for how long."""
     steps = [look.step for look in looks if look.step is not None]
     kinds = {place.waits for place in waiting}
+    purposes = " ".join(look.meeting for look in looks)
     if Waits.TO_MAKE_A_GROUP in kinds:
         what = "`init_process_group`"
     elif Waits.IN_A_COLLECTIVE in kinds:
         what = "A collective of torch.distributed"
-    elif steps and (not waiting or "step" in _purposes(looks) or Waits.FOR_A_STAGE in kinds):
+    elif steps and (not waiting or "step" in purposes or Waits.FOR_A_STAGE in kinds):
         what = f"Step {max(steps)}"
     else:
         what = f"`{waiting[0].name}`" if waiting else "The program"
@@ -116,10 +117,6 @@ def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Ha
     if waiting:
         return f"{what} has been waiting for {hang.waited_s:.0f} s."
     return f"{what} has taken {hang.waited_s:.0f} s{usual}."
-
-
-def _purposes(looks: Sequence[RankLook]) -> str:
-    return " ".join(look.meeting for look in looks)
 
 
 def _seconds(seconds: float) -> str:
@@ -132,7 +129,8 @@ def _late(
     """Say who has not come where, and where it is instead."""
     goal = f"arrived at {_goal(waiting)}" if waiting else "finished it"
     if missing:
-        yield f"{listed('Rank', missing, ' and ')} {_has(missing)} ended."
+        has = "has" if len(missing) == 1 else "have"
+        yield f"{listed('Rank', missing, ' and ')} {has} ended."
     if not late:
         return
     ranks = [look.rank for look in late]
@@ -141,16 +139,8 @@ def _late(
         yield f"Rank {ranks[0]} has not {goal}: it {words}."
         return
     yield f"{listed('Rank', ranks, ' and ')} have not {goal}:"
-    yield (
-        "; ".join(
-            f"rank {look.rank} {place_in_words(look.process, look.children)}" for look in late
-        )
-        + "."
-    )
-
-
-def _has(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
+    places = [f"rank {look.rank} {place_in_words(look.process, look.children)}" for look in late]
+    yield f"{'; '.join(places)}."
 
 
 def _goal(waiting: Sequence[Whereabouts]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.notices import shown
-from unisono.procfs import read_stat, read_text
+from unisono.procfs import field, read_stat, read_text
 
 _NUMBERS_ON_X86 = {
     **dict.fromkeys((0, 19, 17, 295), "read"),
@@ -83,7 +83,8 @@ def look_at(pid: int) -> KernelView:
     wait = "" if found.letter in "RTt" else _wait(pid)
     if found.letter == "D":
         wait = f"waits for a disk or a network file system{': ' * bool(wait)}{wait}"
-    return KernelView(found.letter, _tracer(pid), wait)
+    tracer_pid = field(read_text(Path(f"/proc/{pid}/status")), "TracerPid:") or 0
+    return KernelView(found.letter, tracer_pid, wait)
 
 
 def children(pid: int) -> list[int]:
@@ -125,13 +126,6 @@ def _parent(pid: int) -> int:
     return 0 if found is None or found.has_ended else found.parent
 
 
-def _tracer(pid: int) -> int:
-    for line in read_text(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith("TracerPid:"):
-            return _number(line.split()[1])
-    return 0
-
-
 def _wait(pid: int) -> str:
     """Say in which system call a process is."""
     fields = read_text(Path(f"/proc/{pid}/syscall")).split()
@@ -160,9 +154,8 @@ def _opened(pid: int, fd: int) -> str:
     """Describe what a descriptor of a process is; no file system is asked, as it may not answer."""
     if fd == 0:
         return "standard input"
-    try:
-        path = os.readlink(f"/proc/{pid}/fd/{fd}")
-    except OSError:
+    path = _link(f"/proc/{pid}/fd/{fd}")
+    if not path:
         return f"descriptor {fd}"
     kind, is_nameless, _ = path.partition(":[")
     return f"a {kind}" if is_nameless else _named(pid, path)
@@ -185,12 +178,12 @@ def _path_at(pid: int, address: int) -> str:
         return "a file"
     path = os.fsdecode(text.partition(b"\0")[0])
     if path and not path.startswith("/"):
-        path = os.path.join(_folder(pid), path)
+        path = os.path.join(_link(f"/proc/{pid}/cwd"), path)
     return _named(pid, path) if path else "a file"
 
 
-def _folder(pid: int) -> str:
+def _link(path: str) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/cwd")
+        return os.readlink(path)
     except OSError:
         return ""

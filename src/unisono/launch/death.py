@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from unisono.procfs import read_text
+from unisono.procfs import field, read_text
 from unisono.workers.control_block import ControlBlock
 
 _LOOK_EVERY_S = 0.5
@@ -73,7 +73,7 @@ class Deaths:
         each = ", ".join(
             f"worker {rank} {_size(held)}" for rank, held in sorted(self._held.items())
         )
-        total = _field(read_text(self._root / "meminfo"), "MemTotal:") * 1024
+        total = (field(read_text(self._root / "meminfo"), "MemTotal:") or 0) * 1024
         had = f" of memory: shortly before, these held {each}" if each else " of memory"
         return (
             f"was killed by SIGKILL, as the kernel had run out{had}, and the machine has "
@@ -107,19 +107,11 @@ class Deaths:
 
 def _out_of_memory_kills(root: Path) -> int:
     """Count the processes that the kernel has killed for want of memory. Source: proc(5)."""
-    return _field(read_text(root / "vmstat"), "oom_kill")
+    return field(read_text(root / "vmstat"), "oom_kill") or 0
 
 
 def _held_bytes(root: Path, pid: int) -> int:
-    return _field(read_text(root / str(pid) / "status"), "VmRSS:") * 1024
-
-
-def _field(text: str, name: str) -> int:
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == name and words[1].isdecimal():
-            return int(words[1])
-    return 0
+    return (field(read_text(root / str(pid) / "status"), "VmRSS:") or 0) * 1024
 
 
 def _size(num_bytes: int) -> str:

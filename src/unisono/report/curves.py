@@ -68,7 +68,7 @@ def _curve(series: Series, label: str, colour: str) -> tuple[list[dict[str, Any]
         note += f"to the greatest of them.{left_out}"
         kept = [one for one in series.values if one.mean is not None]
         steps, ends = [one.middle_step for one in kept], [(one.low, one.high) for one in kept]
-        return [*band_traces(steps, ends, label, colour, opacity=0.25), line], note
+        return [*band_traces(steps, ends, label, colour), line], note
     if len(means) <= _FEW:
         return [line], left_out.strip()
     reach = max(len(means) // _SMOOTH_PART, 1)

@@ -82,7 +82,7 @@ def curve_trace(
 
 
 def band_traces(
-    xs: Sequence[float], pairs: Sequence[Sequence[float]], label: str, colour: str, **change: Any
+    xs: Sequence[float], pairs: Sequence[Sequence[float]], label: str, colour: str
 ) -> list[dict[str, Any]]:
     """Return the traces of a band between two curves.
 
@@ -91,7 +91,6 @@ def band_traces(
         pairs: the lower and the upper end at each.
         label: what it belongs to.
         colour: that of what it belongs to, such as ``var(--s0)``.
-        change: what is otherwise, in plotly's words.
     """
     common: dict[str, Any] = {
         "type": "scatter",
@@ -100,7 +99,6 @@ def band_traces(
         "line": {"width": 0, "color": colour},
         "hoverinfo": "skip",
         "legendgroup": label,
-        **change,
     }
     fill = {"fill": "tonexty", "fillcolor": colour.replace("var(--s", "var(--band")}
     low, high = ([pair[i] for pair in pairs] for i in (0, 1))

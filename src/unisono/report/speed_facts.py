@@ -19,8 +19,6 @@ class Slowness:
     cause: fields.Text
     rank: fields.Count
     phases: fields.Texts
-    excess_s: fields.Seconds
-    of_step: fields.Seconds
     cost: fields.Seconds
     sentence: fields.Text
     remedy: fields.Text
@@ -46,7 +44,6 @@ class MachineUse:
     workers: fields.Seconds
     stolen: fields.Seconds
     throttled: fields.Seconds
-    runnable: fields.Seconds
 
 
 @dataclass(frozen=True)

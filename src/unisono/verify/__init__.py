@@ -7,8 +7,7 @@
         observed      in each process: install hooks, run the program               (hooks)
       trace         read what was recorded                                          (files)
       …_checks      verdicts, pure functions of traces                              (decisions)
-      findings      cause first, exit status, JSON
-      findings_table   what the user sees
+      findings      cause first, exit status, JSON, what the user sees
     command     unisono verify --resume
       replay        stop the program, start it again, compare every bit
 

@@ -1,10 +1,16 @@
-"""What was found, cause first; the exit status; the JSON."""
+"""What was found, cause first: the exit status, the JSON, and a line for each check: ✓ ✗ ?."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unisono.notices import can_show, shown_lines
 
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 EQUAL, DIFFERENT, NOT_VERIFIED = 0, 1, 2
@@ -36,6 +42,8 @@ CAUSES_FIRST = (
     "evaluation-counts-twice",
 )
 _ORDER = {WRONG: 0, UNKNOWN: 1, OK: 2}
+_MARKS = {OK: "[green]✓[/]", WRONG: "[red]✗[/]", UNKNOWN: "[yellow]?[/]"}
+_PLAIN = {OK: "ok", WRONG: "WRONG", UNKNOWN: "?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +139,55 @@ def told(finding: Finding) -> str:
     if not finding.follows:
         return finding.evidence
     return f"Follows from `{finding.follows}`, most likely. {finding.evidence}"
+
+
+def print_table(
+    console: Console,
+    program: str,
+    world_sizes: Sequence[int],
+    findings: Sequence[Finding],
+    *,
+    is_exact: bool = False,
+) -> None:
+    """Print the findings, cause first, and a sentence that sums them up."""
+    marks, arrow = (_MARKS, "→") if can_show("✓✗→", console.encoding) else (_PLAIN, "->")
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    before = ""
+    for finding in findings:
+        text = escape(shown_lines(told(finding)))
+        text, before = ("as above" if text == before else text), text
+        if finding.remedy:
+            text += f"\n{arrow} {escape(finding.remedy)}"
+        table.add_row(marks[finding.verdict], finding.check, text)
+    console.print(table)
+    console.print(
+        escape(summary(program, world_sizes, findings, is_exact=is_exact)), soft_wrap=True
+    )
+
+
+def summary(
+    program: str,
+    world_sizes: Sequence[int],
+    findings: Sequence[Finding],
+    *,
+    is_exact: bool = False,
+) -> str:
+    """Sum the findings up in one sentence."""
+    resumes = bool(findings) and findings[0].check.startswith("resume-")
+    *most, last = map(str, world_sizes)
+    sizes = f"{', '.join(most)} and {last}" if most else last
+    what = "resuming" if resumes else f"training on {sizes} ranks"
+    mistakes = [finding for finding in findings if finding.verdict == WRONG]
+    unknowns = [finding for finding in findings if finding.verdict == UNKNOWN]
+    if mistakes:
+        return (
+            f"{program}: {what} does not give the same result; the cause is `{mistakes[0].check}`."
+        )
+    if unknowns:
+        num_open = f"{len(unknowns)} of {len(findings)}"
+        return f"{program}: no mistake found, but {num_open} checks could not be made."
+    how = "bit for bit" if is_exact else "but for rounding"
+    return f"{program}: {what} gives the same result, {how}."

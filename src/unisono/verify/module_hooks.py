@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -227,9 +227,10 @@ def _num_elements(input: Any, target: Any, *args: Any, **_: Any) -> int:
 
 def _keep_everything(recorder: Recorder) -> None:
     for name in _DROPOUTS:
-        setattr(functional, name, _keeping(recorder, getattr(functional, name)))
-    attention = functools.partial(_attend, recorder)
-    wrap(functional, "scaled_dot_product_attention", attention)
+        # Two of torch's own have another default.
+        default = inspect.signature(getattr(functional, name)).parameters["training"].default
+        wrap(functional, name, functools.partial(_keep, recorder, default))
+    wrap(functional, "scaled_dot_product_attention", functools.partial(_attend, recorder))
 
 
 def _attend(recorder: Recorder, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -249,19 +250,19 @@ def _without_dropout(args: Any, kwargs: Any) -> tuple[Any, bool]:
     return args, dropped
 
 
-def _keeping(recorder: Recorder, drop: Callable[..., Any]) -> Callable[..., Any]:
+def _keep(
+    recorder: Recorder,
+    default: bool,
+    drop: Callable[..., torch.Tensor],
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool | None = None,
+    inplace: bool = False,
+) -> torch.Tensor:
     """Draw what a dropout draws, and return its input."""
-    # Two of torch's own have another default.
-    default = bool(inspect.signature(drop).parameters["training"].default)
-
-    @functools.wraps(drop)
-    def keep(
-        input: torch.Tensor, p: float = 0.5, training: bool = default, inplace: bool = False
-    ) -> torch.Tensor:
-        if recorder.is_exact or recorder.options.replays:
-            return cast(torch.Tensor, drop(input, p, training, inplace))
-        if training and p > 0:
-            drop(input.detach(), p, True, False)
-        return input
-
-    return keep
+    training = default if training is None else training
+    if recorder.is_exact or recorder.options.replays:
+        return drop(input, p, training, inplace)
+    if training and p > 0:
+        drop(input.detach(), p, True, False)
+    return input

@@ -23,6 +23,8 @@ from unisono.verify.rank_trace import (
 )
 from unisono.verify.raw_trace import RawTrace
 
+_OF_STATE = ("parameters", "buffers", "rng", "batch_norm", "dtype")
+
 
 def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
     """Make values of one rank's events."""
@@ -82,7 +84,7 @@ class _Reading:
         for event in self._trace.events:
             match event["t"]:
                 case "state":
-                    state = _state(event)
+                    state = ModelState(*(event[name] for name in _OF_STATE))
                 case "f":
                     since.draws |= event["grad"] and event["training"] and event["draws"]
                     since.forwards.append(event)
@@ -108,13 +110,11 @@ class _Reading:
         roles, sliced = self._roles()
         for (number, epoch), event in self._trace.epochs.items():
             facts = self._trace.loaders[number]
-            plan = event["plan"]
-            indices = None if plan is None else [index for batch in plan for index in batch]
             yield Iteration(
                 loader=number,
                 epoch=epoch,
                 role=roles.get(number, ""),
-                plan=None if indices is None else self._name(number, indices),
+                plan=self._plan(number, epoch),
                 order=event.get("local", ""),
                 is_sorted=event.get("sorted", False),
                 is_sliced=number in sliced,
@@ -229,12 +229,6 @@ class _SinceStep:
 
 def _is_evaluating(forward: dict[str, Any]) -> bool:
     return not forward["grad"] or not forward["training"]
-
-
-def _state(event: dict[str, Any]) -> ModelState:
-    return ModelState(
-        event["parameters"], event["buffers"], event["rng"], event["batch_norm"], event["dtype"]
-    )
 
 
 def _step(

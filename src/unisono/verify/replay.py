@@ -70,7 +70,7 @@ class _Replay:
         return Verdict((self._world_size,), tuple(findings), is_exact=True)
 
     def _run(self, limits: Limits, name: str, files: Path | None = None) -> tuple[Trial, Records]:
-        self._trials.use(limits)
+        self._trials.limits = limits
         trial = self._trials.run(self._world_size, name, files=files)
         traces = [read_trace(trial.folder, rank) for rank in range(self._world_size)]
         return trial, [step_records(trace) for trace in traces]

@@ -78,12 +78,13 @@ class Trials:
 
     Attributes:
         folder: as above.
+        limits: how much of the program is run from now on.
     """
 
     def __init__(
         self, program: Program, limits: Limits, folder: Path, environ: Mapping[str, str]
     ) -> None:
-        self._program, self._limits, self.folder = program, limits, folder
+        self._program, self.limits, self.folder = program, limits, folder
         self._environ = launch_environment(environ, ["unisono", *sys.argv[1:]])
         self._server = server_pool().borrow(self._environ)
 
@@ -92,10 +93,6 @@ class Trials:
 
     def __exit__(self, *_: object) -> None:
         server_pool().give_back(self._server)
-
-    def use(self, limits: Limits) -> None:
-        """Run more or less of the program from now on."""
-        self._limits = limits
 
     def run(
         self, world_size: int, name: str, feed: Path | None = None, files: Path | None = None
@@ -112,7 +109,7 @@ class Trials:
         folder = self.folder / name
         folder.mkdir()
         told = {"folder": str(folder), "feed": "" if feed is None else str(feed)}
-        (folder / "options.json").write_text(json.dumps(asdict(self._limits) | told))
+        (folder / "options.json").write_text(json.dumps(asdict(self.limits) | told))
         copy = self.folder / f"{name}-files" if files is None else files
         if not copy.exists():
             copy_folder(self._program.folder, copy)
@@ -124,14 +121,14 @@ class Trials:
 
     def _supervised(self, world_size: int, folder: Path, copy: Path) -> Trial:
         job = self._job(world_size, folder, copy)
-        with _alarm(self._limits.timeout_s), signals_as_bytes(_SIGNALS) as signals:
+        with _alarm(self.limits.timeout_s), signals_as_bytes(_SIGNALS) as signals:
             ended = supervise(self._server, job, signals)
         if not ended.server_is_usable:
             self._server.close()
             self._server = server_pool().borrow(self._environ)
         state = ended.state
         if state.interrupted_by == signal.SIGALRM:
-            return Trial(folder, world_size, f"it took longer than {self._limits.timeout_s:g} s")
+            return Trial(folder, world_size, f"it took longer than {self.limits.timeout_s:g} s")
         if state.interrupted_by is not None:
             return Trial(folder, world_size, "interrupted", state.interrupted_by)
         failure = "" if state.cause is None else failure_message(state, world_size)
@@ -144,15 +141,15 @@ class Trials:
             target = _in_copy(program.folder, copy, target)
         return Job(
             kind=MODULE,
-            target=self._limits.module,
+            target=self.limits.module,
             argv=(str(folder / "options.json"), program.kind, target, *program.args),
             environ=self._environ,
             folder=str(copy),
             num_workers=world_size,
-            threads=self._limits.threads,
-            restarts=self._limits.restarts,
-            replaces=self._limits.restarts > 0,
-            stall_timeout_s=self._limits.stall_timeout_s,
+            threads=self.limits.threads,
+            restarts=self.limits.restarts,
+            replaces=self.limits.restarts > 0,
+            stall_timeout_s=self.limits.stall_timeout_s,
             backend=GLOO,
             seed=0,
         )

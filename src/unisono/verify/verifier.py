@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unisono.verify.evaluation_checks import check_evaluations
-from unisono.verify.evaluation_means import with_means_of_evaluations
+from unisono.verify.evaluation_checks import check_evaluations, with_means_of_evaluations
 from unisono.verify.exact_checks import check_exact, exact_run
 from unisono.verify.feed import feed_of
 from unisono.verify.findings import CAUSES_FIRST, Finding, in_order, unknown
@@ -63,7 +62,7 @@ class _Verification:
         if not trial.failure and not _have_steps(traces):
             # It accumulates more passes than an iteration was cut to.
             longer = replace(self._limits, batches=self._limits.batches * _MORE_BATCHES)
-            self._trials.use(longer)
+            self._trials.limits = longer
             trial, traces = self._run(self._world_size, "several-longer")
         if trial.interrupted_by is not None or not _have_steps(traces):
             return self._unverified(trial, traces)
