@@ -6,6 +6,7 @@ A thin way for machines without Slurm or Kubernetes: the same command on each, w
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -133,6 +134,8 @@ def run_on_hosts(
             timeout.in_s()  # refused here rather than on workers, while others wait
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
         _check_rendezvous(hosts)
+    except KeyboardInterrupt:
+        leave(128 + signal.SIGINT)
     except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     os.environ.update(environ)
