@@ -490,27 +490,26 @@ def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "of_agent", "of_rank_0"),
+    ("launch", "everywhere", "at_address"),
     [
-        (start, {"29500"}, set()),
-        (unisono_run, {"29400", "another"}, set()),  # where torchrun's agents meet, and MASTER_PORT
+        (start, {"29500"}, set()),  # torchrun's agent, at all addresses
+        (unisono_run, set(), {"29400", "another"}),  # where our agents meet, and MASTER_PORT
         (lambda hosts, workers, program: srun(hosts, workers, *program), set(), {"29501"}),
     ],
 )
 def test_what_listens_is_what_the_docs_name(
-    make_hosts: MakeHosts, launch, of_agent, of_rank_0
+    make_hosts: MakeHosts, launch, everywhere, at_address
 ) -> None:
     hosts = make_hosts(2)
     outputs = launch(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
     outputs[0].await_line("rank 0 step 3")
-    listening = [[place.rsplit(":", 1) for place in host.listening()] for host in hosts]
-    agents = {port for address, port in listening[0] if address == "*"}
-    assert len(agents) == len(of_agent)
-    assert of_agent - agents <= {"another"}
-    assert {address for address, _ in listening[0]} <= {"*", hosts[0].address}
-    # Workers listen no longer than until all have connected.
-    others = [{port for address, port in places if address != "*"} for places in listening]
-    assert others == [of_rank_0, set()]
+    first, second = [[place.rsplit(":", 1) for place in host.listening()] for host in hosts]
+    assert {address for address, _ in first} <= {"*", hosts[0].address}
+    for address, expected in (("*", everywhere), (hosts[0].address, at_address)):
+        ports = {port for where, port in first if where == address}
+        assert len(ports) == len(expected)
+        assert expected - ports <= {"another"}
+    assert not second  # workers listen no longer than until all have connected
     for output in outputs:
         output.has_ended_well()
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.classified import taken
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -87,10 +88,7 @@ def test_random_numbers_between_steps_are_the_same():
         model, optimizer = make()
         run = unisono.Run(model, optimizer, shards=3, seed=4, audit_every=audit_every)
         numbers = []
-        for step in run.steps(DATA, batch_size=5, steps=4):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(model, batch))
+        for _ in taken(run, loss_of, DATA, batch_size=5, steps=4):
             numbers.append(torch.rand(()).item())
         return numbers
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import math
 import os
 import sys
 from contextlib import closing
@@ -32,7 +31,7 @@ from unisono.ddp.init_checks import Choice, agreed_seed, place_among
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
-from unisono.timeouts import GROUP
+from unisono.timeouts import GROUP, check_seconds
 from unisono.workers.context import context
 from unisono.workers.gathering import Gathering
 from unisono.workers.launcher_messages import IN_INIT, MakesGroup
@@ -256,12 +255,8 @@ def _check(backend: object, seed: object, timeout_s: Any) -> None:
         raise TypeError(f"`seed` must be a whole number or None, but is {seed!r}: pass `seed=0`.")
     if isinstance(seed, int) and not 0 <= seed < 2**63:
         raise ValueError(f"`seed` must be at least 0 and below 2⁶³, but is {seed}: pass `seed=0`.")
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
-        raise ValueError(
-            f"`timeout_s` must be a number of seconds above 0, but is {timeout_s!r}: pass "
-            f"`timeout_s=600`."
-        )
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, GROUP)
 
 
 def _seed_generators(seed: int) -> None:

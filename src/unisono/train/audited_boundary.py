@@ -53,7 +53,6 @@ class AuditedBoundary(Boundary):
     """A :class:`Boundary` that snapshots audited steps alone. Final.
 
     Attributes:
-        run: whose loop it is.
         is_audited: whether the audit of the step under way has found nothing, or, between steps,
             that of the one before, or the run has just gone back to its newest snapshot.
     """
@@ -63,8 +62,7 @@ class AuditedBoundary(Boundary):
     ) -> None:
         super().__init__(run, engine, plan.samples, interrupts)
         assert run.options.audit_every is not None
-        self.run, self._every = run, run.options.audit_every
-        self._plan = plan
+        self._every, self._plan = run.options.audit_every, plan
         self.is_audited = True
         self._postponed: Membership | None = None  # of those who know that the next step is audited
         self._deferred = BoundaryTasks.NOTHING
@@ -413,16 +411,9 @@ class _Agreed(NamedTuple):
 
 
 class _Dispute(NamedTuple):
-    """What workers keep was different in a step, and it is not known who is wrong.
+    """What workers keep was different in a step, and it is not known who is wrong."""
 
-    Attributes:
-        step: which.
-        is_done: whether it was done.
-        generation: of the membership: who has joined since does not know.
-        opinions: what each kept.
-    """
-
-    step: int
-    is_done: bool
-    generation: int
-    opinions: list[Opinion]
+    step: int  # which
+    is_done: bool  # whether it was
+    generation: int  # of the membership: who has joined since does not know
+    opinions: list[Opinion]  # what each kept

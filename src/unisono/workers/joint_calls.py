@@ -33,7 +33,6 @@ class JointCalls:
         team: the workers; one that replaces another catches up first.
 
     Attributes:
-        team: the same.
         is_undone: whether the program is behind a step that all hosts compute again: replacements
             are not there.
     """

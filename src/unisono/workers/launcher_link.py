@@ -149,7 +149,7 @@ class LauncherLink(Supervisor):
         if answer is None:
             raise _launcher_is_gone()
         if isinstance(answer, messages.Refused):
-            raise _error_of(answer)
+            raise (CheckpointError if answer.is_of_checkpoint else MismatchError)(answer.reason)
         if not isinstance(answer, kinds):
             raise UnisonoError(
                 f"the answer to {request} must be {' or '.join(k.__name__ for k in kinds)}, but is "
@@ -159,12 +159,6 @@ class LauncherLink(Supervisor):
 
     def _await_answer(self) -> None:
         """Look at something else while an answer has not come; here there is nothing."""
-
-
-def _error_of(refusal: messages.Refused) -> UnisonoError:
-    """Say why a request is not granted."""
-    kind = CheckpointError if refusal.why == messages.Why.CHECKPOINT else MismatchError
-    return kind(refusal.reason)
 
 
 def _launcher_is_gone() -> UnisonoError:
