@@ -119,7 +119,7 @@ class HostAgent(LocalElasticAgent):
     """
 
     def __init__(self, spec: api.WorkerSpec, place: str) -> None:
-        super().__init__(spec, DefaultLogsSpecs())
+        super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else a folder would be left over
         self._place, self._status = place, 0
         self._look_at_s, self._num_looks_closed = 0.0, 0
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
