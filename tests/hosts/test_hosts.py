@@ -345,12 +345,29 @@ def test_an_exception_on_one_host_ends_all_and_is_shown_once(make_hosts: MakeHos
     assert [output.process.returncode for output in outputs] == [1, 1]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=str)
-def test_what_ends_the_agent_of_a_host_ends_its_launcher(
-    make_hosts: MakeHosts, signum: signal.Signals
+def test_a_program_that_ends_early_on_one_host_ends_on_all(
+    make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
-    """Ctrl-C ends the other host, too; a killed agent may be started again, and is waited for."""
-    hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "999", "--pause", "0.1"]
+    script = tmp_path / "leaving.py"
+    leaving = f"if run.world.rank == 1 and run.position.step == 3:\n{16 * ' '}os._exit(0)"
+    before = "if run.world.rank == given.raises"
+    script.write_text(Path(TRAIN).read_text().replace(before, f"{leaving}\n{12 * ' '}{before}"))
+    outputs = unisono_run(make_hosts(2), [1, 1], [str(script), "cnn", *LONGER])
+    assert "PeerLostError: " in outputs[0].end()
+    assert "another host has come to the end of its program, so this one" in outputs[0].text
+    assert (outputs[0].process.returncode, outputs[1].end().count("Error")) == (1, 0)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL], ids=str)
+def test_what_ends_the_agent_of_a_host_ends_its_launcher(
+    make_hosts: MakeHosts, tmp_path: Path, signum: signal.Signals
+) -> None:
+    """Ctrl-C ends the other host, too, as does a terminal that is closed.
+
+    A killed agent may be started again, and is waited for: no step is finished without it.
+    """
+    hosts, kept = make_hosts(2), ["--directory", str(tmp_path / "a run"), "--every", "500"]
+    program = [TRAIN, "cnn", "--steps", "999", "--pause", "0.1", *kept]
     outputs = unisono_run(hosts, [1, 2], program)
     outputs[1].await_line("rank 2 step 3")
     hosts[1].run("pkill", f"-{signum}", "-f", "unisono run --nnodes")
@@ -360,7 +377,9 @@ def test_what_ends_the_agent_of_a_host_ends_its_launcher(
         hosts[0].run("pkill", "-INT", "-f", "unisono run --nnodes")
     outputs[0].end()
     ended = [output.process.returncode for output in outputs]
-    assert ended == ([1, 130] if signum == signal.SIGINT else [130, -signum])
+    assert ended == ([130, -signum] if signum == signal.SIGKILL else [1, 128 + signum])
+    checkpoints = list(tmp_path.glob("a run/checkpoints/step-*"))
+    assert len(checkpoints) == (signum != signal.SIGKILL)
     for host in hosts:
         assert "unisono" not in host.run("ps", "-eo", "args")
 

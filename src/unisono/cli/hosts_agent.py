@@ -43,6 +43,11 @@ _LOOK_EVERY_S = 0.5
 _LOOKS_AFTER_LOSS, _LOOKS = 4, 6
 _STAYS_AT_MOST_S = 5.0
 _OTHERS_ENDED = "another host has ended the run: look at what it says."
+_ENDED_WELL = "a host has come to the end of its program"
+_OTHERS_ENDED_WELL = (
+    "another host has come to the end of its program, so this one cannot begin again: every worker "
+    "must make the same calls in the same order, and leave at the end."
+)
 
 
 def run_agent(
@@ -114,15 +119,20 @@ class HostAgent(LocalElasticAgent):
     """
 
     def __init__(self, spec: api.WorkerSpec, place: str) -> None:
-        super().__init__(spec, DefaultLogsSpecs())
+        super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else a folder would be left over
         self._place, self._status = place, 0
         self._look_at_s, self._num_looks_closed = 0.0, 0
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._pass_on)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # by nohup
+                signal.signal(signum, self._pass_on)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         """Have the launcher end; where there is none, end at once."""
         self._status = 128 + signum
+        if signum == signal.SIGHUP:
+            # Where a terminal is closed both the kernel and a shell may say so.
+            signal.signal(signum, signal.SIG_IGN)
+            signum = signal.SIGTERM
         self._end_launcher(signum)
 
     def _end_launcher(self, signum: int) -> None:
@@ -148,13 +158,16 @@ class HostAgent(LocalElasticAgent):
         result: api.RunResult = super()._monitor_workers(worker_group)
         if result.state == api.WorkerState.HEALTHY:
             self._end_with_others()
+        elif result.state == api.WorkerState.SUCCEEDED:
+            with suppress(DistError):  # the first host has gone
+                self._store_of_round.set(_ENDED_WELL, "")
         elif result.is_failed():
             (failure,) = result.failures.values()
             status = self._status or failure.exitcode
             if status == TRY_AGAIN or status < 0:
-                if not self._others_end():
+                if not (how := self._how_others_end()):
                     return result
-                say(_OTHERS_ENDED)
+                say(how)
                 status = 1
             self._end_for_good()
             sys.exit(status)
@@ -171,13 +184,22 @@ class HostAgent(LocalElasticAgent):
             self._status = 1
             self._end_launcher(signal.SIGTERM)
 
-    def _others_end(self) -> bool:
-        """Wait a moment for another host to say that the run has ended for good."""
+    def _how_others_end(self) -> str:
+        """Wait a moment for another host to say that the run has ended; empty: none does."""
         for _ in range(_LOOKS_AFTER_LOSS):
-            if self._is_closed:
-                return True
+            try:
+                if self._is_closed:
+                    return _OTHERS_ENDED
+                if self._store_of_round.check([_ENDED_WELL]):
+                    return _OTHERS_ENDED_WELL
+            except DistError:  # the first host has gone
+                return _OTHERS_ENDED
             time.sleep(_LOOK_EVERY_S)
-        return False
+        return ""
+
+    @property
+    def _store_of_round(self) -> Any:  # torch's, which has no types there
+        return self._store
 
     @property
     def _is_closed(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from unisono.errors import PeerLostError, RendezvousError, UnisonoError, WaitTimeoutError
 from unisono.launch.report import TRY_AGAIN
+from unisono.launch.signals import AGENT_ENDED
 from unisono.notices import say
 from unisono.timeouts import RENDEZVOUS
 from unisono.workers.host_member import TOKEN_VARIABLE
@@ -26,7 +27,8 @@ def main(arguments: Sequence[str]) -> None:
 
     The first two of the rest are `-n WORKERS`.
     """
-    die_with(os.getppid(), signal.SIGTERM)
+    signal.signal(AGENT_ENDED, signal.SIG_DFL)  # nohup is for the agent
+    die_with(os.getppid(), AGENT_ENDED)
     number, *options = arguments
     try:
         rendezvous = meet(world(), os.environ, RENDEZVOUS.in_s())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -133,6 +134,8 @@ def run_on_hosts(
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
         where = _listens_at(host, address) if hosts.node_rank == 0 else host
         _check_rendezvous(hosts, where)
+    except KeyboardInterrupt:
+        leave(128 + signal.SIGINT)
     except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     os.environ.update(environ)

@@ -8,14 +8,15 @@ from __future__ import annotations
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
 from unisono.launch.report import exit_status, failure_message, interrupt_message
-from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
+from unisono.launch.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.supervise import supervise
 from unisono.notices import say
 
 
 def run(job: Job) -> int:
     """Run a script or module on workers and return the exit status of it all."""
-    with signals_as_bytes(ENDING_SIGNALS) as signals:
+    ending = (*ENDING_SIGNALS, AGENT_ENDED) if job.hosts else ENDING_SIGNALS
+    with signals_as_bytes(ending) as signals:
         server = ForkServer.start(job.environ)
         try:
             state = supervise(server, job, signals).state

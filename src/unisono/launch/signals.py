@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What a launcher of several hosts gets from the kernel, maybe more than once; see
+# ``cli/one_host.py``.
+AGENT_ENDED = signal.SIGHUP
 
 
 class Signals:

@@ -33,7 +33,7 @@ from unisono.launch.job_actions import MarkDeparture
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.report import ending, spare_message
-from unisono.launch.signals import Signals
+from unisono.launch.signals import AGENT_ENDED, Signals
 from unisono.launch.stall_watch import StallWatch
 from unisono.notices import say
 from unisono.workers import launcher_messages as messages
@@ -258,7 +258,9 @@ class _Supervision:
             self._interrupt(signum)
 
     def _interrupt(self, signum: int) -> None:
-        gently = self.state.interrupted_by is None and self._desk.want_stop(signum)
+        # Without an agent nobody would tell other hosts that the run ends: they begin again.
+        can_wait = self.state.interrupted_by is None and signum != AGENT_ENDED
+        gently = can_wait and self._desk.want_stop(signum)
         self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
 
     def _read_writer(self) -> None:

@@ -72,7 +72,11 @@ def _settle(run: RunContext) -> bytes:
     told = [json.loads(heard[ranks[0]]) for ranks in team.hosts]
     for host, one in enumerate(told):
         if "error" in one:
-            raise CheckpointError(f"on host {host}: {one['error']}")
+            raise CheckpointError(
+                f"`directory` must be a folder on each host that can be read and written, or that "
+                f"can be made, but on host {host} “{one['error']}”: pass another one, or make room "
+                f"for it there."
+            )
     held = [{int(step): digest for step, digest in one["held"].items()} for one in told]
     newest = newest_common(held)
     if newest is None and any(held):

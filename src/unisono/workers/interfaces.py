@@ -43,7 +43,7 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
     address = address_towards(where, port)
     if is_loopback(address):
         raise RendezvousError(
-            f"the rendezvous must have an address that all hosts reach, but MASTER_ADDR={where} is "
+            f"the rendezvous must have an address that all hosts reach, but {where} is "
             f"{address} on this one: pass the address of rank 0's host on the network between "
             f"them, or name an interface with {INTERFACE_VARIABLE}."
         )
