@@ -62,9 +62,10 @@ class Normed(torch.optim.SGD):
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and parameter.numel():
                     state = self.state[parameter]
-                    state["norm"] = state.get("norm", torch.zeros(())) + parameter.grad.norm()
+                    norm = state.get("norm", torch.zeros((), device=parameter.device))
+                    state["norm"] = norm + parameter.grad.norm()
                     parameter -= group["lr"] * parameter.grad / (1 + state["norm"])
 
 
