@@ -2,12 +2,12 @@
 
 import multiprocessing
 import random
-import time
 
 import numpy as np
 import pytest
 import torch
 from tests.data import augmenting
+from tests.replacements import wait_for_replacement
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -21,6 +21,7 @@ import unisono
 from unisono.data.epoch_order import EpochOrder
 from unisono.data.fetch import fetcher
 from unisono.plan.samples import SamplePlan
+from unisono.workers.context import context
 
 N = augmenting.NUM_SAMPLES
 WEIGHTS = torch.linspace(0.1, 1.0, N)
@@ -315,35 +316,35 @@ def test_a_worker_that_is_killed_where_an_epoch_ends_costs_nothing(monkeypatch, 
     assert unisono.launch(train, weighted, workers=3) == [alone] * 3
 
 
-class Slow:
-    """Takes its time, so that a replacement comes while there are epochs to go."""
+class Patient:
+    """Waits where a worker is lost, so that a replacement comes while there are epochs to go."""
 
-    __name__ = "slow"
+    __name__ = "patient"
 
     def __init__(self):
         self.asked = []
 
     def __call__(self, epoch, seed):
         self.asked.append(epoch)
-        time.sleep(0.01)
+        wait_for_replacement(context().team())
         return weighted(epoch, seed)[:10]
 
 
 def train_in_epochs_of_one_step():
-    sampler = Slow()
-    return train(sampler, steps=60), sampler.asked
+    sampler = Patient()
+    return train(sampler, steps=20), sampler.asked
 
 
 @pytest.mark.slow
 def test_a_replacement_that_joins_where_an_epoch_begins_agrees_with_the_others(monkeypatch):
     alone, asked = train_in_epochs_of_one_step()
-    assert asked == list(range(60))
+    assert asked == list(range(20))
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=7")
     results = unisono.launch(train_in_epochs_of_one_step, workers=2)
     assert [digest for digest, _ in results] == [alone] * 2
     assert results[0][1] == asked
     first, *joined = results[1][1]
-    assert (first, joined) == (0, list(range(joined[0], 60)))
+    assert (first, joined) == (0, list(range(joined[0], 20)))
     assert joined[0] > 7
 
 

@@ -147,7 +147,7 @@ def loop_on(exchange):
         with step:
             for (inputs,) in step.shards:
                 step.backward(model(inputs).mean())
-        name = type(run._context.engine.exchange).__name__
+        name = type(run.context.engine.exchange).__name__
     return name
 
 

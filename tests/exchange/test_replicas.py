@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from tests.chaos.training import Options, train
+from tests.classified import taken
 from tests.parity import cases
 from tests.warm import processes
 from torch import nn
@@ -15,7 +16,9 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.device import host
 from unisono.exchange.choice import EXCHANGE_VARIABLE, chosen
+from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.shared import SharedExchange
+from unisono.exchange.staged import StagedExchange
 from unisono.state.digest import digest_of
 
 CASES = [
@@ -79,6 +82,23 @@ def test_whoever_is_lost_takes_nothing_with_it(replicas, monkeypatch, fault, opt
     monkeypatch.setenv("UNISONO_FAULTS", fault)
     results = unisono.launch(train, options, workers=3, restarts=50)
     assert all(result == expected for result in results)
+
+
+def exchange_in_a_loop():
+    model = cases.Cnn(norm=True)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4)
+    kind = None
+    for _ in taken(run, cases.classify, cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
+        kind = type(run.context.engine.exchange)
+    return kind
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_compute_on_the_exchange_that_was_chosen(monkeypatch, workers):
+    assert unisono.launch(exchange_in_a_loop, workers=workers) == [SharedExchange] * workers
+    for name, cls in (("staged", StagedExchange), ("gloo", GroupExchange)):
+        monkeypatch.setenv(EXCHANGE_VARIABLE, name)
+        assert unisono.launch(exchange_in_a_loop, workers=workers) == [cls] * workers
 
 
 def train_for(steps, directory):

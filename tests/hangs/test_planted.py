@@ -35,7 +35,7 @@ class Case:
         where = rf"`{function}`, {place(file, text)}"
         remarks = rf" \({self.remarks}\)" if self.remarks else ""
         return (
-            rf"has been waiting for \d s\. Rank {self.late} has not arrived at {goal}: "
+            rf"has been waiting for \d+ s\. Rank {self.late} has not arrived at {goal}: "
             rf"it (is in|waits for its loader process \d+, which is in) {where}{remarks}\. "
         )
 

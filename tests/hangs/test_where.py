@@ -82,6 +82,7 @@ def test_ranks_of_another_launcher_are_known_by_their_environment() -> None:
             time.sleep(0.05)
         while where(launcher.pid).count("`wait_here`") < 2 and time.monotonic() < until_s:
             time.sleep(0.05)
+        ranks.sort(key=lambda one: one.environ()["RANK"])
         for target in (launcher, ranks[1]):
             assert re.fullmatch(
                 rf"rank 0 \(process {ranks[0].pid}\) is in `wait_here`, <string>:3 .*\n"

@@ -20,7 +20,7 @@ from tests.test_docs import DOCS, blocks
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "notebook.ipynb"
-GONE_S = 10.0
+GONE_S = 30.0  # on a machine where others compute, too
 
 DEFINITIONS = '''
 import os, signal, sys, threading, time
@@ -243,11 +243,6 @@ def test_what_cannot_be_pickled_is_named_with_the_way_to_it(kernel):
         "(a `_thread.lock`) is not"
     ) in shown.error
     assert "cloudpickle.py" not in shown.traceback
-
-
-def test_launching_inside_a_worker_is_explained(kernel):
-    shown = kernel.cell("unisono.launch(lambda: unisono.launch(wait, workers=1), workers=1)")
-    assert "call the function directly, without `launch`" in shown.error
 
 
 @pytest.mark.parametrize("first", ["pass", "import asyncio; await asyncio.sleep(0)"])

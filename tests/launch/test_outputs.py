@@ -74,11 +74,6 @@ def test_redirected_streams_get_what_workers_print():
     assert err.getvalue() == "Ä\nÄ\n"
 
 
-def test_pytest_captures_workers_too(capsys):
-    unisono.launch(speak, "words", workers=1)
-    assert capsys.readouterr() == ("words\n", "WORDS\n")
-
-
 def test_a_stream_that_cannot_write_a_character_writes_its_number():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with contextlib.redirect_stdout(stream):
@@ -87,13 +82,18 @@ def test_a_stream_that_cannot_write_a_character_writes_its_number():
 
 
 class Failing(io.StringIO):
-    """A stream whose disk is full for its first writes, and whose flush never works."""
+    """A stream whose disk is full for its first writes, and whose flush never works.
 
-    def __init__(self, failures: int) -> None:
+    Whoever prints can see in a folder which words have come.
+    """
+
+    def __init__(self, failures: int, folder: Path | None = None) -> None:
         super().__init__()
-        self.failures = failures
+        self.failures, self.folder = failures, folder
 
     def write(self, text: str) -> int:
+        for word in text.split() if self.folder else ():
+            (self.folder / word).touch()
         if self.failures:
             self.failures -= 1
             raise OSError(28, "No space left on device")
@@ -103,19 +103,23 @@ class Failing(io.StringIO):
         raise RuntimeError("no flush")
 
 
-def speak_thrice() -> int:
+def speak_thrice(folder: Path) -> int:
     for word in ("one", "two", "three"):
         print(word, flush=True)
-        time.sleep(0.15)  # beyond what is put together, so that there are several writes
+        end_s = time.monotonic() + 60
+        while not (folder / word).exists() and time.monotonic() < end_s:
+            time.sleep(0.001)  # what comes at once is written at once
     return 7
 
 
 @pytest.mark.slow
-def test_a_stream_that_raises_ends_no_job_and_is_told_once(monkeypatch: pytest.MonkeyPatch):
-    told, out = io.StringIO(), Failing(2)
+def test_a_stream_that_raises_ends_no_job_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    told, out = io.StringIO(), Failing(2, tmp_path)
     monkeypatch.setattr(sys, "__stderr__", told)
     with contextlib.redirect_stdout(out):
-        assert unisono.launch(speak_thrice, workers=1) == [7]
+        assert unisono.launch(speak_thrice, tmp_path, workers=1) == [7]
     assert out.getvalue() == "three\n"
     (line,) = told.getvalue().splitlines()
     assert "sys.stdout must take what workers print" in line

@@ -127,15 +127,14 @@ def test_a_process_that_a_worker_forks_ends_as_it_would_anywhere(
 
 @pytest.mark.slow
 def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path: Path) -> None:
-    in_memory = set(os.listdir("/dev/shm"))
     job = running(env={**os.environ, "TMPDIR": str(tmp_path)})
     for process in job.all:
         assert process.net_connections(kind="inet") == []
+        assert "/dev/shm" not in Path(f"/proc/{process.pid}/maps").read_text()
     assert _files_under(tmp_path) == []
     job.launcher.send_signal(signal.SIGTERM)
     job.launcher.wait(30)
     assert _files_under(tmp_path) == []
-    assert set(os.listdir("/dev/shm")) <= in_memory
 
 
 @pytest.mark.slow
@@ -225,13 +224,6 @@ def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed:
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_nobody_behind(running) -> None:
-    job = running(subprocess.Popen)
-    job.launcher.kill()
-    assert job.all_go()
-
-
-@pytest.mark.slow
 def test_a_killed_server_takes_its_workers_along_and_is_explained(running) -> None:
     job = running()
     job.server.kill()
@@ -239,17 +231,6 @@ def test_a_killed_server_takes_its_workers_along_and_is_explained(running) -> No
     assert job.all_go()
     assert "the process that starts the workers must live as long as they do" in err
     assert job.launcher.returncode == 1
-
-
-@pytest.mark.slow
-def test_a_killed_worker_ends_the_others(running) -> None:
-    job = running()
-    job.workers[0].kill()
-    _, err = job.launcher.communicate(timeout=30)
-    assert job.all_go()
-    assert "worker" in err
-    assert "was killed by SIGKILL" in err
-    assert job.launcher.returncode == 137
 
 
 def _files_under(folder: Path) -> list[Path]:

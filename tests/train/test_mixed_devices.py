@@ -6,6 +6,7 @@ from collections import defaultdict
 import pytest
 import torch
 from tests.accelerator import sim
+from tests.replacements import wait_for_replacement
 from torch import nn
 
 import unisono
@@ -97,8 +98,7 @@ def train(slow, folder, steps=24, mixed=True):
                 step.backward(model(batch).square().mean())
                 num_shards += 1
         if step.is_done:
-            # Until the replacement of a lost worker is there.
-            time.sleep(0.1 * (run.team.size < run.world.world_size))
+            wait_for_replacement(run.team)
             with open(f"{folder}/{rank}", "a") as file:
                 print(step.number, num_shards, file=file)
     return [p.tolist() for p in model.parameters()], run.last.get(SPEEDS)

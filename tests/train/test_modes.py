@@ -3,11 +3,12 @@
 import contextlib
 import functools
 import io
-import time
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.classified import cross_entropy as loss_of
+from tests.classified import taken
+from tests.replacements import wait_for_replacement
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -47,10 +48,6 @@ def data():
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(80, 8, generator=generator)
     return TensorDataset(inputs, inputs[:, :4].argmax(1))
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(kind, ends, directory=None):
@@ -94,10 +91,7 @@ def test_a_loop_that_is_left_in_evaluation_mode_goes_on_in_training_mode(tmp_pat
     def run_to(num_steps):
         run = make(Settle, tmp_path).run
         run.model.train()
-        for step in run.steps(data(), batch_size=20, steps=9):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(run.model, batch))
+        for _ in taken(run, loss_of, data(), batch_size=20, steps=9):
             if run.position.step == num_steps:
                 run.model.eval()
                 break
@@ -113,11 +107,8 @@ def train_until_all_are_back(kind):
     """Train; in some steps those who go on wait for who replaces the lost."""
 
     def loss(model, batch):
-        run, start_s = trainer.run, time.monotonic()
-        while run.position.step in (10, 18) and run.team.size < run.world.world_size:
-            if run.team.is_asked_to_stop or time.monotonic() - start_s > 60:
-                break
-            time.sleep(0.001)
+        if trainer.run.position.step in (10, 18):
+            wait_for_replacement(trainer.run.team)
         return loss_of(model, batch)
 
     trainer = make(kind, loss=loss)

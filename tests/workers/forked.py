@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,25 @@ class Job:
         """Do `work(rank)` on every rank."""
         ranks = range(world_size)
         forks = [self.start(lambda r=rank: work(r), rank, world_size, **more) for rank in ranks]
+        return [fork.end() for fork in forks]
+
+    def together(
+        self, work: Callable[[], Any], ranks: Sequence[int], world_size: int, **more: str
+    ) -> list[Said]:
+        """Do `work()` on some ranks, on none before the last of them has been forked."""
+        there, go = os.pipe(), os.pipe()
+
+        def once_all_are_there() -> Any:
+            os.write(there[1], b"x")
+            os.read(go[0], 1)
+            return work()
+
+        forks = [self.start(once_all_are_there, rank, world_size, **more) for rank in ranks]
+        for _ in ranks:
+            os.read(there[0], 1)
+        os.write(go[1], b"x" * len(ranks))
+        for fd in (*there, *go):
+            os.close(fd)
         return [fork.end() for fork in forks]
 
     def wait_for_rank_0(self, world_size: int) -> None:

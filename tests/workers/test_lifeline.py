@@ -12,7 +12,7 @@ import pytest
 
 from unisono.workers.lifeline import Lifeline, die_with
 
-WITHIN_S = 10.0
+WITHIN_S = 30.0  # on a machine where others compute, too
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -22,6 +23,9 @@ from unisono.workers import external
 from unisono.workers.context import context
 from unisono.workers.job_store import announcements
 from unisono.workers.jobname import JobName
+from unisono.workers.meeting_point import Departure
+from unisono.workers.rendezvous import of_launcher
+from unisono.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -205,11 +209,10 @@ def test_a_second_process_of_the_same_rank_is_refused(job, rank):  # noqa: F811
 
 @pytest.mark.parametrize(("come", "missing"), [((0, 2), "rank 1"), ((1, 2), "rank 0")])
 def test_who_does_not_come_is_named(job, come, missing):  # noqa: F811
-    forks = [job.start(meet_once, rank, 3, UNISONO_RENDEZVOUS_TIMEOUT="0.4") for rank in come]
-    said = [fork.end() for fork in forks]
+    said = job.together(meet_once, come, 3, UNISONO_RENDEZVOUS_TIMEOUT="0.8")
     assert {one.error for one in said} == {"WaitTimeoutError"}
     for one in said:
-        assert f"within 0.4 s, but {missing} has not: " in one.text
+        assert f"within 0.8 s, but {missing} has not: " in one.text
         assert f"started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT={os.getpid()}1" in one.text
         assert "by the same user, on this host and in the same container" in one.text
 
@@ -264,17 +267,6 @@ def test_who_is_lost_is_named_to_those_who_wait(job, how, words):  # noqa: F811
         assert name == "PeerLostError"
         assert words in text
         assert "last seen in step 41" in text
-
-
-def test_one_that_came_and_then_died_held_nobody_up(job):  # noqa: F811
-    def work(rank):
-        team = context().team()
-        if rank == 1:
-            team._barrier.arrive("last")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return team.meet("last")
-
-    assert [one.value for one in job.run(work, 3)] == [True, None, True]
 
 
 def test_what_a_worker_forks_has_no_seat_and_ends_alone(job):  # noqa: F811
@@ -350,3 +342,20 @@ def test_launching_inside_of_a_worker_is_refused(job):  # noqa: F811
     said = job.start(launch, 1, 2, TORCHELASTIC_RUN_ID="x").end()
     assert said.error == "RuntimeError"
     assert "torchrun has started this process as rank 1 of 2" in said.text
+
+
+def test_workers_of_several_launchers_meet_in_the_store_of_all():
+    store, looks = dist.HashStore(), []
+    link = SimpleNamespace(
+        ranks_of_host=((0, 1), (2,)),
+        world=World(2, 3, 0, 1),
+        open_store=lambda: store,
+        control=SimpleNamespace(departure=lambda rank: Departure(rank)),
+        look=lambda: looks.append(1),
+    )
+    found = of_launcher(link)
+    assert (found.places.host, found.places.local_rank, found.places.world_size) == (1, 0, 3)
+    assert [found.has_ended(rank) for rank in range(3)] == [False, True, True]
+    found.watch(0.0)
+    assert looks
+    assert store.check(["token"])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from unisono.exchange.arena import Slot
+from unisono.exchange.bucket_layout import bucket_ranges
 from unisono.exchange.parts import Gradients, Parts
-from unisono.plan.buckets import bucket_ranges
 from unisono.plan.summation import Node
 
 

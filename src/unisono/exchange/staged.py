@@ -26,12 +26,12 @@ import torch
 from unisono.device import Copies
 from unisono.exchange.arena import Arena, Region, size_of, spans_of
 from unisono.exchange.block import Block, Bytes, Span, private_bytes, within
+from unisono.exchange.bucket_layout import BUCKET_BYTES
 from unisono.exchange.early_part import EarlyPart, PartBuckets
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, OwnParts, Parts, pieces_within
 from unisono.exchange.replicas import ReplicaExchange
-from unisono.plan.buckets import BUCKET_BYTES
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.workers.launcher_messages import Live

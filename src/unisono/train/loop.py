@@ -114,6 +114,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if balance.is_needed:
                 balance.before_step()
             if not boundary.act() or run.is_over(plan.totals):
+                run.joint_calls.is_undone = False
                 # Who has joined there, in the place of a lost stage, comes behind that, too.
                 is_agreed = run.team.needs_all
                 continue
@@ -123,6 +124,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
+                run.joint_calls.is_undone = False
                 boundary.undo()
                 is_agreed = run.team.needs_all
                 continue
@@ -224,7 +226,7 @@ def _bound(
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen(run.name_of_exchange, run.device)(
+    exchange = chosen(run.exchange, run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,
