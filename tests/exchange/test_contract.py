@@ -357,7 +357,7 @@ def await_begun(exchange):
     """Wait until the buckets of a lane are on their way, where a thread sends them."""
     if type(exchange) in BETWEEN_HOSTS and exchange._crossing.lane is not None:
         crossing = exchange._crossing
-        while len(crossing._pipeline.under_way) < len(crossing._buckets):
+        while len(crossing._pipeline._under_way) < len(crossing._buckets):
             time.sleep(0.001)
 
 
@@ -366,7 +366,7 @@ def await_sent(exchange, team):
     await_begun(exchange)
     team.meet("published")
     pipeline = getattr(getattr(exchange, "_crossing", exchange), "_pipeline", None)
-    while pipeline is not None and not all(one.is_ready for one in pipeline.under_way):
+    while pipeline is not None and not all(one.transfer.is_ready for one in pipeline._under_way):
         time.sleep(0.001)
 
 

@@ -79,11 +79,6 @@ class BucketPipeline(Generic[CarriedBy]):
         self.failure = ""
         self.is_outdated = False
 
-    @property
-    def under_way(self) -> list[Transfer | None]:
-        """The newest transfer of each bucket that has begun to cross."""
-        return [bucket.transfer for bucket in self._under_way]
-
     def mark_ready(self, index: int, carrier: CarriedBy) -> None:
         """Take note that all parts have a parameter's gradient, maybe another than before."""
         if index in self._ready:
@@ -183,6 +178,5 @@ class _UnderWay:
         return carrier.wait(self.transfer, max(0.0, until_s - time.monotonic()))
 
     def join(self) -> None:
-        """See :class:`Transfer`."""
         if self.transfer is not None:
             self.transfer.join()

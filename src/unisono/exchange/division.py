@@ -1,4 +1,4 @@
-"""Which shards each worker computes in a step, and which pieces it adds up and updates.
+"""Which shards each worker computes in a step.
 
 Follows from the membership, and from the speeds of the workers' devices where these differ. Where
 a worker is lost within a step, the others keep what they have computed and divide the rest among
@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from unisono.plan.groups import assign_groups, parts_within
 from unisono.plan.shards import Held, assign, take_over
-from unisono.plan.slices import Piece, cut
 from unisono.plan.summation import Node
 from unisono.workers.membership import Membership
 from unisono.workers.team import Team
@@ -24,7 +23,6 @@ class Division:
     """The division of one loop's work. Final.
 
     Args:
-        numels: the elements of each parameter.
         groups: those that a slow link is between; empty: there is none.
 
     Attributes:
@@ -33,13 +31,10 @@ class Division:
         parts: those of all workers; together they are every shard once.
         parts_of: those of each member, by its rank; of each replica, by that of its first stage.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
-        pieces: what this worker adds up and updates where all workers do so together.
     """
 
-    def __init__(
-        self, team: Team, num_shards: int, numels: Sequence[int], groups: Sequence[Node] = ()
-    ) -> None:
-        self._team, self.num_shards, self._numels = team, num_shards, numels
+    def __init__(self, team: Team, num_shards: int, groups: Sequence[Node] = ()) -> None:
+        self._team, self.num_shards = team, num_shards
         self.groups = groups or (Node(0, num_shards),)
         self._speeds: Mapping[int, float] | None = None
         self.divide()
@@ -90,4 +85,3 @@ class Division:
     def _follow(self) -> None:
         self.parts_of = {rank: self._parts_among(runs) for rank, runs in self._held.items()}
         self.parts = [part for parts in self.parts_of.values() for part in parts]
-        self.pieces: list[Piece] = cut(self._numels, self._team.size)[self._team.position]

@@ -86,8 +86,9 @@ class HostBucket:
         }
         self._received = self._room()
         self._workers_parts = _WorkersParts(memory.arena, bucket)
+        pieces = list(pieces_within(bucket.slots, 0, end))
         self._host_sums = [
-            self._host_sum(part, inner, list(pieces_within(bucket.slots, 0, end)))
+            OrderedSum(self._workers_parts, inner, pieces, self.views(part.lo, pieces))
             for part, inner in memory.within.items()
             if len(inner) > 1
         ]
@@ -146,9 +147,6 @@ class HostBucket:
         part = next(part for part in self._memory.within if part.lo == lo)
         memory, first = self._memory.of(part)
         return Region(memory, first + self._bucket.start, self._bucket.slots)
-
-    def _host_sum(self, part: Node, inner: Sequence[Node], pieces: Sequence[Piece]) -> OrderedSum:
-        return OrderedSum(self._workers_parts, inner, pieces, self.views(part.lo, pieces))
 
     def _make_parts(self) -> None:
         """Add up this host's parts, and say which parameters they have gradients for."""

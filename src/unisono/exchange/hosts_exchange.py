@@ -21,7 +21,6 @@ from unisono.exchange.link_state import LinkState
 from unisono.exchange.parts import Gradients
 from unisono.exchange.shared import SharedExchange
 from unisono.plan.groups import groups_on
-from unisono.plan.slices import cut
 from unisono.plan.summation import Node
 from unisono.workers.launcher_messages import Live
 from unisono.workers.memory import Memory
@@ -142,9 +141,7 @@ class HostsExchange(SharedExchange):
 
     def _plan_sum(self) -> None:
         crossing, number = self._crossing, self._crossing.number
-        numels = [parameter.numel() for parameter in self.parameters]
-        how = cut if self.link is None else self.link.link.cut
-        lanes = how(numels, crossing.num_lanes)
+        lanes = self._cut(crossing.num_lanes)
         self.pieces = [] if number is None else lanes[number]
         if self.link is not None:
             crossing.plan(self.division, [])

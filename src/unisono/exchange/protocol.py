@@ -36,7 +36,7 @@ from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory, plan_of
 from unisono.plan.groups import groups_of
-from unisono.plan.slices import Piece
+from unisono.plan.slices import Piece, cut
 from unisono.plan.summation import Node
 from unisono.state.contents import named_parameters, updated_parameters
 from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
@@ -63,7 +63,7 @@ class Exchange(ABC):
         copies: between the device and the host.
         parameters: those that the optimizer updates, in an order that is the same everywhere.
         fixed: those that it does not.
-        division: which shards, parts and pieces are whose.
+        division: which shards and parts are whose.
         memory: what the workers of this host share.
         homes: where parameters and optimizer state lie in pieces; None: whoever updates does so
             with whole parameters and the state that its own optimizer has.
@@ -140,7 +140,7 @@ class Exchange(ABC):
         if link is not None:
             link.begin(self.memory.arena.parameters)
         self.trust_leader()
-        self.division = Division(team, shards, [p.numel() for p in self.parameters], groups)
+        self.division = Division(team, shards, groups)
         self._plan_sum()
 
     @property
@@ -396,6 +396,11 @@ class Exchange(ABC):
         self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
     ) -> None:
         """Copy a share of the state to or from a snapshot; see :meth:`Snapshots.copy`."""
+
+    def _cut(self, num_workers: int) -> list[list[Piece]]:
+        """Divide parameters among those who add them up."""
+        how = cut if self.link is None else self.link.link.cut
+        return how([parameter.numel() for parameter in self.parameters], num_workers)
 
     @abstractmethod
     def _plan_sum(self) -> None:

@@ -102,13 +102,11 @@ class SharedExchange(Exchange):
             self._join(is_alone=live.is_alone)
 
     def _plan_sum(self) -> None:
-        division = self.division
+        division, pieces = self.division, self._cut(self._team.size)[self._team.position]
         if self.link is not None:
-            numels = [parameter.numel() for parameter in self.parameters]
-            pieces = self.link.link.cut(numels, self._team.size)[self._team.position]
             self._sum = self._group_sum(self.link, pieces, [division.groups])
         else:
-            self._sum = OrderedSum(self._parts, division.parts, division.pieces)
+            self._sum = OrderedSum(self._parts, division.parts, pieces)
         self.pieces, self.totals = self._sum.pieces, self._sum.totals
 
     def _group_sum(

@@ -31,7 +31,6 @@ from unisono.exchange.host_crossing import HostCrossing
 from unisono.exchange.parts import Gradients
 from unisono.exchange.ready_buckets import ReadyBuckets
 from unisono.exchange.staged import StagedExchange
-from unisono.plan.slices import cut
 from unisono.plan.summation import Node
 from unisono.workers.launcher_messages import Live
 
@@ -134,7 +133,7 @@ class StagedHostsExchange(StagedExchange):
         self._crossing.go_back(load, wait=self.copies.wait)
 
     def _plan_sum(self) -> None:
-        lanes = cut([parameter.numel() for parameter in self.parameters], self._crossing.num_lanes)
+        lanes = self._cut(self._crossing.num_lanes)
         arena = self.memory.arena
         self._crossing.plan(self.division, lanes, (arena.memory, arena.sums.start))
         self.totals = self._all_sums()
