@@ -101,7 +101,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.enable()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # two, with other processes about, take thirty times as long
+        torch.set_num_threads(1)  # as runs do; two beside other processes take thirty times as long
     if len(session.items) > MANY and not session.config.option.collectonly:
         huge_pages.collapse()
 

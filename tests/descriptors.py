@@ -6,6 +6,7 @@ refers to any more may be closed at any time.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 from collections.abc import Iterator
@@ -39,3 +40,15 @@ def none_stay_open() -> Iterator[None]:
     finally:
         gc.enable()
     assert not stay, f"these stay open: {stay}"
+
+
+def is_locked(directory: str | os.PathLike[str]) -> bool:
+    """Tell whether somebody holds the kernel's lock of a directory."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

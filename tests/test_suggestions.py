@@ -95,7 +95,7 @@ def test_variables_that_make_no_sense_are_refused_before_others_wait(tmp_path, m
 def test_loopback_leads_to_no_other_host(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.touch()
-    monkeypatch.setattr(interfaces, "_address_towards", lambda where, port: "10.0.0.2")
+    monkeypatch.setattr(interfaces, "address_towards", lambda where, port: "10.0.0.2")
     options = ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "10.0.0.1:1"]
     words = said("run", *options, "--interface", "lo", str(script))
     assert "must name an interface that leads to 10.0.0.1, but lo leads nowhere beyond" in words

@@ -558,7 +558,12 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
     Writing to the view writes to the tensor.
     """
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+    return in_memory_order(tensor).view(torch.uint8).numpy().data
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """View the elements of a dense tensor as a vector, in the order in which they lie in memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def in_rows(tensor: torch.Tensor) -> memoryview:

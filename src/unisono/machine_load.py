@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from unisono.procfs import read_stat, read_text
+from unisono.procfs import group_folders, read_stat, read_text
 
 _MAX_BYTES = 1 << 20  # /proc/stat has a number for each interrupt
 _CPU_FIELDS = 8  # user nice system idle iowait irq softirq steal
@@ -70,14 +70,7 @@ class MachineLoad:
     @property
     def as_json(self) -> dict[str, float | int | None]:
         """The same as plain JSON."""
-        return {
-            "cores": self.cores,
-            "busy": _rounded(self.busy),
-            "workers": _rounded(self.workers),
-            "stolen": _rounded(self.stolen),
-            "throttled": _rounded(self.throttled),
-            "runnable": _rounded(self.runnable),
-        }
+        return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
 def load_between(first: LoadLook, last: LoadLook, cores: int) -> MachineLoad | None:
@@ -161,21 +154,8 @@ def parse_throttling(text: str) -> float | None:
 
 def _throttling_file(root: Path) -> Path | None:
     """Find the file that tells of this process's limit; None if there is none."""
-    for path in _control_groups(read_text(root / "proc/self/cgroup")):
-        if (file := root / "sys/fs/cgroup" / path / "cpu.stat").exists():
-            return file
-    return None
-
-
-def _control_groups(text: str) -> list[str]:
-    """List where this process's limit may be, likeliest first: v2, then v1, then a container's."""
-    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") > 1]
-    found = {names: path.lstrip("/") for _, names, path in lines}
-    named = [found[""]] if "" in found else []
-    for names, path in found.items():
-        if "cpu" in names.split(","):
-            named += [f"{names}/{path}", f"cpu/{path}", names, "cpu"]
-    return [path for path in [*named, ""] if ".." not in path.split("/")]
+    files = (folder / "cpu.stat" for folder in group_folders("cpu", root))
+    return next((file for file in files if file.exists()), None)
 
 
 def _of(number: int, word: str) -> str:

@@ -1,7 +1,8 @@
-"""What does the kernel say of a process in ``/proc/<pid>/stat``? Source: proc(5)."""
+"""What does the kernel say of a process and its control groups? Sources: proc(5), cgroups(7)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,3 +51,38 @@ def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
             return file.read(max_bytes).decode(errors="replace")
     except OSError:
         return ""
+
+
+def parse_kilobytes(text: str) -> dict[str, int]:
+    """Read lines such as ``VmRSS: 1000 kB``, of a process's status or of meminfo: bytes by name."""
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            found[name] = int(words[0]) * 1024
+    return found
+
+
+def group_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """List where a controller's files of this process's control group may be, v1 or v2.
+
+    Those of the groups above it follow, up to the root: within a container, the path of the group
+    may not be visible.
+    """
+    groups = parse_groups(read_text(root / "proc/self/cgroup"))
+    base, path = root / "sys/fs/cgroup", groups.get("", "/")
+    if controller in groups:
+        path = groups[controller]
+        with_others = ",".join(name for name in groups if name and groups[name] == path)
+        candidates = (controller, with_others, "cpu,cpuacct", "cpuacct,cpu")
+        base = next((base / name for name in candidates if (base / name).is_dir()), base)
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for length in range(len(parts), -1, -1):
+        yield base.joinpath(*parts[:length])
+
+
+def parse_groups(text: str) -> dict[str, str]:
+    """Read ``/proc/self/cgroup``: the path of the group by controller, ``""`` for v2's."""
+    lines = (line.split(":", 2) for line in text.splitlines() if line.count(":") > 1)
+    return {name: path for _, names, path in lines for name in names.split(",")}

@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,20 @@ class Timeout:
                 return float(text)
         raise ValueError(
             f"`{self.variable}` must be a number of seconds above 0, but is {text!r}: unset it."
+        )
+
+
+def check_seconds(name: str, value: Any, timeout: Timeout) -> None:
+    """Refuse an argument that is no number of seconds above 0.
+
+    Raises:
+        ValueError: it is not; the message has the timeout's default for an example.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError(
+            f"`{name}` must be a number of seconds above 0, but is {value!r}: pass "
+            f"`{name}={timeout.default_s:.0f}`."
         )
 
 

@@ -3,13 +3,13 @@
 import copy
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from tests.accelerator import sim
+from tests.threads import in_threads
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("accelerator")
@@ -176,26 +176,17 @@ def test_memory_is_counted():
 # Threads and processes
 
 
-def move_and_add(device, failed):
-    try:
-        for _ in range(100):
-            there = torch.from_numpy(numpy.ones(9)).to(device, non_blocking=True)
-            torch.empty(9).copy_(there + 1, non_blocking=True)
-            del there
-        assert (torch.ones(2, device=device) + 1).tolist() == [2, 2]
-    except BaseException as error:
-        failed.append(error)
-        raise
+def move_and_add(number):
+    device = f"sim:{number}"
+    for _ in range(100):
+        there = torch.from_numpy(numpy.ones(9)).to(device, non_blocking=True)
+        torch.empty(9).copy_(there + 1, non_blocking=True)
+        del there
+    return (torch.ones(2, device=device) + 1).tolist()
 
 
 def test_threads_use_devices_beside_each_other():
-    failed = []
-    threads = [threading.Thread(target=move_and_add, args=(f"sim:{i}", failed)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    assert in_threads(4, move_and_add) == [[2, 2]] * 4
 
 
 def test_a_forked_process_trains():

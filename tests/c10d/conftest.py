@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from tests.threads import in_threads
 from tests.warm.processes import start
 
 from unisono.c10d.group import Group
@@ -30,25 +30,16 @@ def as_ranks() -> Callable[..., list[Any]]:
 
     def run(world_size: int, work: Any, timeout_s: float = 30.0, store_of: Any = None) -> list[Any]:
         in_memory = dist.HashStore()
-        results: list[Any] = [None] * world_size
 
-        def one(rank: int) -> None:
+        def one(rank: int) -> Any:
+            store = store_of(rank) if store_of else in_memory
+            group = Group(store, rank, range(10, 10 + world_size), timeout_s)
             try:
-                store = store_of(rank) if store_of else in_memory
-                group = Group(store, rank, range(10, 10 + world_size), timeout_s)
-                try:
-                    results[rank] = work(group, rank)
-                finally:
-                    group.shutdown()
-            except Exception as error:
-                results[rank] = error
+                return work(group, rank)
+            finally:
+                group.shutdown()
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
+        return in_threads(world_size, one)
 
     return run
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from tests.c10d.options import options
 from tests.warm.processes import run
 from torch._C._distributed_c10d import AllgatherOptions
 
@@ -17,14 +18,6 @@ from unisono.c10d import execution, group_member
 from unisono.c10d.group import Group
 from unisono.c10d.work import GroupWork
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
-
-
-def options(kind, *, is_async, root=0):
-    made = kind()
-    made.asyncOp = is_async
-    if hasattr(made, "rootRank"):
-        made.rootRank = root
-    return made
 
 
 def all_reduce(group, tensor, *, is_async):
@@ -135,21 +128,6 @@ def test_calls_are_carried_out_in_their_order_whoever_is_late(as_ranks):
     for tensors in as_ranks(num_ranks, work):
         for number, tensor in enumerate(tensors):
             assert torch.equal(tensor, expected(number)), number
-
-
-def test_tensors_that_do_not_lie_in_order_are_filled(as_ranks):
-    def work(group, rank):
-        tensor = torch.full((40, 30), 1.0 + rank).t()
-        if rank == 0:
-            going_on = all_reduce(group, tensor, is_async=True)
-            tell(group, 1)
-            going_on.wait()
-        else:
-            be_told(group, 0)
-            all_reduce(group, tensor, is_async=True).wait()
-        return tensor.unique().tolist()
-
-    assert as_ranks(2, work) == [[3.0], [3.0]]
 
 
 def test_a_call_that_waits_for_its_turn_sees_what_the_one_before_has_written(as_ranks):

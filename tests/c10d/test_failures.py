@@ -12,22 +12,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from tests.c10d.options import options
 from tests.descriptors import none_stay_open
 from tests.warm.processes import run
 
 from unisono.c10d import meeting
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.workers import meeting_point
-
-
-def options(kind, root=0, op=dist.ReduceOp.SUM):
-    made = kind()
-    made.asyncOp = False
-    if hasattr(made, "rootRank"):
-        made.rootRank = root
-    if hasattr(made, "reduceOp"):
-        made.reduceOp = op
-    return made
 
 
 def all_reduce(numel=8, dtype=torch.float32, op=dist.ReduceOp.SUM):

@@ -5,15 +5,9 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
+from tests.c10d.options import options
 
 WHERE = {"inside": torch.inference_mode, "outside": contextlib.nullcontext}
-
-
-def root_0(kind):
-    made = kind()
-    made.asyncOp = False
-    made.rootRank = 0
-    return made
 
 
 def exchange(group, rank, tensor):
@@ -30,11 +24,11 @@ def all_gather(group, rank, tensor):
 CALLS = {
     "all_reduce": (lambda group, rank, tensor: group.allreduce([tensor]), (3, 3)),
     "broadcast": (
-        lambda group, rank, tensor: group.broadcast([tensor], root_0(dist.BroadcastOptions)),
+        lambda group, rank, tensor: group.broadcast([tensor], options(dist.BroadcastOptions)),
         (1, 1),
     ),
     "reduce": (
-        lambda group, rank, tensor: group.reduce([tensor], root_0(dist.ReduceOptions)),
+        lambda group, rank, tensor: group.reduce([tensor], options(dist.ReduceOptions)),
         (3, 2),
     ),
     "all_gather": (all_gather, (3, 3)),

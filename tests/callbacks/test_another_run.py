@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from tests.classified import by_sign as data
+from tests.classified import cross_entropy as loss
 
 import unisono
 from unisono import callbacks as module
@@ -17,15 +17,6 @@ from unisono.callbacks import (
     EarlyStopping,
     LearningRateMonitor,
 )
-
-
-def data(num_samples=20):
-    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def with_state():

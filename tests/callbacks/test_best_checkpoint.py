@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from torch.nn import functional as F
+from tests.classified import cross_entropy
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -124,10 +124,6 @@ def data(num_samples):
     return TensorDataset(x, (x.sum(1) + 2 * noise > 0).long())
 
 
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
 class Weights(Callback):
     """What the model is at each validation."""
 
@@ -145,7 +141,13 @@ def train(directory, steps=40, **options):
     weights, best = Weights(), BestCheckpoint()
     callbacks = [weights, EarlyStopping(4), best]
     trainer = unisono.Trainer(
-        model, optimizer, loss, shards=3, directory=directory, callbacks=callbacks, **options
+        model,
+        optimizer,
+        cross_entropy,
+        shards=3,
+        directory=directory,
+        callbacks=callbacks,
+        **options,
     )
     trainer.fit(data(40), batch_size=10, steps=steps, validate=data(31), validate_every=2)
     return (directory / "best.safetensors").read_bytes(), best.best, best.step, weights.seen
@@ -163,25 +165,6 @@ def test_the_file_is_of_the_best_validation(tmp_path):
     assert all(map(torch.equal, model.parameters(), seen[at][1]))
     unisono.load_model(tmp_path, model)  # the newest checkpoint, as ever
     assert not all(map(torch.equal, model.parameters(), seen[at][1]))
-
-
-@pytest.mark.slow
-def test_a_run_that_is_taken_up_judges_as_one_that_never_stopped(tmp_path):
-    undisturbed = train(tmp_path / "whole")
-    for steps in (10, 17, 40):
-        parted = train(tmp_path / "parts", steps=steps)
-    assert parted[:3] == undisturbed[:3]
-
-
-@pytest.mark.slow
-def test_workers_and_losses_of_them_change_nothing(tmp_path, monkeypatch):
-    alone = train(tmp_path / "alone")[:3]
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=5,at=update; kill:rank=1,step=9")
-    assert unisono.launch(train_with_workers, tmp_path / "two", workers=2) == [alone] * 2
-
-
-def train_with_workers(directory):
-    return train(directory)[:3]
 
 
 @pytest.mark.slow
@@ -219,7 +202,9 @@ def test_it_needs_a_place_and_validation():
     def fit(**options):
         model = torch.nn.Linear(6, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = unisono.Trainer(model, optimizer, loss, shards=1, callbacks=[BestCheckpoint()])
+        trainer = unisono.Trainer(
+            model, optimizer, cross_entropy, shards=1, callbacks=[BestCheckpoint()]
+        )
         trainer.fit(data(10), batch_size=5, epochs=1, **options)
 
     with pytest.raises(ValueError, match="`validate` must be given for BestCheckpoint"):

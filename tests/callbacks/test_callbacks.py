@@ -70,7 +70,7 @@ def test_a_call_with_nothing_to_do_calls_nothing():
     trainer = make(seen)
     trainer.fit(data(), batch_size=6, epochs=1)
     before = list(seen.seen)
-    trainer.run._context.observer.before_pause()  # as a custom loop does, after `fit`
+    trainer.run.context.observer.before_pause()  # as a custom loop does, after `fit`
     trainer.fit(data(), batch_size=6, epochs=1)
     assert seen.seen == before
 

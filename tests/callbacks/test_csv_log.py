@@ -7,22 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from tests.classified import by_sign as data
+from tests.classified import with_accuracy as loss
 
 import unisono
 from unisono.callbacks import CSVLog
-
-
-def data(num_samples=20):
-    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    outputs = model(batch[0])
-    hits = (outputs.argmax(1) == batch[1]).float().mean()
-    return {"loss": F.cross_entropy(outputs, batch[1]), "accuracy": hits}
 
 
 def train(directory, *logs, epochs=3, groups=1, loss=loss, validate=True, **options):

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
+from tests.classified import cross_entropy as loss
+from tests.classified import taken
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -61,10 +62,6 @@ def data(num_samples):
     x = torch.randn(num_samples, 6, generator=torch.Generator().manual_seed(num_samples))
     labels = torch.randint(2, (num_samples,), generator=torch.Generator().manual_seed(5))
     return TensorDataset(x, labels)  # nothing to be learned
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 RULE = {"patience": 2, "min_delta": 0.02}
@@ -130,10 +127,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_is_told_to(tmp_path, capsys):
         if go_on:
             run.go_on()
         seen = []
-        for step in run.steps(data(40), batch_size=10, steps=8):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss(model, batch))
+        for step in taken(run, loss, data(40), batch_size=10, steps=8):
             seen.append(step.number)
             if step.number == stop_at:
                 run.stop()

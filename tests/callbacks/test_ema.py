@@ -13,14 +13,6 @@ from unisono.callbacks import EMA
 STEPS = 17
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def mean_over_tokens(model, batch):
     tokens = batch[0]
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -40,7 +32,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("name", ["cnn", "tied", "mixed"])
-def test_it_has_the_bits_of_torchs_averaged_model(one_thread, name):
+def test_it_has_the_bits_of_torchs_averaged_model(name):
     model, optimizer, data, loss = made(name)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     done = 0
@@ -75,23 +67,6 @@ def train(directory=None, steps=STEPS, **options):
     means = trainer.evaluate(data, batch_size=cases.BATCH_SIZE, model=ema.model(model))
     total = sum(value.double().sum().item() for value in ema.weights.values())
     return means, total, ema.num_averaged, trainer.digest()
-
-
-@pytest.mark.slow
-def test_it_goes_on_where_the_run_does(tmp_path):
-    undisturbed = train()
-    train(tmp_path, steps=7)
-    assert train(tmp_path) == undisturbed
-    assert train(tmp_path) == undisturbed  # nothing to do
-
-
-@pytest.mark.slow
-def test_workers_and_losses_of_them_change_nothing(monkeypatch):
-    alone = train()
-    for workers in (2, 3):
-        assert unisono.launch(train, workers=workers) == [alone] * workers
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=9,at=update; kill:rank=1,step=12")
-    assert unisono.launch(train, workers=2) == [alone] * 2
 
 
 @pytest.mark.slow

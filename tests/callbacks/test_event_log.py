@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.callbacks.test_journal import alone
-from torch.nn import functional as F
+from tests.classified import with_accuracy as loss
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -50,12 +50,6 @@ def as_line(said):
 def data(num_samples=40):
     x = torch.randn(num_samples, 6, generator=torch.Generator().manual_seed(num_samples))
     return TensorDataset(x, (x[:, 0] > 0).long())
-
-
-def loss(model, batch):
-    output = model(batch[0])
-    hits = (output.argmax(1) == batch[1]).float().mean()
-    return {"loss": F.cross_entropy(output, batch[1]), "accuracy": hits}
 
 
 def make(directory, **options):
@@ -173,16 +167,6 @@ def test_another_run_leaves_the_file_of_the_first_alone(tmp_path):
     train(tmp_path, epochs=1, resume="never")
     assert numbers(tmp_path) == list(range(4))
     assert len(events(tmp_path, "step", name="events-1.jsonl")) == 8
-
-
-def test_a_bad_loss_is_written(tmp_path):
-    def bad(model, batch):
-        return model(batch[0]).sum() * math.nan
-
-    with pytest.raises(unisono.NonFiniteLossError):
-        train(tmp_path, loss=bad)
-    (failure,) = events(tmp_path, "failure")
-    assert failure["error"] == "NonFiniteLossError"
 
 
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path, capsys):

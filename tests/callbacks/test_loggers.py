@@ -12,23 +12,14 @@ import warnings
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from tests.classified import by_sign as data
+from tests.classified import cross_entropy as loss
 
 import unisono
 from unisono.callbacks import CSVLog, MLflow, TensorBoard, Trackio, WandB, logger_process, tracking
 from unisono.callbacks.tracking import Tracker
 
 STEPS, VALIDATIONS = list(range(12)), [2, 5, 8, 11]
-
-
-def data(num_samples=20):
-    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(directory, make, epochs=4, **options):
@@ -214,9 +205,6 @@ class Fake(Tracker):
 
     def __init__(self, path=None, every=1, config=None, **settings):
         super().__init__(settings, config, path, every)
-
-    def folder_of(self, path):
-        return path
 
 
 @pytest.fixture

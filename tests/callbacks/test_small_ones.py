@@ -4,21 +4,12 @@ import gc
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from tests.classified import by_sign as data
+from tests.classified import cross_entropy as loss
 
 import unisono
 from unisono.callbacks import Callback, GarbageCollection, LearningRateMonitor, Throughput
 from unisono.callbacks.callback import Times
-
-
-def data(num_samples=20):
-    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(1))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(*callbacks, epochs=3, gamma=0.5, directory=None):

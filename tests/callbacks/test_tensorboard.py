@@ -4,15 +4,14 @@ import errno
 import importlib.util
 import os
 import re
-import shutil
 import sys
 import warnings
 
 import pytest
 import torch
+from tests.classified import by_sign as data
+from tests.classified import cross_entropy as loss
 from tests.warm.processes import run
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import TensorBoard
@@ -46,15 +45,6 @@ def steps_of(path):
     return {tag: [step for step, _ in curve] for tag, curve in curves(path).items()}
 
 
-def data(num_samples=20):
-    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
 def train(directory, epochs=3, every=1, path=None, **options):
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 2)
@@ -81,18 +71,6 @@ def test_some_steps_are_left_out(tmp_path):
     train(None, every=4, path=tmp_path / "curves")
     found = steps_of(tmp_path / "curves")
     assert (found["train/loss"], found["validation/loss"]) == ([0, 4, 8], [2, 5, 8])
-
-
-@pytest.mark.slow
-def test_a_run_that_is_taken_up_hides_what_comes_again(tmp_path):
-    train(tmp_path / "whole")
-    train(tmp_path / "parts", epochs=2, checkpoint_every=2)
-    newest = sorted((tmp_path / "parts" / "checkpoints").iterdir())[-1]
-    shutil.rmtree(newest)  # as if the run had been killed before: step 4 and 5 come again
-    train(tmp_path / "parts")
-    assert curves(tmp_path / "parts" / "tensorboard") == curves(tmp_path / "whole" / "tensorboard")
-    train(tmp_path / "parts", epochs=1, resume="never")
-    assert steps_of(tmp_path / "parts" / "tensorboard")["train/loss"] == [0, 1, 2]
 
 
 def test_a_disk_that_cannot_be_written_ends_no_run(tmp_path, capsys):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from tests.descriptors import is_locked
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -34,23 +35,12 @@ def in_use(folder):
 def test_within_a_process_all_claims_are_one_and_end_with_the_last(folder):
     first, second = lock_directory(folder), lock_directory(folder)
     assert first is second is not None
-    assert locked(folder)
+    assert is_locked(folder)
     del first
-    assert locked(folder)
+    assert is_locked(folder)
     del second
-    assert not locked(folder)
+    assert not is_locked(folder)
     assert list(folder.iterdir()) == []
-
-
-def locked(folder):
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def test_a_forked_process_does_not_have_what_its_parent_holds(folder):
@@ -64,7 +54,7 @@ def test_a_forked_process_does_not_have_what_its_parent_holds(folder):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert held is not None
-    assert locked(folder)
+    assert is_locked(folder)
 
 
 HOLD = """
@@ -123,8 +113,8 @@ def test_workers_do_not_begin_in_anothers_directory(folder, in_use):
 
 def test_a_launched_job_has_its_directory_to_its_end_and_no_longer(folder):
     def train_and_look():
-        return train(folder), train(folder), locked(folder)
+        return train(folder), train(folder), is_locked(folder)
 
     assert unisono.launch(train_and_look, workers=2) == [(2, 2, True)] * 2
-    assert not locked(folder)
+    assert not is_locked(folder)
     assert train(folder) == 2

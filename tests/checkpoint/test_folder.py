@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import resource
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +33,12 @@ def whole(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def damaged(whole, tmp_path):
+    """A copy of the whole one, to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "damaged"))
+
+
 def test_what_was_written_is_read(whole):
     assert check_folder(whole) == {name: len(data) for name, data in CONTENTS.items()}
     assert read_folder(whole) == CONTENTS
@@ -39,48 +47,36 @@ def test_what_was_written_is_read(whole):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_truncation_is_found(whole, name):
-    data = (whole / name).read_bytes()
-    try:
-        for length in range(len(data)):
-            (whole / name).write_bytes(data[:length])
-            with pytest.raises(CheckpointError, match="must have"):
-                check_folder(whole)
-    finally:
-        (whole / name).write_bytes(data)
+def test_every_truncation_is_found(damaged, name):
+    data = (damaged / name).read_bytes()
+    for length in range(len(data)):
+        (damaged / name).write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match="must have"):
+            check_folder(damaged)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_found(whole, name):
-    data = (whole / name).read_bytes()
-    try:
-        for bit in range(8 * len(data)):
-            flipped = bytearray(data)
-            flipped[bit // 8] ^= 1 << bit % 8
-            (whole / name).write_bytes(flipped)
-            with pytest.raises(CheckpointError, match="SHA-256"):
-                check_folder(whole)
-    finally:
-        (whole / name).write_bytes(data)
+def test_every_flipped_bit_is_found(damaged, name):
+    data = (damaged / name).read_bytes()
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (damaged / name).write_bytes(flipped)
+        with pytest.raises(CheckpointError, match="SHA-256"):
+            check_folder(damaged)
 
 
 @pytest.mark.slow
-def test_a_damaged_commit_file_is_found_or_says_the_same(whole):
-    data = (whole / COMMIT).read_bytes()
-    try:
-        for place in range(len(data)):
-            for damaged in (
-                data[:place],
-                data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :],
-            ):
-                (whole / COMMIT).write_bytes(damaged)
-                try:
-                    check_folder(whole)
-                except CheckpointError:
-                    continue
-                assert json.loads(damaged) == json.loads(data)
-    finally:
-        (whole / COMMIT).write_bytes(data)
+def test_a_damaged_commit_file_is_found_or_says_the_same(damaged):
+    data = (damaged / COMMIT).read_bytes()
+    for place in range(len(data)):
+        for text in (data[:place], data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]):
+            (damaged / COMMIT).write_bytes(text)
+            try:
+                check_folder(damaged)
+            except CheckpointError:
+                continue
+            assert json.loads(text) == json.loads(data)
 
 
 @pytest.mark.slow
@@ -120,16 +116,12 @@ HOSTILE_COMMITS = {
 
 
 @pytest.mark.parametrize("commit", HOSTILE_COMMITS)
-def test_a_hostile_commit_file_is_refused_in_a_short_line(whole, commit):
-    data = (whole / COMMIT).read_bytes()
-    try:
-        (whole / COMMIT).write_bytes(HOSTILE_COMMITS[commit])
-        with pytest.raises(CheckpointError) as caught:
-            check_folder(whole)
-        assert len(str(caught.value)) < 200
-        assert str(caught.value).isprintable()
-    finally:
-        (whole / COMMIT).write_bytes(data)
+def test_a_hostile_commit_file_is_refused_in_a_short_line(damaged, commit):
+    (damaged / COMMIT).write_bytes(HOSTILE_COMMITS[commit])
+    with pytest.raises(CheckpointError) as caught:
+        check_folder(damaged)
+    assert len(str(caught.value)) < 200
+    assert str(caught.value).isprintable()
 
 
 def test_the_checkpoint_before_one_with_a_hostile_commit_file_is_used(tmp_path):
@@ -164,26 +156,12 @@ def test_a_file_beyond_what_is_needed_is_refused_unread(sparse, tmp_path, monkey
         RunDirectory(tmp_path).newest(dict, at_most)
 
 
-def test_links_and_pipes_are_not_followed(whole, tmp_path):
-    name = "run.json"
-    data = (whole / name).read_bytes()
-    (tmp_path / "outside").write_bytes(data)
-    try:
-        for make in (
-            lambda: os.symlink(tmp_path / "outside", whole / name),
-            lambda: os.mkfifo(whole / name),
-            lambda: (whole / name).mkdir(),
-        ):
-            (whole / name).unlink()
-            make()
-            with pytest.raises(CheckpointError, match=r"run\.json must be a"):
-                check_folder(whole)
-            (whole / name).rmdir() if (whole / name).is_dir() and not (
-                whole / name
-            ).is_symlink() else (whole / name).unlink()
-            (whole / name).write_bytes(data)
-    finally:
-        (whole / name).write_bytes(data)
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("outside"), os.mkfifo, os.mkdir])
+def test_links_and_pipes_are_not_followed(damaged, make):
+    (damaged / "run.json").rename(damaged / "outside")
+    make(damaged / "run.json")
+    with pytest.raises(CheckpointError, match=r"run\.json must be a"):
+        check_folder(damaged)
 
 
 def in_chunks(data):

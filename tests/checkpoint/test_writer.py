@@ -39,6 +39,14 @@ def kept(slot, step, directory):
     return Kept.of(PLACES, slot, step, str(directory), 3)
 
 
+def told_of_writing(memory, directory):
+    told = []
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, kept(0, 5, directory))
+    writer.wait()
+    return told
+
+
 def test_the_newest_whole_snapshot_is_found(memory, tmp_path):
     loop = {**PLACES.as_json(), "directory": str(tmp_path), "keep": 2}
     assert newest_kept(memory, loop) is None
@@ -69,21 +77,15 @@ def test_a_snapshot_is_written_and_marked_busy_meanwhile(memory, tmp_path, monke
 
 @pytest.mark.parametrize("step", [4, 6])
 def test_a_slot_that_holds_another_step_is_not_written(memory, tmp_path, step):
-    told = []
     snapshot(memory, 0, step, mark=1)
-    writer = CheckpointWriter(told.append)
-    writer.begin(memory, kept(0, 5, tmp_path))
-    writer.wait()
+    told = told_of_writing(memory, tmp_path)
     assert RunDirectory(tmp_path).entries() == []
     assert "a snapshot must stay as it is" in told[0]
 
 
 def test_a_slot_that_is_not_whole_is_not_written(memory, tmp_path):
-    told = []
     snapshot(memory, 0, 5, mark=0)
-    writer = CheckpointWriter(told.append)
-    writer.begin(memory, kept(0, 5, tmp_path))
-    writer.wait()
+    told = told_of_writing(memory, tmp_path)
     assert RunDirectory(tmp_path).entries() == []
     assert len(told) == 1
 
@@ -92,7 +94,6 @@ def test_a_slot_that_is_not_whole_is_not_written(memory, tmp_path):
 def test_a_slot_that_changes_while_it_is_written_leaves_nothing(
     memory, tmp_path, monkeypatch, mark
 ):
-    told = []
     write = folder._write_synced
 
     def change_and_write(path, content):
@@ -102,9 +103,7 @@ def test_a_slot_that_changes_while_it_is_written_leaves_nothing(
 
     monkeypatch.setattr(folder, "_write_synced", change_and_write)
     snapshot(memory, 0, 5, mark=1)
-    writer = CheckpointWriter(told.append)
-    writer.begin(memory, kept(0, 5, tmp_path))
-    writer.wait()
+    told = told_of_writing(memory, tmp_path)
     assert RunDirectory(tmp_path).entries() == []
     assert list((tmp_path / "checkpoints").iterdir()) == []
     assert "step 5: no checkpoint: a snapshot must stay as it is" in told[0]
@@ -147,21 +146,17 @@ def test_what_is_missing_is_said_of_the_files_and_not_of_the_memory(
         raise OSError(code, os.strerror(code))
 
     snapshot(memory, 0, 5, mark=1)
-    told = []
     free = types.SimpleNamespace(
         f_frsize=512, f_bavail=free_bytes, f_files=70, f_favail=free_inodes
     )
     monkeypatch.setattr(folder, "_write_synced", fail)
     monkeypatch.setattr(os, "statvfs", lambda path: free)
-    writer = CheckpointWriter(told.append)
-    writer.begin(memory, kept(0, 5, tmp_path))
-    writer.wait()
+    told = told_of_writing(memory, tmp_path)
     found = re.search(words, told[0])
     assert found
     if found.groups():
         monkeypatch.undo()
-        writer.begin(memory, kept(0, 5, tmp_path))
-        writer.wait()
+        assert told_of_writing(memory, tmp_path) == []
         (entry,) = RunDirectory(tmp_path).entries()
         needed = sum(path.stat().st_size for path in entry.path.iterdir())
         assert int(found[1].replace(",", "")) == needed

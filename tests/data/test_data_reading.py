@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.classified import taken
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -137,10 +138,7 @@ def test_loaders_serve_run_evaluate_predict_and_validation():
         summary.validation
     )
     run = make().run
-    for step in run.steps(DataLoader(data(), 5, shuffle=True), epochs=1):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(run.model, batch))
+    list(taken(run, loss_of, DataLoader(data(), 5, shuffle=True), epochs=1))
     third = make()
     third.fit(data(), batch_size=5, epochs=1)
     assert torch.equal(run.model.weight, third.run.model.weight)

@@ -19,6 +19,7 @@ import pytest
 from tests.data import server as manners
 from tests.data.server import Server, serving
 from tests.data.test_datasets import REAL_MNIST, idx
+from tests.threads import in_threads
 
 import unisono
 from unisono.data import datasets, download, mnist
@@ -261,15 +262,11 @@ def test_whoever_comes_at_the_same_time_waits_and_asks_no_more(
     # Locks are held by open files, so threads exclude each other as processes do.
     together = threading.Barrier(4)
 
-    def come() -> None:
+    def come(number: int) -> None:
         together.wait()
         fetch(tmp_path, server)
 
-    threads = [threading.Thread(target=come) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert in_threads(4, come) == [None] * 4
     assert contents(tmp_path) == FILES
     assert server.asked == {"pictures.gz": 1, "labels.gz": 1}
 

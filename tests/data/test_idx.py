@@ -113,25 +113,6 @@ def test_truncation_before_packing_is_an_error(file: Path) -> None:
     assert not_refused(file, map(gzip.compress, CUT), "ends after") == []
 
 
-shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
-
-
-@pytest.mark.slow
-@given(code=st.sampled_from(sorted(TYPES)), shape=shapes, packed=st.booleans(), data=st.data())
-def test_any_file_is_read_whole_or_refused_when_cut(
-    code: int, shape: list[int], packed: bool, data: st.DataObject
-) -> None:
-    whole = idx(np.arange(np.prod(shape)).reshape(shape) % 100, code)
-    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file")
-        path.write_bytes(gzip.compress(whole) if packed else whole)
-        assert read_idx(path).shape == tuple(shape)
-        path.write_bytes(gzip.compress(cut) if packed else cut)
-        with pytest.raises(DataFormatError):
-            read_idx(path)
-
-
 @given(content=st.binary(max_size=64))
 def test_arbitrary_bytes_give_a_tensor_or_the_one_error(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

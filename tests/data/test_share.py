@@ -9,6 +9,7 @@ import signal
 import numpy
 import pytest
 import torch
+from tests.classified import cross_entropy as loss_of
 from tests.workers.forked import job  # noqa: F401
 from torch.utils.data import Subset, TensorDataset
 
@@ -168,10 +169,6 @@ def make_or_die(marks):
 def digits():
     x = torch.randn(48, 4, generator=torch.Generator().manual_seed(1))
     return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss_of(model, batch):
-    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(make, loss=loss_of):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import io
 import re
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ COUNTERPARTS = {
     "data_parallel_buffers_requiring_grad": "test_buffers_may_take_gradients",
     "data_parallel_complex": "test_complex_parameters_stay_complex",
     "data_parallel_device_args": "test_devices_may_be_given_in_each_way",
-    "data_parallel_function_deletion": "test_a_penalty_on_gradients",
+    "data_parallel_function_deletion": "test_gradients_of_gradients",
     "data_parallel_lazy_linear": "test_lazy_modules_are_refused_until_they_have_a_shape",
     "data_parallel_model_device": "test_the_module_must_be_on_the_first_device",
     "data_parallel_model_no_refcycles": "test_no_cycle_is_left_behind_on_devices",
@@ -40,12 +39,12 @@ COUNTERPARTS = {
     "data_parallel_module_kwargs_only_empty_tuple": "test_keyword_arguments_alone",
     "data_parallel_module_zero_inputs": "test_a_module_without_inputs_is_called_once",
     "data_parallel_multiple_input": "test_several_inputs_of_several_kinds",
-    "data_parallel_nested_input": "test_nested_inputs",
-    "data_parallel_nested_output": "test_nested_outputs",
-    "data_parallel_no_grad": "test_chunks_are_computed_without_gradients_if_the_caller_is",
+    "data_parallel_nested_input": "test_every_tensor_is_cut_and_the_rest_is_shared",
+    "data_parallel_nested_output": "test_outputs_keep_their_form",
+    "data_parallel_no_grad": "test_without_gradients_nothing_is_recorded",
     "data_parallel_rnn": "test_recurrent_layers_compute_with_their_devices_weights",
     "data_parallel_small_back": "test_outputs_and_gradients_are_the_modules",
-    "data_parallel_sparse": "test_sparse_gradients_are_added",
+    "data_parallel_sparse": "test_sparse_gradients_are_added_along_the_tree",
     "autocast": "test_autocast_in_a_forward_pass",
     "gather_cpu": "test_gathering_has_gradients_of_gradients",
     "gather_different_len_dicts": "test_outputs_that_do_not_fit_are_refused",
@@ -148,45 +147,6 @@ def test_several_inputs_of_several_kinds(device_ids, is_given, accelerator):
     assert results[0] == results[1]
 
 
-def test_nested_inputs(accelerator):
-    class Net(nn.Module):
-        def forward(self, *inputs):
-            return inputs[1][0]
-
-    x = torch.randn(20, 3, device="sim:1")
-    made = parallel(Net(), [0, 1, 2, 3])(x.cos(), (x.sin(), x), x.sin())
-    assert made.cpu().equal(x.sin().cpu())
-
-
-def test_nested_outputs(accelerator):
-    class Net(nn.Module):
-        def forward(self, x):
-            return [x, (x.sin(), x.cos(), [x + 1]), OrderedDict(a=x, b=[x.sin()])]
-
-    x = torch.randn(4, 2, device="sim:1")
-    first, inner, mapping = parallel(Net(), [0, 1, 2, 3])(x)
-    assert first.cpu().equal(x.cpu())
-    assert type(inner) is tuple
-    assert inner[1].cpu().equal(x.cos().cpu())
-    assert type(inner[2]) is type(mapping["b"]) is list
-    assert inner[2][0].cpu().equal((x + 1).cpu())
-    assert type(mapping) is OrderedDict
-    assert list(mapping) == ["a", "b"]
-
-
-def test_chunks_are_computed_without_gradients_if_the_caller_is(accelerator):
-    class Net(nn.Module):
-        def forward(self, x):
-            assert not torch.is_grad_enabled()
-            return x
-
-    model = parallel(Net())
-    with torch.no_grad():
-        model(torch.randn(20, 10))
-    with pytest.raises(AssertionError):
-        model(torch.randn(20, 10))
-
-
 def test_buffers_may_take_gradients(accelerator):
     class Net(nn.Module):
         def __init__(self):
@@ -220,15 +180,6 @@ def test_complex_parameters_stay_complex(accelerator):
     assert made.equal(x + 2j)
     made.abs().sum().backward()
     assert model.module.shift.grad.dtype == torch.cfloat
-
-
-def test_a_penalty_on_gradients(accelerator):
-    model = parallel(nn.Linear(4, 1))
-    x = torch.ones(2, 4, requires_grad=True)
-    made = model(x)
-    (found,) = torch.autograd.grad(made, x, torch.ones_like(made), create_graph=True)
-    found.mean().backward()
-    assert model.module.weight.grad.tolist() == [[0.25] * 4]
 
 
 def test_no_cycle_is_left_behind_on_devices(accelerator):

@@ -64,14 +64,6 @@ def test_exact_knows_its_length_and_lengths_differ_by_one_at_most(length, world_
     assert counted[0] - counted[-1] in (0, 1)
 
 
-@given(st.integers(1, 60), world_sizes, seeds)
-def test_exact_is_torchs_part_without_its_padding(length, world_size, seed):
-    for rank, sampler in enumerate(of_all_ranks(world_size, length, exact=True, seed=seed)):
-        padded = list(TorchSampler(range(length), world_size, rank, seed=seed))
-        assert list(sampler) == padded[: len(sampler)]
-        assert len(padded) - len(sampler) in (0, 1)
-
-
 def test_it_is_torchs_class_with_torchs_signature():
     assert issubclass(unisono.DistributedSampler, TorchSampler)
     own = list(inspect.signature(DistributedSampler).parameters.values())

@@ -170,13 +170,6 @@ def test_different_seeds_are_refused_on_every_rank(alike, seeds):
         assert f"is {seeds[0]} on rank 0 and " in one.text
 
 
-def test_different_backends_are_refused_on_every_rank(alike):
-    said = alike.run(lambda rank: unisono.init(["unisono", "gloo", "unisono"][rank]), 3)
-    for one in said:
-        assert one.error == "MismatchError", one
-        assert "'unisono' on rank 0 and 'gloo' on rank 1" in one.text
-
-
 def test_workers_that_see_one_gpu_between_them_are_refused(alike):
     def work(rank):
         init.num_gpus = lambda: 1
@@ -393,20 +386,6 @@ def test_who_does_not_come_is_named(of_an_agent):
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"MASTER_PORT": "1"}, "but only MASTER_PORT is"),
-        ({"MASTER_ADDR": "here"}, "but only MASTER_ADDR is"),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, r"hosts (1 of 2 on this one)"),
-    ],
-)
-def test_an_environment_that_does_not_say_where_rank_0_is_is_refused(alike, more, words):
-    said = alike.start(unisono.init, 1, 2, **more).end()
-    assert said.error == "ValueError"
-    assert words in said.text
-
-
-@pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
         ({"backend": 1}, TypeError, "`backend` must be a name"),
@@ -453,6 +432,12 @@ HERE = World(5, 8, 1, 4)
 def test_device_and_backend_fit_each_other(backend, gpus, expected):
     chosen, device = choose(HERE, backend, gpus)
     assert (chosen, str(device)) == expected
+
+
+def test_several_hosts_have_a_backend_that_joins_them():
+    assert choose(HERE, None, 0, 1, 2) == ("gloo", CPU)
+    with pytest.raises(ValueError, match=r"must join several hosts \(2\).*backend='gloo'"):
+        choose(HERE, "unisono", 0, 1, 2)
 
 
 @pytest.mark.parametrize(("backend", "gpus"), [(None, 2), (None, 3), ("nccl", 0)])

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from tests.chaos.exchanges import ACCELERATED, device_of, skip_without, variables_of
+from tests.classified import taken
 from tests.device import unusual
 from torch import nn
 
@@ -120,10 +121,7 @@ def test_a_model_that_is_moved_in_a_loop_is_refused(accelerator, move):
     model = unusual.net()
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4, device="sim")
     with pytest.raises(RuntimeError, match=r"shared by all|must keep its|replaced|must stay on"):
-        for step in run.steps(unusual.data(40), **unusual.FIT):
-            with step:
-                for batch in step.shards:
-                    step.backward(unusual.loss_of(model, batch))
+        for _ in taken(run, unusual.loss_of, unusual.data(40), **unusual.FIT):
             move(model)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tests.chaos.exchanges import install
+from tests.classified import at_random, taken
+from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -46,15 +49,8 @@ def run_all(names: list[str], device: str) -> list[Any]:
 
 
 def data(num_samples: int = 43) -> TensorDataset:
-    generator = torch.Generator("cpu").manual_seed(3)
-    return TensorDataset(
-        torch.randn(num_samples, 8, generator=generator, device="cpu"),
-        torch.randint(0, 4, (num_samples,), generator=generator, device="cpu"),
-    )
-
-
-def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
+    with torch.device("cpu"):  # also where a program has another by default
+        return at_random(num_samples, 8, 4, seed=3)
 
 
 def net() -> nn.Module:
@@ -81,9 +77,11 @@ def make(
 FIT: dict[str, Any] = {"batch_size": 10, "steps": 7}
 
 
-def fitted(device: str, *args: Any, **options: Any) -> str:
+def fitted(
+    device: str, *args: Any, dataset: Any = None, fit: dict[str, Any] = FIT, **options: Any
+) -> str:
     trainer = make(device, *args, **options)
-    trainer.fit(data(40), **FIT)
+    trainer.fit(data(40) if dataset is None else dataset, **fit)
     return trainer.digest()
 
 
@@ -367,16 +365,12 @@ class Stream(IterableDataset):
 
 @program
 def an_iterable_dataset(device):
-    trainer = make(device)
-    trainer.fit(Stream(), **FIT)
-    return trainer.digest()
+    return fitted(device, dataset=Stream())
 
 
 @program
 def loader_processes_and_pinned_memory(device):
-    trainer = make(device)
-    trainer.fit(data(40), loader_workers=2, pin_memory=True, **FIT)
-    return trainer.digest()
+    return fitted(device, fit={"loader_workers": 2, "pin_memory": True, **FIT})
 
 
 class Nested(Dataset):
@@ -408,9 +402,7 @@ def nested_batches_with_other_things(device):
         assert len(batch["ids"]) == len(batch["numbers"])
         return F.cross_entropy(model(batch["deep"][0]["x"]), batch["deep"][1][0])
 
-    trainer = make(device, loss=loss)
-    trainer.fit(Nested(), collate_fn=collate_nested, **FIT)
-    return trainer.digest()
+    return fitted(device, dataset=Nested(), fit={"collate_fn": collate_nested, **FIT}, loss=loss)
 
 
 @dataclasses.dataclass
@@ -431,9 +423,7 @@ def batches_that_are_dataclasses(device):
         assert isinstance(batch, Batch)
         return F.cross_entropy(model(batch.inputs), batch.labels)
 
-    trainer = make(device, loss=loss)
-    trainer.fit(data(40), collate_fn=with_dataclass, **FIT)
-    return trainer.digest()
+    return fitted(device, fit={"collate_fn": with_dataclass, **FIT}, loss=loss)
 
 
 def with_namedtuple(samples):
@@ -446,9 +436,7 @@ def batches_that_are_named_tuples(device):
         assert isinstance(batch, Pair)
         return F.cross_entropy(model(batch.inputs), batch.labels)
 
-    trainer = make(device, loss=loss)
-    trainer.fit(data(40), collate_fn=with_namedtuple, **FIT)
-    return trainer.digest()
+    return fitted(device, fit={"collate_fn": with_namedtuple, **FIT}, loss=loss)
 
 
 class Movable:
@@ -473,9 +461,8 @@ def with_movable(samples):
 
 @program
 def batches_that_can_be_moved(device):
-    trainer = make(device, loss=lambda m, b: F.cross_entropy(m(b.inputs), b.labels))
-    trainer.fit(data(40), collate_fn=with_movable, **FIT)
-    return trainer.digest()
+    loss = lambda m, b: F.cross_entropy(m(b.inputs), b.labels)  # noqa: E731
+    return fitted(device, fit={"collate_fn": with_movable, **FIT}, loss=loss)
 
 
 @program
@@ -491,9 +478,8 @@ def batches_that_the_loss_changes_in_place(device):
 
 @program
 def one_sample_and_empty_shards(device):
-    trainer = make(device, lambda: nn.Linear(8, 4), shards=8)
-    trainer.fit(data(11), batch_size=9, epochs=3)
-    return trainer.digest()
+    linear = lambda: nn.Linear(8, 4)  # noqa: E731
+    return fitted(device, linear, dataset=data(11), fit={"batch_size": 9, "epochs": 3}, shards=8)
 
 
 # Order of things
@@ -514,12 +500,7 @@ def an_optimizer_with_state_already(device):
 
 @program
 def a_model_and_optimizer_on_the_device_already(device):
-    torch.manual_seed(0)
-    model = net().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    trainer = unisono.Trainer(model, optimizer, loss_of, shards=4, device=device)
-    trainer.fit(data(40), **FIT)
-    return trainer.digest()
+    return fitted(device, lambda: net().to(device))
 
 
 @program
@@ -552,12 +533,8 @@ def schedules(device):
 
 @program
 def a_rate_that_is_a_tensor(device):
-    torch.manual_seed(0)
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), foreach=False)
-    trainer = unisono.Trainer(model, optimizer, loss_of, shards=4, device=device)
-    trainer.fit(data(40), **FIT)
-    return trainer.digest()
+    adamw = lambda p, lr: torch.optim.AdamW(p, torch.tensor(lr), foreach=False)  # noqa: E731
+    return fitted(device, optimizer=adamw)
 
 
 @program
@@ -629,10 +606,7 @@ def a_loop_of_its_own_that_is_left(device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run = unisono.Run(model, optimizer, shards=4, device=device)
     for turn in range(3):
-        for step in run.steps(data(40), batch_size=10, steps=9):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(model, batch))
+        for step in taken(run, loss_of, data(40), batch_size=10, steps=9):
             if step.number == 2 + 2 * turn:
                 break
     weight = model[0].weight.detach()
@@ -737,28 +711,27 @@ def half_precision(device):
 
 @program
 def images_with_their_channels_last(device):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = unisono.Trainer(
-        model, optimizer, loss_of, shards=4, device=device, channels_last=True
-    )
-    inputs, labels = data(40).tensors
-    trainer.fit(TensorDataset(inputs.view(-1, 2, 2, 2), labels), **FIT)
-    return trainer.digest()
+    def model():
+        convolution = nn.Conv2d(2, 4, 1)
+        return nn.Sequential(convolution, nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 4))
+
+    sgd = functools.partial(torch.optim.SGD, momentum=0.9)
+    return with_channels_last(device, model, sgd)
 
 
 @program
 def state_that_is_older_than_the_layout(device):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 2, padding=1), nn.Flatten(), nn.Linear(36, 4))
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, fused=True)
-    trainer = unisono.Trainer(
-        model, optimizer, loss_of, shards=4, device=device, channels_last=True
-    )
+    def model():
+        return nn.Sequential(nn.Conv2d(2, 4, 2, padding=1), nn.Flatten(), nn.Linear(36, 4))
+
+    adagrad = functools.partial(torch.optim.Adagrad, fused=True)
+    return with_channels_last(device, model, adagrad)
+
+
+def with_channels_last(device: str, model: Any, optimizer: Any) -> str:
     inputs, labels = data(40).tensors
-    trainer.fit(TensorDataset(inputs.view(-1, 2, 2, 2), labels), **FIT)
-    return trainer.digest()
+    images = TensorDataset(inputs.view(-1, 2, 2, 2), labels)
+    return fitted(device, model, optimizer, dataset=images, channels_last=True)
 
 
 @program
@@ -782,9 +755,7 @@ def numbers_drawn_between_steps(device):
         noise = torch.randn(batch[0].shape, device=batch[0].device)
         return loss_of(model, (batch[0] + 0.1 * noise, batch[1]))
 
-    trainer = make(device, loss=loss)
-    trainer.fit(data(40), **FIT)
-    return trainer.digest()
+    return fitted(device, loss=loss)
 
 
 @program

@@ -11,9 +11,9 @@ from unisono.doctor.container_limits import (
     container_limits,
     parse_count,
     parse_cpu_max,
-    parse_groups,
     parse_limit,
 )
+from unisono.procfs import parse_groups
 
 GIB = 2**30
 NO_LIMIT_OF_V1 = "9223372036854771712\n"

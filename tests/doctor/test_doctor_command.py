@@ -26,7 +26,7 @@ from unisono.doctor.diagnoses import (
 )
 from unisono.doctor.diagnoses_table import print_diagnoses
 from unisono.doctor.examination import examine, of_nobody
-from unisono.doctor.machine_probes import machine_probes, parse_meminfo
+from unisono.doctor.machine_probes import machine_probes
 from unisono.doctor.measured_checks import judge_measured
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "doctor"]
@@ -60,7 +60,9 @@ def test_a_probe_that_fails_ends_none_of_the_others() -> None:
 
     first, second = observe({"clock": breaks, "cores": sees})
     assert (first.check, first.verdict) == ("clock", "unknown")
-    assert first.said.startswith("This could not be read (PermissionError: [Errno 13] Permission")
+    assert first.evidence.startswith(
+        "This could not be read (PermissionError: [Errno 13] Permission"
+    )
     assert second == SEEN[0]
 
 
@@ -103,11 +105,6 @@ def test_sizes() -> None:
     ]
 
 
-def test_meminfo_of_any_form() -> None:
-    text = "MemTotal:  10 kB\nHugePages_Total: 3\n\nMemFree: x kB\n"
-    assert parse_meminfo(text) == {"MemTotal": 10240}
-
-
 def test_a_machine_that_says_nothing_is_examined_to_the_end(tmp_path: Path) -> None:
     seen = list(observe(machine_probes(tmp_path)))
     verdicts = {one.check: one.verdict for one in seen}
@@ -124,13 +121,16 @@ def test_measurements_say_what_to_expect() -> None:
         ("passes", "ok"),
         ("sums", "ok"),
     ]
-    assert found[0].said == "Two workers meet in 20 µs."
-    assert "moves 5.0 GB/s of memory alone, and 2.5 GB/s while another" in found[1].said
+    assert found[0].evidence == "Two workers meet in 20 µs."
+    assert "moves 5.0 GB/s of memory alone, and 2.5 GB/s while another" in found[1].evidence
     assert (
-        "takes 10.0 ms alone, and 12.5 ms while another worker computes one: 80%" in found[2].said
+        "takes 10.0 ms alone, and 12.5 ms while another worker computes one: 80%"
+        in found[2].evidence
     )
     # 100 ms / 2 × 1.25 + 7.5 ms
-    assert "expect a step of 100 ms on one worker to take about 70.0 ms on two." in found[3].said
+    assert (
+        "expect a step of 100 ms on one worker to take about 70.0 ms on two." in found[3].evidence
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_torch_that_cannot_be_loaded_is_wrong(
     monkeypatch.setattr(examination, "machine_probes", lambda root: {})
     seen = list(examine(environ, measures=False))
     assert (seen[0].check, seen[0].verdict) == ("torch", "wrong")
-    assert "cannot be loaded: OSError: libtorch_cpu.so: bad ELF" in seen[0].said
+    assert "cannot be loaded: OSError: libtorch_cpu.so: bad ELF" in seen[0].evidence
     assert [one.check for one in seen][:2] == ["torch", "gpus"]
 
 
@@ -189,7 +189,9 @@ def test_workers_that_cannot_be_timed_are_unknown(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(examination, "answer_of", fails)
     seen = {one.check: one for one in examine({}, measures=True)}
     assert seen["measurement"].verdict == "unknown"
-    assert "could not be timed: unisono.doctor.measuring_job failed." in seen["measurement"].said
+    assert (
+        "could not be timed: unisono.doctor.measuring_job failed." in seen["measurement"].evidence
+    )
 
 
 def test_workers_are_timed_as_nobodys() -> None:

@@ -19,7 +19,7 @@ NOW_S = 1.8e9
 def told(diagnoses: Iterable[Diagnosis] | Diagnosis) -> list[tuple[str, str]]:
     if isinstance(diagnoses, Diagnosis):
         diagnoses = [diagnoses]
-    return [(one.verdict, f"{one.said} {one.remedy}".strip()) for one in diagnoses]
+    return [(one.verdict, f"{one.evidence} {one.remedy}".strip()) for one in diagnoses]
 
 
 TABLE: list[tuple[Any, tuple[Any, ...], list[tuple[str, str]]]] = [

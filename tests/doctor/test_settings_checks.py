@@ -12,7 +12,7 @@ FINE = "No variable of the environment is in the way."
 
 def judged(environ: dict[str, str], gpus: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     found = judge_settings(environ, 4, ["lo", "eth0"], gpus)
-    return [(one.verdict, f"{one.said} {one.remedy}".strip()) for one in found]
+    return [(one.verdict, f"{one.evidence} {one.remedy}".strip()) for one in found]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from tests.threads import in_threads
 
 from unisono.device import host
 from unisono.exchange.arena import lay_out
@@ -114,28 +115,20 @@ def run():
     def run_work(work):
         """Run ``work(position, pipeline, parts, member)`` on each member, in threads."""
         flags = [bytearray(len(NUMELS) + 1) for _ in range(NUM_SHARDS)]
-        wires, results = Wires(), {}
+        wires = Wires()
 
         def live(position):
-            try:
-                buckets = layout()
-                rows = list(map(memoryview, flags))
-                own = OwnParts(buckets.slots, rows, buckets.num_bytes, host())
-                all_sums = BucketSums(buckets, own, HELD, position, NUM_SHARDS, host())
-                pipeline = BucketPipeline(all_sums.buckets, buckets.bucket_of)
-                pipeline.sums = all_sums
-                results[position] = work(position, pipeline, Parts(own), Member(wires, position))
-            except Exception as error:
-                results[position] = error
+            buckets = layout()
+            rows = list(map(memoryview, flags))
+            own = OwnParts(buckets.slots, rows, buckets.num_bytes, host())
+            all_sums = BucketSums(buckets, own, HELD, position, host())
+            pipeline = BucketPipeline(all_sums.buckets, buckets.bucket_of)
+            pipeline.sums = all_sums
+            return work(position, pipeline, Parts(own), Member(wires, position))
 
-        threads = [threading.Thread(target=live, args=(position,)) for position in range(SIZE)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        errors = [result for result in results.values() if isinstance(result, Exception)]
-        assert not errors, errors
-        return [results[position] for position in range(SIZE)]
+        results = in_threads(SIZE, live)
+        assert not any(isinstance(result, Exception) for result in results), results
+        return results
 
     return run_work
 

@@ -9,7 +9,6 @@ from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import distributed, nn
 
 import unisono
-from unisono.exchange import choice
 from unisono.exchange.choice import EXCHANGE_VARIABLE, check_devices, name_of_exchange
 
 CPU = SimpleNamespace(is_host=True, name="cpu")
@@ -148,21 +147,24 @@ def loop_on(exchange):
         with step:
             for (inputs,) in step.shards:
                 step.backward(model(inputs).mean())
-        name = type(run._context.engine.exchange).__name__
+        name = type(run.context.engine.exchange).__name__
     return name
 
 
-@pytest.mark.slow
-def test_a_run_computes_on_the_exchange_that_it_names():
-    for exchange, name in (("gloo", "GroupExchange"), ("staged", "StagedExchange")):
-        assert unisono.launch(loop_on, exchange, workers=2) == [name] * 2
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_computes_on_the_exchange_that_it_or_the_environment_names(monkeypatch, workers):
+    for exchange, set_to, name in (
+        ("auto", None, "SharedExchange"),
+        ("auto", "gloo", "GroupExchange"),
+        ("auto", "staged", "StagedExchange"),
+        ("gloo", "staged", "GroupExchange"),
+    ):
+        if set_to is not None:
+            monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
+        assert unisono.launch(loop_on, exchange, workers=workers) == [name] * workers
 
 
 @pytest.mark.slow
 def test_workers_that_name_different_exchanges_are_told_so():
     with pytest.raises(unisono.MismatchError, match="`exchange` must be the same on every worker"):
         unisono.launch(loop_on, ["gloo", "staged"], workers=2)
-
-
-def test_auto_takes_nothing_that_was_never_run():
-    assert choice.name_of_exchange("auto", GPU) not in (choice.NCCL, choice.GLOO)

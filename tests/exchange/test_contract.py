@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tests.device.ranks import Normed
 from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
@@ -53,19 +54,6 @@ class Model(nn.Module):
         self.rare = nn.Parameter(torch.randn(1500, generator=generator))
         self.fixed = nn.Parameter(torch.randn(4, generator=generator), requires_grad=False)
         self.register_buffer("count", torch.zeros(3))
-
-
-class Normed(torch.optim.SGD):
-    """Looks at whole parameters, so that no worker can update a piece."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter]
-                    state["norm"] = state.get("norm", torch.zeros(())) + parameter.grad.norm()
-                    parameter -= group["lr"] * parameter.grad / (1 + state["norm"])
 
 
 def adam(parameters):

@@ -71,7 +71,7 @@ def test_pieces_are_added_as_defined(case, in_place):
     copies = {lo: [g if g is None else g.clone() for g in row] for lo, row in of_parts.items()}
     pieces = [Piece(0, 0, 3), Piece(2, 0, 2), Piece(2, 2, 5), Piece(1, 0, 1)]
     into = None if in_place else [torch.empty(piece.stop - piece.start) for piece in pieces]
-    summed = OrderedSum(Published(copies), parts, shards, pieces, into)
+    summed = OrderedSum(Published(copies), parts, pieces, into)
     assert summed.add() == tuple(one is not None for one in expected)
     for piece, total in zip(pieces, summed.totals, strict=True):
         wanted = expected[piece.index]

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from tests.chaos.training import Options, train
+from tests.classified import taken
 from tests.parity import cases
 from tests.warm import processes
 from torch import nn
@@ -47,22 +48,11 @@ def replicas(request, monkeypatch):
     monkeypatch.setenv(EXCHANGE_VARIABLE, request.param)
 
 
-def test_shared_memory_is_the_default(monkeypatch):
-    monkeypatch.delenv(EXCHANGE_VARIABLE, raising=False)
-    assert chosen("auto", host()) is SharedExchange
-
-
 @pytest.mark.slow
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
     unused = "unisono.exchange.communicator"
     code = f"import sys, unisono.train.trainer; assert {unused!r} not in sys.modules"
     processes.run([sys.executable, "-c", code], check=True)
-
-
-def test_an_unknown_exchange_is_refused(monkeypatch):
-    monkeypatch.setenv(EXCHANGE_VARIABLE, "pigeons")
-    with pytest.raises(ValueError, match=r"must be one of .*, but is 'pigeons'"):
-        chosen("auto", host())
 
 
 @pytest.mark.slow
@@ -98,11 +88,8 @@ def exchange_in_a_loop():
     model = cases.Cnn(norm=True)
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4)
     kind = None
-    for step in run.steps(cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
-        with step:
-            for batch in step.shards:
-                step.backward(cases.classify(model, batch))
-        kind = type(run._context.engine.exchange)
+    for _ in taken(run, cases.classify, cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
+        kind = type(run.context.engine.exchange)
     return kind
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -59,17 +58,6 @@ def test_a_wrong_command_line_is_refused_in_a_sentence(
     assert done.stderr.startswith("unisono: ")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_a_temporary_folder_that_takes_nothing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    done = CliRunner().invoke(main, ["plan", "train.py"])
-    assert done.exit_code == 2
-    assert "set TMPDIR" in done.stderr
 
 
 def plan(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:

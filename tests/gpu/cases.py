@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.classified import with_accuracy as classify
 from tests.gpu.devices import CPU, SIM
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -99,13 +100,6 @@ def images(num_samples: int = NUM_SAMPLES) -> TensorDataset:
 def texts(num_samples: int = NUM_SAMPLES) -> TensorDataset:
     generator = torch.Generator().manual_seed(2)
     return TensorDataset(torch.randint(0, 64, (num_samples, 33), generator=generator))
-
-
-def classify(model: nn.Module, batch: Any) -> Any:
-    inputs, labels = batch
-    outputs = model(inputs)
-    hits = (outputs.argmax(1) == labels).float().mean()
-    return {"loss": F.cross_entropy(outputs, labels), "accuracy": hits}
 
 
 def next_token(model: nn.Module, batch: Any) -> Any:

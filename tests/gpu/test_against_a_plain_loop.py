@@ -26,14 +26,6 @@ FIRST = {"cnn": "first.weight", "gpt": "tokens.weight"}
 EVERY_CASE = ["cnn", "gpt", "gpt, recomputed"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.on_the_cpu_too
 @pytest.mark.parametrize("case", EVERY_CASE)
 def test_one_shard_has_the_bits_of_a_plain_loop(case, device):

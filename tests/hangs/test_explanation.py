@@ -24,6 +24,7 @@ PACKAGE = str(Path(unisono.__file__).parent)
 SITE = "/env/lib/python3.11/site-packages/"
 C10D = f"{SITE}torch/distributed/distributed_c10d.py"
 DDP = f"{SITE}torch/nn/parallel/distributed.py"
+RENDEZVOUS = f"{SITE}torch/distributed/rendezvous.py"
 ENGINE = Frame("_engine_run_backward", f"{SITE}torch/autograd/graph.py", 800)
 BACKWARD = Frame("Tensor.backward", f"{SITE}torch/_tensor.py", 500)
 WRAPPER = Frame("wrapper", f"{SITE}torch/distributed/c10d_logger.py", 80)
@@ -49,6 +50,9 @@ IDLE_LOOP = "in an event loop of asyncio all of whose tasks wait"
 
 def call(name: str, file: str = C10D) -> Frame:
     return Frame(name, file, 3000)
+
+
+INIT = call("init_process_group")
 
 
 def process(
@@ -163,89 +167,60 @@ def test_a_group_that_is_not_made_is_told_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "kernel", "more", "waits", "name"),
+    ("stack", "name"),
     [
-        ((call("all_reduce"), WRAPPER, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "all_reduce"),
+        ((call("all_reduce"), WRAPPER, TRAIN), "all_reduce"),
         # What the program has called, and not what that calls.
-        (
-            (call("all_gather"), call("all_gather_object"), TRAIN),
-            ASLEEP,
-            {},
-            Waits.IN_A_COLLECTIVE,
-            "all_gather_object",
-        ),
-        (
-            (call("_store_based_barrier"), call("new_group"), TRAIN),
-            ASLEEP,
-            {},
-            Waits.IN_A_COLLECTIVE,
-            "new_group",
-        ),
-        ((call("all_reduce"), TRAIN), RUNS, {}, Waits.FOR_NOBODY, ""),
-        ((call("all_reduce"), TRAIN), KernelView("T"), {}, Waits.FOR_NOBODY, ""),
-        ((ENGINE, BACKWARD, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "the sum of gradients"),
-        ((ENGINE, BACKWARD, TRAIN), RUNS, {}, Waits.FOR_NOBODY, ""),
-        ((LOAD, ENGINE, BACKWARD, TRAIN), ASLEEP, {}, Waits.FOR_NOBODY, ""),
-        (
-            (call("_sync_buffers", DDP), TRAIN),
-            ASLEEP,
-            {},
-            Waits.IN_A_COLLECTIVE,
-            "the broadcast of buffers",
-        ),
-        (
-            (call("DistributedDataParallel.__init__", DDP), TRAIN),
-            ASLEEP,
-            {},
-            Waits.IN_A_COLLECTIVE,
-            "DistributedDataParallel",
-        ),
-        (
-            (LOAD, call("DistributedDataParallel.forward", DDP), TRAIN),
-            ASLEEP,
-            {},
-            Waits.FOR_NOBODY,
-            "",
-        ),
-        (
-            (
-                call("_env_rendezvous_handler", f"{SITE}torch/distributed/rendezvous.py"),
-                call("init_process_group"),
-                TRAIN,
-            ),
-            ASLEEP,
-            {},
-            Waits.TO_MAKE_A_GROUP,
-            "init_process_group",
-        ),
-        ((OUR_WAIT, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "the end of a collective"),
-        ((OUR_WAIT, ENGINE, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "the sum of gradients"),
-        (
-            (TRAIN,),
-            ASLEEP,
-            {"shown_wait": "init_process_group"},
-            Waits.TO_MAKE_A_GROUP,
-            "init_process_group",
-        ),
-        ((TRAIN,), ASLEEP, {"meeting": "update of step 3"}, Waits.AT_A_MEETING, "the update"),
-        (
-            (TRAIN,),
-            ASLEEP,
-            {"meeting": "update of step 3", "is_behind": True},
-            Waits.FOR_NOBODY,
-            "",
-        ),
-        ((TRAIN,), KernelView("T"), {"meeting": "update of step 3"}, Waits.FOR_NOBODY, ""),
-        ((TRAIN,), RUNS, {"shown_wait": "barrier (call 3)"}, Waits.IN_A_COLLECTIVE, "barrier"),
-        ((TRAIN,), ASLEEP, {}, Waits.FOR_NOBODY, ""),
-        ((), ASLEEP, {}, Waits.FOR_NOBODY, ""),
+        ((call("all_gather"), call("all_gather_object"), TRAIN), "all_gather_object"),
+        ((call("_store_based_barrier"), call("new_group"), TRAIN), "new_group"),
+        ((ENGINE, BACKWARD, TRAIN), "the sum of gradients"),
+        ((call("_sync_buffers", DDP), TRAIN), "the broadcast of buffers"),
+        ((call("DistributedDataParallel.__init__", DDP), TRAIN), "DistributedDataParallel"),
+        ((OUR_WAIT, TRAIN), "the end of a collective"),
+        ((OUR_WAIT, ENGINE, TRAIN), "the sum of gradients"),
+        ((call("_env_rendezvous_handler", RENDEZVOUS), INIT, TRAIN), "init_process_group"),
     ],
 )
-def test_where_a_rank_is(
-    stack: Stack, kernel: KernelView, more: dict[str, object], waits: Waits, name: str
-) -> None:
-    found = whereabouts(rank(0, *stack, kernel=kernel, **more))
+def test_a_collective_is_known_by_the_stack(stack: Stack, name: str) -> None:
+    found = whereabouts(rank(0, *stack))
+    is_group = name == "init_process_group"
+    waits = Waits.TO_MAKE_A_GROUP if is_group else Waits.IN_A_COLLECTIVE
     assert (found.waits, found.name) == (waits, name)
+
+
+@pytest.mark.parametrize(
+    ("more", "kernel", "waits", "name"),
+    [
+        ({"shown_wait": "init_process_group"}, ASLEEP, Waits.TO_MAKE_A_GROUP, "init_process_group"),
+        ({"shown_wait": "barrier (call 3)"}, RUNS, Waits.IN_A_COLLECTIVE, "barrier"),
+        ({"meeting": "update of step 3"}, ASLEEP, Waits.AT_A_MEETING, "the update"),
+        ({"meeting": "update of step 3", "is_behind": True}, ASLEEP, Waits.FOR_NOBODY, ""),
+        ({"meeting": "update of step 3"}, KernelView("T"), Waits.FOR_NOBODY, ""),
+        ({}, ASLEEP, Waits.FOR_NOBODY, ""),
+    ],
+)
+def test_where_a_rank_says_that_it_is(
+    more: dict[str, object], kernel: KernelView, waits: Waits, name: str
+) -> None:
+    found = whereabouts(rank(0, TRAIN, kernel=kernel, **more))
+    assert (found.waits, found.name) == (waits, name)
+
+
+@pytest.mark.parametrize(
+    ("stack", "kernel"),
+    [
+        ((call("all_reduce"), TRAIN), RUNS),
+        ((call("all_reduce"), TRAIN), KernelView("T")),
+        ((ENGINE, BACKWARD, TRAIN), RUNS),
+        ((LOAD, ENGINE, BACKWARD, TRAIN), ASLEEP),
+        ((LOAD, call("DistributedDataParallel.forward", DDP), TRAIN), ASLEEP),
+        ((), ASLEEP),
+    ],
+)
+def test_one_that_computes_or_is_elsewhere_waits_for_nobody(
+    stack: Stack, kernel: KernelView
+) -> None:
+    assert whereabouts(rank(0, *stack, kernel=kernel)).waits is Waits.FOR_NOBODY
 
 
 def test_a_wait_for_work_is_known_by_its_line_and_the_call_before() -> None:

@@ -245,6 +245,19 @@ def test_lost_workers_are_replaced_wherever_they_are(
     assert text.count("rows ") == sum(workers)  # of those that were not killed before
 
 
+@pytest.mark.parametrize("workers", [(2, 1), (1, 1)], ids=str)
+def test_a_digest_between_steps_outlives_lost_workers(make_hosts: MakeHosts, workers) -> None:
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--digests"]
+    kills = "1 digest 3; 0 digest 5 after; 1' digest 2"
+    outputs = unisono_run(hosts, workers, program, kills=kills, flags=["--restarts", "9"])
+    text = "".join(output.has_ended_well() for output in outputs)
+    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == 3
+    alone = start(hosts[:1], [1], program)
+    said = re.findall(r"step \d has \w+", alone[0].has_ended_well())
+    assert set(re.findall(r"step \d has \w+", text)) == set(said)
+    assert digests(outputs) == digests(alone)
+
+
 def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
@@ -436,33 +449,48 @@ def test_a_trainer_under_slurm_evaluates_and_predicts_the_same(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.safetensors"]
 
 
+INIT = """
+import unisono
+with unisono.init() as here:
+    print(f"rank {here.rank} of {here.world_size}, {here.local_rank} here, on {here.backend}")
+"""
+
+
+def test_init_joins_the_workers_of_all_launchers(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    script = tmp_path / "init.py"
+    script.write_text(INIT)
+    outputs = unisono_run(make_hosts(2), [1, 2], [str(script)])
+    said = "".join(output.has_ended_well() for output in outputs)
+    told = [f"rank {rank} of 3, {here} here, on gloo" for rank, here in enumerate((0, 0, 1))]
+    assert sorted(re.findall(r"rank \d of .*", said)) == told
+
+
 def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:
     for output in start(make_hosts(2), [2, 2], [DDP]):
         assert "took" in output.has_ended_well()
 
 
 @pytest.mark.parametrize(
-    ("launch", "of_agent", "of_rank_0"),
+    ("launch", "everywhere", "at_address"),
     [
-        (start, {"29500"}, set()),
-        (unisono_run, {"29400", "another"}, set()),  # where torchrun's agents meet, and MASTER_PORT
+        (start, {"29500"}, set()),  # torchrun's agent, at all addresses
+        (unisono_run, set(), {"29400", "another"}),  # where our agents meet, and MASTER_PORT
         (lambda hosts, workers, program: srun(hosts, workers, *program), set(), {"29501"}),
     ],
 )
 def test_what_listens_is_what_the_docs_name(
-    make_hosts: MakeHosts, launch, of_agent, of_rank_0
+    make_hosts: MakeHosts, launch, everywhere, at_address
 ) -> None:
     hosts = make_hosts(2)
     outputs = launch(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
     outputs[0].await_line("rank 0 step 3")
-    listening = [[place.rsplit(":", 1) for place in host.listening()] for host in hosts]
-    agents = {port for address, port in listening[0] if address == "*"}
-    assert len(agents) == len(of_agent)
-    assert of_agent - agents <= {"another"}
-    assert {address for address, _ in listening[0]} <= {"*", hosts[0].address}
-    # Workers listen no longer than until all have connected.
-    others = [{port for address, port in places if address != "*"} for places in listening]
-    assert others == [of_rank_0, set()]
+    first, second = [[place.rsplit(":", 1) for place in host.listening()] for host in hosts]
+    assert {address for address, _ in first} <= {"*", hosts[0].address}
+    for address, expected in (("*", everywhere), (hosts[0].address, at_address)):
+        ports = {port for where, port in first if where == address}
+        assert len(ports) == len(expected)
+        assert expected - ports <= {"another"}
+    assert not second  # workers listen no longer than until all have connected
     for output in outputs:
         output.has_ended_well()
 

@@ -23,7 +23,7 @@ from unisono.launch.stalls import (
     worker_to_kill,
 )
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.stage_wait import stage_wait_in_words
+from unisono.workers.waiting import stage_wait_in_words
 
 MEETING = Observation((), place="at `gradients of step 3`", is_at_meeting=True, quiet_s=60.0)
 COLLECTIVE = Observation((), place="in all_reduce", quiet_s=61.0)
@@ -133,16 +133,6 @@ def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
         kernel.now_s += LOOK_EVERY_S
         seen = watch.look(PIDS, ALL, are_grouped=True, is_everybody=True)
     assert [one.rank for one in seen] == found
-
-
-def test_a_wait_is_shown_as_long_as_it_lasts(page: ControlBlock) -> None:  # noqa: F811
-    assert page.wait_of(1) == (0, None)
-    page.begin_wait(1, b"barrier" * 99)
-    count, what = page.wait_of(1)
-    assert (count, what) == (1, (b"barrier" * 99)[:124])
-    page.end_wait(1)
-    assert page.wait_of(1) == (2, None)
-    assert page.wait_of(0) == page.wait_of(2) == (0, None)
 
 
 # Real jobs.

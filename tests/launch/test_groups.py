@@ -44,13 +44,6 @@ def test_programs_run_as_they_are(backend: str) -> None:
     assert done == ["done\n"] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "unisono"])
-def test_programs_run_as_they_are_on_three_workers(unisono_run: Run, backend: str) -> None:
-    done = unisono_run("-n", 3, PROGRAMS / "groups.py", CLASSICS, backend)
-    assert (done.stdout, done.returncode) == ("done\n" * 3, 0), done.stderr
-
-
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])
 def test_ranks_may_meet_in_a_file_also_in_one_that_was_left_over(
     tmp_path: Path, backend: str
@@ -233,15 +226,6 @@ def test_a_group_makes_a_loss_final_and_that_is_said() -> None:
 
 
 # By the command, with processes of the program's own.
-
-
-@pytest.mark.slow
-def test_the_command_shows_one_failure_once(unisono_run: Run) -> None:
-    for way, backend in (("killed", "gloo"), ("raised", "gloo")):
-        done = unisono_run("-n", 3, PROGRAMS / "group_faults.py", way, backend)
-        assert done.stderr.count("unisono: ") == 1
-        assert done.stderr.startswith("unisono: worker 2 of 3 ")
-        assert done.stderr.count("Traceback") == (way == "raised")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.threads import in_threads
 from tests.warm import processes
 
 import unisono
@@ -51,13 +52,6 @@ def fail_on(rank: int, error: BaseException) -> None:
 def test_values_come_back_in_rank_order(workers: int) -> None:
     values = unisono.launch(who_am_i, "x", workers=workers)
     assert values == [(rank, workers, "x") for rank in range(workers)]
-
-
-@pytest.mark.slow
-def test_local_functions_and_large_values_travel() -> None:
-    offset = torch.arange(1_000_000)
-    values = unisono.launch(lambda: offset + unisono.world().rank, workers=2)
-    assert torch.equal(values[1], offset + 1)
 
 
 def test_workers_draw_what_the_caller_would_have_drawn() -> None:
@@ -165,17 +159,8 @@ def test_launch_again_and_again_reuses_one_server() -> None:
 
 @pytest.mark.slow
 def test_launch_works_from_threads_at_the_same_time() -> None:
-    values: dict[int, list[Any]] = {}
-
-    def start(name: int) -> None:
-        values[name] = unisono.launch(who_am_i, name, workers=1)
-
-    threads = [threading.Thread(target=start, args=(name,)) for name in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert values == {0: [(0, 1, 0)], 1: [(0, 1, 1)]}
+    values = in_threads(2, lambda name: unisono.launch(who_am_i, name, workers=1))
+    assert values == [[(0, 1, 0)], [(0, 1, 1)]]
 
 
 @pytest.mark.long
@@ -212,19 +197,6 @@ def test_a_dead_server_is_replaced() -> None:
     assert unisono.launch(who_am_i, workers=1) == [(0, 1)]
 
 
-@pytest.mark.slow
-def test_a_server_killed_during_a_job_is_explained() -> None:
-    def kill_server() -> None:
-        if unisono.world().rank == 0:
-            os.kill(os.getppid(), signal.SIGKILL)
-        context().team().meet("test")
-        time.sleep(60)
-
-    with pytest.raises(unisono.WorkerError, match="process that starts the workers") as raised:
-        unisono.launch(kill_server, workers=2)
-    assert raised.value.rank is None
-
-
 def test_shared_memory_is_the_same_on_all_workers() -> None:
     def write_and_read() -> list[int]:
         team = context().team()
@@ -234,14 +206,6 @@ def test_shared_memory_is_the_same_on_all_workers() -> None:
         return values.tolist()
 
     assert unisono.launch(write_and_read, workers=2) == [[10, 11]] * 2
-
-
-def test_memory_of_different_sizes_is_refused() -> None:
-    def ask() -> None:
-        context().team().memory(0, 64 + unisono.world().rank)
-
-    with pytest.raises(unisono.MismatchError, match="must share memory of the same size"):
-        unisono.launch(ask, workers=2)
 
 
 def test_released_memory_is_given_back() -> None:
@@ -260,22 +224,6 @@ def test_released_memory_is_given_back() -> None:
         return first
 
     assert unisono.launch(release_and_ask_again, workers=2) == [[0, 0, 0]] * 2
-
-
-def test_memory_stays_as_long_as_one_worker_has_it() -> None:
-    def one_releases() -> int:
-        team = context().team()
-        memory = team.memory(0, 4096)
-        team.meet("all have it")
-        if team.world.rank == 0:
-            memory.flat(0, 1, torch.int64).fill_(7)
-            del memory
-            gc.collect()
-        team.memory(1, 64)
-        team.meet("rank 0 has let go")
-        return int(team.memory(0, 4096).flat(0, 1, torch.int64).item())
-
-    assert unisono.launch(one_releases, workers=2) == [7, 7]
 
 
 def test_only_the_worker_itself_has_a_link() -> None:
@@ -345,13 +293,6 @@ def test_a_working_folder_that_is_gone_is_told(
     folder.rmdir()
     with pytest.raises(FileNotFoundError, match="the working folder must be there, but is not: "):
         unisono.launch(who_am_i, workers=1)
-
-
-def test_what_cannot_be_called_or_pickled_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be a function that every worker calls"):
-        unisono.launch(5, workers=1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="must be picklable"):
-        unisono.launch(who_am_i, threading.Lock(), workers=1)
 
 
 @pytest.mark.slow  # another one has to load torch then

@@ -245,11 +245,6 @@ def test_what_cannot_be_pickled_is_named_with_the_way_to_it(kernel):
     assert "cloudpickle.py" not in shown.traceback
 
 
-def test_launching_inside_a_worker_is_explained(kernel):
-    shown = kernel.cell("unisono.launch(lambda: unisono.launch(wait, workers=1), workers=1)")
-    assert "call the function directly, without `launch`" in shown.error
-
-
 @pytest.mark.parametrize("first", ["pass", "import asyncio; await asyncio.sleep(0)"])
 def test_the_stop_button_ends_all_workers_and_the_next_launch_works(kernel, first):
     before = set(below(kernel))

@@ -99,16 +99,6 @@ def test_the_command_starts_a_worker_for_each_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_refuses_more_workers_than_gpus_in_one_sentence() -> None:
-    done = run("-n", "3", str(PROGRAMS / "place.py"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "unisono: `-n` must be at most 2 here, one worker for each GPU (0,1), but is 3: start "
-        "fewer, share GPUs with `--workers-per-gpu 2`, or compute on the CPU with `--gpus none`.\n"
-    )
-
-
-@pytest.mark.slow
 def test_what_workers_compute_on_is_said_once(
     two_gpus: None, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,11 +74,6 @@ def test_redirected_streams_get_what_workers_print():
     assert err.getvalue() == "Ä\nÄ\n"
 
 
-def test_pytest_captures_workers_too(capsys):
-    unisono.launch(speak, "words", workers=1)
-    assert capsys.readouterr() == ("words\n", "WORDS\n")
-
-
 def test_a_stream_that_cannot_write_a_character_writes_its_number():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with contextlib.redirect_stdout(stream):

@@ -148,10 +148,6 @@ def test_a_lost_connection_is_the_cause_when_nothing_else_failed() -> None:
     assert after(PEER_LOST_2, DISCONNECT_1).cause == DISCONNECTED
 
 
-def test_a_lost_peer_is_the_cause_when_nothing_else_failed() -> None:
-    assert after(done(0), PEER_LOST_1).cause == MISSED_0
-
-
 @pytest.mark.parametrize(
     ("events", "cause"),
     [
@@ -267,11 +263,6 @@ def test_what_is_known_better_than_from_the_status_is_told() -> None:
         f"worker 1 of 2 {how}; the others were ended. It could not be replaced: `--restarts` is 0."
     )
     assert exit_status(state) == 137
-
-
-def test_workers_ended_on_purpose_are_no_failures() -> None:
-    state = after(interrupted(2), exited(0, -15), exited(1, -9))
-    assert state.failures == ()
 
 
 def test_every_decision_gives_its_reason() -> None:

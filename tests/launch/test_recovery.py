@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.launch.job_events import (
+from unisono.launch import recovery
+from unisono.launch.job_actions import (
     Action,
     Answer,
-    Event,
     GiveUp,
-    Gone,
     Joined,
     KeepAndEnd,
-    Lost,
     MarkDeparture,
-    Said,
     Seat,
     Spawn,
-    StopWanted,
     Wish,
 )
-from unisono.launch.recovery import PERIOD_S, RecoveryDecision, RecoveryState, decide, start
+from unisono.launch.recovery import (
+    PERIOD_S,
+    OfRecovery,
+    RecoveryDecision,
+    RecoveryState,
+    start,
+    stop_wanted,
+)
 from unisono.workers.launcher_messages import (
     LOOP,
     CatchUp,
@@ -43,10 +47,30 @@ from unisono.workers.launcher_messages import (
 from unisono.workers.meeting_point import Departure
 from unisono.workers.membership import Membership
 
+Event = Callable[[RecoveryState], RecoveryDecision]
 RESULT = "result"
 FACTS = {"shards": 8, "key": 1, "directory": None}
 KEPT = {**FACTS, "directory": "runs/1"}
+
+
+@dataclass(frozen=True)
+class Said:
+    rank: int
+    message: OfRecovery
+
+    def __call__(self, state: RecoveryState) -> RecoveryDecision:
+        return recovery.said(state, self.rank, self.message)
+
+
 READY = Said(0, Ready())
+
+
+def gone(rank: int) -> Event:
+    return partial(recovery.gone, rank=rank)
+
+
+def lost_at(rank: int, now: float, **how: Any) -> Event:
+    return partial(recovery.lost, rank=rank, now=now, **how)
 
 
 def unready(reason: str) -> Said:
@@ -71,9 +95,9 @@ LOOP_ENDED = result(1, LOOP, b"step 90")
 
 def decisions(*events: Event, workers: int = 3, **options: Any) -> list[RecoveryDecision]:
     """Decide about one event after the other, in a job whose program can be run again."""
-    made = [decide(start(workers, **options), READY)]
+    made = [READY(start(workers, **options))]
     for event in events:
-        made.append(decide(made[-1].state, event))
+        made.append(event(made[-1].state))
     return made
 
 
@@ -81,8 +105,8 @@ def after(*events: Event, workers: int = 3, **options: Any) -> RecoveryDecision:
     return decisions(*events, workers=workers, **options)[-1]
 
 
-def lost(*ranks: int) -> tuple[Lost, ...]:
-    return tuple(Lost(rank, float(rank)) for rank in ranks)
+def lost(*ranks: int) -> tuple[Event, ...]:
+    return tuple(lost_at(rank, float(rank)) for rank in ranks)
 
 
 def stopped(*ranks: int, arrivals: int = 7, between_steps: bool = False) -> tuple[Said, ...]:
@@ -164,10 +188,15 @@ def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() ->
             {"restarts": 0},
             "1 worker was lost within 60 s, more than `--restarts` or `restarts` (0) allows",
         ),
-        ((Lost(0, 0.0), Lost(0, PERIOD_S)), {"restarts": 1}, ""),
-        ((Lost(0, 0.0), Lost(0, PERIOD_S - 0.1)), {"restarts": 1}, "2 workers were lost"),
+        ((lost_at(0, 0.0), lost_at(0, PERIOD_S)), {"restarts": 1}, ""),
+        ((lost_at(0, 0.0), lost_at(0, PERIOD_S - 0.1)), {"restarts": 1}, "2 workers were lost"),
         (
-            (Lost(0, 0.0), Lost(0, PERIOD_S), Lost(1, PERIOD_S + 1), Lost(2, 2 * PERIOD_S + 1)),
+            (
+                lost_at(0, 0.0),
+                lost_at(0, PERIOD_S),
+                lost_at(1, PERIOD_S + 1),
+                lost_at(2, 2 * PERIOD_S + 1),
+            ),
             {"restarts": 2},
             "",
         ),
@@ -178,7 +207,7 @@ def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() ->
             "it was the last worker, and `--no-replace` or `replace=False` allows",
         ),
         (
-            (Gone(0), Gone(2), *lost(1)),
+            (gone(0), gone(2), *lost(1)),
             {"replaces": False},
             "it was the last worker, and `--no-replace` or `replace=False` allows",
         ),
@@ -195,21 +224,21 @@ def test_a_loss_ends_the_job_only_for_a_reason(
 
 
 def test_a_program_that_has_made_no_run_yet_cannot_be_run_again() -> None:
-    decision = decide(start(2), Lost(1, 0.0))
+    decision = lost_at(1, 0.0)(start(2))
     assert decision.actions == (GiveUp(),)
     assert decision.reason == "the program had not made a `Run` or `Trainer` yet"
 
 
 def test_a_program_that_had_not_begun_can_always_be_run() -> None:
     actions = (MarkDeparture(1, Departure.LOST), Spawn(1))
-    assert decide(start(2), Lost(1, 0.0, had_begun=False)).actions == actions
-    assert after(unready("why"), Lost(1, 0.0, had_begun=False)).actions == actions
-    too_often = decide(start(2, restarts=0), Lost(1, 0.0, had_begun=False))
+    assert lost_at(1, 0.0, had_begun=False)(start(2)).actions == actions
+    assert after(unready("why"), lost_at(1, 0.0, had_begun=False)).actions == actions
+    too_often = lost_at(1, 0.0, had_begun=False)(start(2, restarts=0))
     assert too_often.actions == (GiveUp(),)
 
 
 def test_losses_long_ago_are_forgotten() -> None:
-    events = [Lost(0, PERIOD_S * n) for n in range(10)]
+    events = [lost_at(0, PERIOD_S * n) for n in range(10)]
     assert after(*events, restarts=1).state.losses == (PERIOD_S * 9,)
 
 
@@ -228,7 +257,7 @@ def test_losses_long_ago_are_forgotten() -> None:
         # so is one that stood still already
         ((*lost(2), *stopped(0), *lost(0), *stopped(1)), Membership((1,), 1, 1)),
         # the last one missing has finished
-        ((*lost(2), *stopped(0), Gone(1)), Membership((0,), 0, 1)),
+        ((*lost(2), *stopped(0), gone(1)), Membership((0,), 0, 1)),
         # again
         ((*lost(2), *stopped(0, 1), *lost(1), *stopped(0)), Membership((0,), 0, 2)),
     ],
@@ -253,7 +282,7 @@ def test_all_go_on_once_the_last_one_has_stopped(
         (*lost(2), *stopped(0), *lost(0)),
         (*stopped(0), READY),
         (*stopped(0), AGREED, LOOP_BEGAN),
-        (*stopped(0), Gone(1)),
+        (*stopped(0), gone(1)),
     ],
 )
 def test_nobody_goes_on_while_one_still_moves(events: tuple[Event, ...]) -> None:
@@ -261,9 +290,9 @@ def test_nobody_goes_on_while_one_still_moves(events: tuple[Event, ...]) -> None
 
 
 def test_a_worker_that_finished_is_waited_for_no_more() -> None:
-    state = after(Gone(0)).state
+    state = after(gone(0)).state
     assert state.membership == Membership((1, 2), leader=1)
-    assert after(Gone(0), Gone(1), Gone(2)).state.membership is None
+    assert after(gone(0), gone(1), gone(2)).state.membership is None
 
 
 # A replacement asks what the others have done.
@@ -361,7 +390,7 @@ def test_who_waits_for_a_loop_that_ends_first_hears_where_it_ended() -> None:
 )
 def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again: Event) -> None:
     state = after(*events).state
-    assert decide(state, again) == RecoveryDecision(state, (), "that is known")
+    assert again(state) == RecoveryDecision(state, (), "that is known")
 
 
 # A replacement joins.
@@ -470,7 +499,7 @@ def test_a_lead_that_was_lost_comes_back_as_one_of_the_others() -> None:
 
 def test_the_lead_stays_when_another_is_lost_even_where_a_lower_rank_is_back() -> None:
     events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), ask(0, 1, LOOP), *paused(1, 2))
-    assert after(*events, Lost(2, 2.0)).state.membership == Membership((0, 1), 1, 2)
+    assert after(*events, lost_at(2, 2.0)).state.membership == Membership((0, 1), 1, 2)
 
 
 def test_several_join_at_once() -> None:
@@ -482,14 +511,14 @@ def test_several_join_at_once() -> None:
 
 
 def test_one_that_is_lost_while_it_waits_does_not_join_and_is_replaced_again() -> None:
-    decision = after(*RUNNING, ask(2, 1, LOOP), Lost(2, 3.0))
+    decision = after(*RUNNING, ask(2, 1, LOOP), lost_at(2, 3.0))
     assert decision.actions == (MarkDeparture(2, Departure.LOST), Spawn(2), Wish(False))
     assert decision.state.asking == {}
     assert decision.state.membership == Membership((0, 1), 0, 1)
 
 
 def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
-    decision = after(*RUNNING, ask(2, 1, LOOP), Lost(2, 3.0), *paused(0, 1))
+    decision = after(*RUNNING, ask(2, 1, LOOP), lost_at(2, 3.0), *paused(0, 1))
     assert decision.actions == go(Membership((0, 1), 0, 2))
 
 
@@ -508,7 +537,7 @@ def test_the_first_that_has_caught_up_goes_on_alone(
     events: tuple[Event, ...], loop: Any, wish: tuple[Action, ...]
 ) -> None:
     state = after(*events, *lost(0, 1, 2)).state
-    decision = decide(state, ask(1, len(state.history), LOOP))
+    decision = ask(1, len(state.history), LOOP)(state)
     membership = Membership((1,), 1, 1)
     assert decision.actions == (
         Seat(1, 0),
@@ -544,7 +573,7 @@ def test_of_several_that_wait_the_lowest_goes_on_and_the_others_join_it() -> Non
 
 
 def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
-    events = (AGREED, Gone(0), Gone(2), *lost(1), ask(1, 1, RESULT))
+    events = (AGREED, gone(0), gone(2), *lost(1), ask(1, 1, RESULT))
     decision = after(*events)
     assert types_of(decision) == [(1, "Live")]
     assert decision.state.membership == Membership((1,), 1, 1)
@@ -584,7 +613,7 @@ def test_on_one_of_several_hosts_nobody_goes_on_before_all_are_there(
 
 
 def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:
-    events = (AGREED, Gone(0), *lost(1), ask(1, 1, RESULT))
+    events = (AGREED, gone(0), *lost(1), ask(1, 1, RESULT))
     decision = after(*events, workers=2, needs_all=True, first_rank=4)
     assert types_of(decision) == [(1, "Live")]
 
@@ -594,7 +623,7 @@ def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:
 
 def test_one_of_several_hosts_ends_once_all_its_workers_stand_still() -> None:
     kept = began(1, {**FACTS, "is_kept_by_workers": True})
-    events = (AGREED, kept, StopWanted(), *paused(0), *paused(1))
+    events = (AGREED, kept, stop_wanted, *paused(0), *paused(1))
     found = decisions(*events, workers=2, needs_all=True, first_rank=4)
     *_, began_it, asked, first, last = found
     assert began_it.state.can_stop_between_steps
@@ -618,7 +647,7 @@ def test_a_job_can_stop_between_steps_where_there_are_some_and_a_place_for_them(
     assert after(*events).state.can_stop_between_steps is can
 
 
-STOPPING = (began(0, KEPT), StopWanted())
+STOPPING = (began(0, KEPT), stop_wanted)
 
 
 @pytest.mark.parametrize(
@@ -658,7 +687,7 @@ class Worker:
 
 @dataclass
 class World:
-    """A launcher that believes `decide`, and workers that do what they may at that moment."""
+    """A launcher that believes `recovery`, and workers that do what they may at that moment."""
 
     state: RecoveryState
     workers: dict[int, Worker]
@@ -666,7 +695,7 @@ class World:
     has_ended: bool = False
 
     def take(self, event: Event) -> None:
-        decision = decide(self.state, event)
+        decision = event(self.state)
         self.state = decision.state
         told = {rank for action in decision.actions for rank in self.act(action)}
         assert not told or self.state.membership is not None
@@ -735,7 +764,7 @@ def moves(world: World) -> list[str]:
 def move(world: World, what: str, now: float) -> None:
     verb, _, name = what.partition(" ")
     if what == "want stop":
-        world.take(StopWanted())
+        world.take(stop_wanted)
         return
     rank = int(name)
     worker = world.workers[rank]
@@ -744,7 +773,7 @@ def move(world: World, what: str, now: float) -> None:
         case "lose":
             is_gone = not state.replaces
             world.workers[rank] = Worker(in_membership=False, is_gone=is_gone)
-            world.take(Lost(rank, now))
+            world.take(lost_at(rank, now))
         case "ask":
             worker.waits = True
             kind = LOOP if worker.index % 2 else RESULT
@@ -766,7 +795,7 @@ def move(world: World, what: str, now: float) -> None:
                 world.take(result(index, LOOP, b"end"))
         case "finish":
             worker.is_gone = True
-            world.take(Gone(rank))
+            world.take(gone(rank))
 
 
 @pytest.mark.slow
@@ -779,7 +808,7 @@ def move(world: World, what: str, now: float) -> None:
 def test_whatever_happens_workers_go_on_together_or_stand_still(
     num_workers: int, replaces: bool, choices: list[int]
 ) -> None:
-    state = decide(start(num_workers, restarts=1000, replaces=replaces), READY).state
+    state = READY(start(num_workers, restarts=1000, replaces=replaces)).state
     world = World(state, {rank: Worker() for rank in range(num_workers)})
     for now, choice in enumerate(choices):
         possible = moves(world)
@@ -816,15 +845,15 @@ def test_every_decision_gives_its_reason() -> None:
         READY,
         unready("why"),
         *lost(1),
-        Gone(1),
+        gone(1),
         *stopped(1),
         *paused(1),
         ask(2, 0, RESULT),
         ask(2, 9, RESULT),
         AGREED,
         began(0, FACTS),
-        StopWanted(),
+        stop_wanted,
     ]
     for state in (start(3), after(*RUNNING).state, after(*lost(0, 1, 2)).state):
         for event in events:
-            assert decide(state, event).reason
+            assert event(state).reason

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from unisono.launch import job_events, recovery
+from unisono.launch import recovery
 from unisono.launch.report import ending, joined_message, loss_message
 from unisono.workers.launcher_messages import LoopBegan, Ready
 
@@ -17,20 +18,23 @@ KILLED = (
 )
 
 
-def state_after(*before: object, workers: int, replaces: bool = True) -> recovery.RecoveryState:
+Event = Callable[[recovery.RecoveryState], recovery.RecoveryDecision]
+
+
+def state_after(*before: Event, workers: int, replaces: bool = True) -> recovery.RecoveryState:
     state = recovery.start(workers, restarts=9, replaces=replaces)
-    for event in (job_events.Said(0, Ready()), *before):
-        state = recovery.decide(state, event).state  # type: ignore[arg-type]
+    for event in (partial(recovery.said, rank=0, message=Ready()), *before):
+        state = event(state).state
     return state
 
 
-def loop(num_shards: int, *, by_speed: bool = False) -> job_events.Said:
-    facts: Mapping[str, Any] = {"shards": num_shards, "by speed": by_speed}
-    return job_events.Said(0, LoopBegan(0, facts))
+def loop(num_shards: int, *, by_speed: bool = False) -> Event:
+    facts: dict[str, Any] = {"shards": num_shards, "by speed": by_speed}
+    return partial(recovery.said, rank=0, message=LoopBegan(0, facts))
 
 
-def lost(rank: int) -> job_events.Lost:
-    return job_events.Lost(rank, 0.0)
+def lost(rank: int) -> Event:
+    return partial(recovery.lost, rank=rank, now=0.0)
 
 
 @pytest.mark.parametrize(
@@ -115,27 +119,13 @@ def lost(rank: int) -> job_events.Lost:
     ],
 )
 def test_a_loss_names_who_was_lost_and_who_goes_on_with_what(
-    workers: int, before: list[object], replaces: bool, rank: int, message: str
+    workers: int, before: list[Event], replaces: bool, rank: int, message: str
 ) -> None:
     known = state_after(*before, workers=workers, replaces=replaces)
-    after = recovery.decide(known, lost(rank)).state
+    after = lost(rank)(known).state
     said = loss_message(rank, 4711, ending(-9), 41, known, after)
     space = "" if message.startswith(";") else " "
     assert said == f"worker {rank} (pid 4711) {KILLED}{space}{message}"
-
-
-@pytest.mark.parametrize(
-    ("exit_code", "words"),
-    [
-        (-9, "was killed by SIGKILL (most often"),
-        (-11, "was killed by SIGSEGV (a segmentation fault"),
-        (-40, "was killed by signal 40;"),
-    ],
-)
-def test_a_loss_names_the_signal(exit_code: int, words: str) -> None:
-    known = state_after(workers=2)
-    after = recovery.decide(known, lost(1)).state
-    assert words in loss_message(1, None, ending(exit_code), 0, known, after)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +153,7 @@ def test_a_loss_names_the_signal(exit_code: int, words: str) -> None:
     ],
 )
 def test_who_joins_is_named_with_its_shards(
-    workers: int, before: list[object], ranks: tuple[int, ...], message: str
+    workers: int, before: list[Event], ranks: tuple[int, ...], message: str
 ) -> None:
     state = state_after(*before, workers=workers)
     assert joined_message(ranks, lambda rank: 100 + rank, state) == message

@@ -224,13 +224,6 @@ def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed:
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_nobody_behind(running) -> None:
-    job = running(subprocess.Popen)
-    job.launcher.kill()
-    assert job.all_go()
-
-
-@pytest.mark.slow
 def test_a_killed_server_takes_its_workers_along_and_is_explained(running) -> None:
     job = running()
     job.server.kill()
@@ -238,17 +231,6 @@ def test_a_killed_server_takes_its_workers_along_and_is_explained(running) -> No
     assert job.all_go()
     assert "the process that starts the workers must live as long as they do" in err
     assert job.launcher.returncode == 1
-
-
-@pytest.mark.slow
-def test_a_killed_worker_ends_the_others(running) -> None:
-    job = running()
-    job.workers[0].kill()
-    _, err = job.launcher.communicate(timeout=30)
-    assert job.all_go()
-    assert "worker" in err
-    assert "was killed by SIGKILL" in err
-    assert job.launcher.returncode == 137
 
 
 def _files_under(folder: Path) -> list[Path]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from unisono.launch.torch_build import torch_for_cpus_alone
+from unisono.launch.placement import torch_for_cpus_alone
 
 LOADS = """
 import sys
-from unisono.launch.torch_build import torch_for_cpus_alone
+from unisono.launch.placement import torch_for_cpus_alone
 for sys.path[0] in sys.argv[1:]:
     print(repr(torch_for_cpus_alone()), "torch" in sys.modules)
 """

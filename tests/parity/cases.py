@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.classified import with_accuracy as classify
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -142,13 +143,6 @@ def texts() -> TensorDataset:
     return TensorDataset(torch.randint(0, 20, (NUM_SAMPLES, 13), generator=generator))
 
 
-def classify(model: nn.Module, batch: Any) -> Any:
-    inputs, labels = batch
-    outputs = model(inputs)
-    hits = (outputs.argmax(1) == labels).float().mean()
-    return {"loss": F.cross_entropy(outputs, labels), "accuracy": hits}
-
-
 def next_token(model: nn.Module, batch: Any) -> Any:
     tokens = batch[0]
     targets = tokens[:, 1:].reshape(-1)
@@ -219,9 +213,9 @@ OTHER_OPTIMIZERS = {
 
 
 class SignOfMean(torch.optim.Optimizer):
-    """An optimizer nobody has heard of, which looks at whole parameters."""
+    """An optimizer nobody has heard of, which looks at whole parameters and counts."""
 
-    def __init__(self, params: Any, lr: float) -> None:
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
@@ -232,7 +226,7 @@ class SignOfMean(torch.optim.Optimizer):
                     state = self.state[parameter]
                     state["seen"] = state.get("seen", 0) + 1
                     away = parameter.grad.sign() * (parameter.grad.mean().abs() + 1)
-                    parameter.sub_(away, alpha=group["lr"])
+                    parameter.sub_(away, alpha=group["lr"] / state["seen"])
 
 
 def train(

@@ -43,6 +43,7 @@ def plain_loop(
     update: Callable[[torch.Tensor, Any, Any], None] = differentiate_and_step,
     schedule: Callable[[Any], Any] | None = None,
     schedule_every: str = "epoch",
+    loss: Callable[..., Any] | None = None,
 ) -> Any:
     """Train a case with the sampler of one replica, batches in its order.
 
@@ -53,11 +54,12 @@ def plain_loop(
         update: takes (loss, model, optimizer) to the next parameters.
         schedule: makes a schedule of the optimizer's learning rate.
         schedule_every: ``"step"`` or ``"epoch"``.
+        loss: another one than the case's.
 
     Returns:
         The model.
     """
-    model, data, loss, optimizer = made(model_name, optimizer_name)
+    model, data, usual_loss, optimizer = made(model_name, optimizer_name)
     model = prepare(model)
     rates = None if schedule is None else schedule(optimizer)
     sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
@@ -71,7 +73,7 @@ def plain_loop(
             batch = [prepare(part) for part in data[order[start : start + cases.BATCH_SIZE]]]
             optimizer.zero_grad()
             with around():
-                value = mean_of(loss, model, batch)
+                value = mean_of(loss or usual_loss, model, batch)
             update(value, model, optimizer)
             done += 1
             if rates is not None and schedule_every == "step":

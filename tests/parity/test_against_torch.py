@@ -22,7 +22,6 @@ def unisono_loop(model_name, optimizer_name, shards, steps):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
     steps = 10  # an epoch has 7; RAdam does something else from its sixth on
@@ -32,7 +31,6 @@ def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
     assert all(torch.equal(plain[name], ours[name]) for name in plain)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("model", "optimizer"),
     [("sometimes unused", "adam"), ("mixed", "fused adamw"), ("matrices", "muon")],
@@ -43,7 +41,6 @@ def test_one_shard_has_the_bits_of_a_plain_loop_with_unusual_models(model, optim
     assert all(torch.equal(plain[name], ours[name]) for name in plain)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_of_one_shard_each_leave_the_plain_loops_weights_to_rounding(workers):
     plain = plain_loop("cnn", "sgd with momentum", steps=20).state_dict()
@@ -93,31 +90,25 @@ def masked(model, batch):
 
 def masked_loop(order, steps=9):
     """Train as a plain loop would, with the division before or after the backward pass."""
-    model, data, _, optimizer = made("cnn", "sgd with momentum")
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
-    done, epoch = 0, 0
-    while done < steps:
-        sampler.set_epoch(epoch)
-        indices = list(sampler)
-        for start in range(0, len(indices), cases.BATCH_SIZE):
-            if done == steps:
-                break
-            batch = data[indices[start : start + cases.BATCH_SIZE]]
-            optimizer.zero_grad()
-            total, weight = masked(model, batch)
-            if order == "divide, then differentiate":
-                (total / weight).backward()
-            else:
-                total.backward()
-                for parameter in model.parameters():
-                    parameter.grad.div_(weight)
-            optimizer.step()
-            done += 1
-        epoch += 1
-    return model.state_dict()
+    weights = []
+
+    def total(model, batch):
+        loss, weight = masked(model, batch)
+        weights.append(weight)
+        return loss
+
+    def differentiate_and_divide(loss, model, optimizer):
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad.div_(weights[-1])
+        optimizer.step()
+
+    if order == "divide, then differentiate":
+        return plain_loop("cnn", "sgd with momentum", steps, loss=masked).state_dict()
+    options = {"loss": total, "update": differentiate_and_divide}
+    return plain_loop("cnn", "sgd with momentum", steps, **options).state_dict()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_sum_is_differentiated_before_it_is_divided():
     """The weight of all shards is known only then, so this is the one formula for any shards."""
     model, data, _, optimizer = made("cnn", "sgd with momentum")

@@ -35,7 +35,6 @@ def train(optimizer_name, shards, steps=STEPS, model_name="cnn with norm", **opt
 
 @pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
-@pytest.mark.usefixtures("one_thread")
 def test_one_shard_has_the_bits_of_a_plain_loop(optimizer_name, clip_norm):
     def update(value, model, optimizer):
         value.backward()

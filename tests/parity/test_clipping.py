@@ -39,7 +39,6 @@ def in_plain_torch(optimizer_name, clip):
 
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.usefixtures("one_thread")
 def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):
     expected, norms = in_plain_torch(optimizer_name, clip)
     _, seen = train("cnn", optimizer_name, clip, shards=1)
@@ -83,7 +82,6 @@ class Tempered(torch.nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-@pytest.mark.usefixtures("one_thread")
 def test_a_temperature_without_dimensions_has_the_bits_of_torchs_clipping(shape):
     data = torch.randn(48, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
@@ -167,7 +165,6 @@ def test_complex_parameters_are_clipped_by_their_norm_alone():
         unisono.Run(model, optimizer, clip_value=1.0)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_norm_is_taken_in_the_models_order_whatever_that_of_the_groups():
     """A sum of norms depends on the order of its terms; a loop that clips by groups has another."""
 

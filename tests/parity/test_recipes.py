@@ -48,7 +48,6 @@ def digests(shards):
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "interval"), RECIPES)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # as a step is skipped
-@pytest.mark.usefixtures("one_thread")
 def test_one_shard_has_the_bits_of_a_plain_loop(precision, interval):
     dtype = PRECISIONS[precision]
     grad_scaler = torch.amp.GradScaler("cpu", enabled=False) if precision != "fp16" else scaler()

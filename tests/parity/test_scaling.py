@@ -57,7 +57,6 @@ def in_plain_torch(optimizer_name, clip_norm, model_name="cnn"):
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
-@pytest.mark.usefixtures("one_thread")
 def test_one_shard_has_the_bits_of_torchs_recipe(optimizer_name, clip_norm):
     expected, state, scales = in_plain_torch(optimizer_name, clip_norm)
     _, seen_state, seen = train(optimizer_name, 1, clip_norm=clip_norm)
@@ -68,7 +67,6 @@ def test_one_shard_has_the_bits_of_torchs_recipe(optimizer_name, clip_norm):
     assert any(a < b for a, b in itertools.pairwise(scales))  # else it never grew
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_buffers_are_those_of_skipped_steps_too():
     expected, _, _ = in_plain_torch("adamw", None, "cnn with norm")
     _, _, seen = train("adamw", 1, model_name="cnn with norm")

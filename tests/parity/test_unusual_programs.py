@@ -6,10 +6,11 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.classified import at_random, taken
+from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.device import host
@@ -17,15 +18,7 @@ from unisono.state.contents import check_contents
 
 
 def data(num_samples=43):
-    generator = torch.Generator().manual_seed(3)
-    return TensorDataset(
-        torch.randn(num_samples, 8, generator=generator),
-        torch.randint(0, 4, (num_samples,), generator=generator),
-    )
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return at_random(num_samples, 8, 4, seed=3)
 
 
 class Counting(nn.Module):
@@ -51,10 +44,7 @@ def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4, **optio
 
 def buffers_changed_between_steps():
     trainer = make()
-    for step in trainer.run.steps(data(), batch_size=10, steps=7):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(trainer.run.model, batch))
+    for _ in taken(trainer.run, loss_of, data(), batch_size=10, steps=7):
         trainer.run.model.count.mul_(0.5)
     return trainer.digest()
 
@@ -88,18 +78,6 @@ def a_model_of_one_batch_size():
     return trainer.digest()
 
 
-def clipping_in_a_hook():
-    trainer = make()
-
-    def clip(optimizer, *_):
-        everything = [p for group in optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(everything, 0.1)
-
-    trainer.run.optimizer.register_step_pre_hook(clip)
-    trainer.fit(data(), batch_size=10, steps=8)
-    return trainer.digest()
-
-
 def clip_around_step(trainer):
     """Put clipping around the optimizer's step, as recipes do; returns what was there."""
     optimizer = trainer.run.optimizer
@@ -125,38 +103,13 @@ def clipping_around_step_in_the_second_of_three_fits():
     return clipped, trainer.digest()
 
 
-def state_changed_between_fits():
-    trainer = make()
-    trainer.fit(data(), batch_size=10, steps=4)
-    for state in trainer.run.optimizer.state.values():
-        state["exp_avg"].mul_(0.5)
-    trainer.fit(data(), batch_size=10, steps=8)
-    return trainer.digest()
-
-
-def a_bad_sample_that_is_mended():
-    trainer, dataset = make(), data()
-    dataset.tensors[0][33] = float("nan")
-    try:
-        trainer.fit(dataset, batch_size=10, epochs=1)
-    except unisono.NonFiniteLossError as error:
-        told = str(error)
-        before = trainer.digest()
-        dataset.tensors[0][33] = 0.0
-        trainer.fit(dataset, batch_size=10, epochs=2)
-    return told, before, trainer.digest()
-
-
 def a_schedule_over_few_elements():
     torch.manual_seed(0)
     model = nn.Linear(8, 4, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     run = unisono.Run(model, optimizer, shards=4)
-    for step in run.steps(data(), batch_size=10, steps=5):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(model, batch))
+    for _ in taken(run, loss_of, data(), batch_size=10, steps=5):
         schedule.step()
     return model.weight.tolist()
 
@@ -231,14 +184,11 @@ def one_after_the_other(programs):
 
 PROGRAMS = [
     buffers_changed_between_steps,
-    clipping_in_a_hook,
     clipping_around_step_in_the_second_of_three_fits,
-    a_bad_sample_that_is_mended,
     a_schedule_over_few_elements,
     validation_of_a_model_that_counts,
     a_loss_that_closes_over_its_model,
     a_model_of_one_batch_size,
-    state_changed_between_fits,
     an_optimizer_that_counts_in_its_groups,
 ]
 
@@ -293,11 +243,7 @@ def test_a_call_on_one_rank_alone_is_named_on_both_sides():
 
 
 def loop(trainer, after, steps=3, loss=loss_of):
-    model = trainer.run.model
-    for step in trainer.run.steps(data(), batch_size=10, steps=steps):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(model, batch))
+    for _ in taken(trainer.run, loss, data(), batch_size=10, steps=steps):
         after(trainer)
 
 

@@ -36,19 +36,6 @@ def test_shards_take_every_s_th_sample_and_the_last_batch_is_short(batch, expect
 
 @pytest.mark.slow
 @given(plans, st.integers(0, 3))
-def test_every_sample_counts_once_an_epoch(plan, epoch):
-    order = plan.order(epoch)
-    seen = [
-        index
-        for batch in range(plan.steps_per_epoch)
-        for shard in range(plan.shards)
-        for index in plan.shard_indices(order, batch, shard).tolist()
-    ]
-    assert sorted(seen) == list(range(plan.num_samples))
-
-
-@pytest.mark.slow
-@given(plans, st.integers(0, 3))
 def test_shards_of_a_batch_are_the_batch(plan, epoch):
     order = plan.order(epoch)
     for batch in range(plan.steps_per_epoch):

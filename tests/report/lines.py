@@ -1,12 +1,20 @@
 """Single lines of an event file, and how a run stands after some."""
 
-from tests.report.synthetic import BEGAN_UNIX_S, step_line, to_bytes
+from tests.report.synthetic import BEGAN_UNIX_S, event, step_line, to_bytes
 
 from unisono.report.events import read_event
+from unisono.report.history import History
 from unisono.report.status import RunStatus
 
 # Seconds in each phase; what is not waiting is eight milliseconds.
 ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]
+
+
+def history_of(*lines, name=""):
+    made = History(name)
+    for line in lines:
+        made.add(read_event(to_bytes(line)))
+    return made
 
 
 def status_of(*lines):
@@ -25,10 +33,6 @@ def step(number, at_s, *, ranks=(0, 1), rows=None, seconds=0.01, **change):
         time_unix_s=BEGAN_UNIX_S + at_s,
         **change,
     )
-
-
-def event(kind, step, at_s=1.0, **facts):
-    return {"event": kind, "step": step, "time_unix_s": BEGAN_UNIX_S + at_s, **facts}
 
 
 def workers(step, at_s=1.0, *, ranks, lost=(), joined=(), pids=(), why=()):

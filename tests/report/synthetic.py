@@ -14,6 +14,10 @@ def to_bytes(line):
     return json.dumps(line).encode() + b"\n"
 
 
+def event(kind, step, at_s=1.0, **facts):
+    return {"event": kind, "step": step, "time_unix_s": BEGAN_UNIX_S + at_s, **facts}
+
+
 def start_line(*, num_workers=2, end_step=300, step=0, **change):
     return {
         "event": "start",
@@ -103,31 +107,15 @@ def run_lines(
     yield start_line(num_workers=num_workers, end_step=num_steps, **header)
     for step in range(num_steps):
         if step == lost_at:
-            at = {"time_unix_s": BEGAN_UNIX_S + now_s, "step": step}
-            yield {
-                "event": "workers",
-                **at,
-                "ranks": [rank for rank in range(num_workers) if rank != 1],
-                "pids": [],
-                "lost": [1],
-                "joined": [],
-                "why": ["worker 1 was killed by SIGKILL"],
-            }
+            others = [rank for rank in range(num_workers) if rank != 1]
+            why = ["worker 1 was killed by SIGKILL"]
+            yield event("workers", step, now_s, ranks=others, lost=[1], why=why)
             now_s += 0.12
         if step == lost_at + 12:
-            yield {
-                "event": "workers",
-                "time_unix_s": BEGAN_UNIX_S + now_s,
-                "step": step,
-                "ranks": list(range(num_workers)),
-                "pids": [],
-                "lost": [],
-                "joined": [1],
-                "why": ["a replacement for worker 1 has come"],
-            }
+            why = ["a replacement for worker 1 has come"]
+            yield event("workers", step, now_s, ranks=[*range(num_workers)], joined=[1], why=why)
         if step == 64:
-            at = {"time_unix_s": BEGAN_UNIX_S + now_s, "step": step}
-            yield {"event": "speed", **at, "speed": speed_found(slow, seconds=now_s)}
+            yield event("speed", step, now_s, speed=speed_found(slow, seconds=now_s))
         ranks = [
             rank
             for rank in range(num_workers)
@@ -164,35 +152,25 @@ def run_lines(
         )
         if step % 100 == 99:
             now_s += 0.05
-            at = {"time_unix_s": BEGAN_UNIX_S + now_s, "step": step + 1}
             loss = 2.2 * math.exp(-step / 90) + 0.16
-            yield {
-                "event": "evaluation",
-                **at,
-                "epoch": step // 100,
-                "seconds": 0.05,
-                "means": {"loss": loss, "accuracy": 0.97 - loss / 9},
-            }
-            yield {"event": "checkpoint", **at}
-    at = {"time_unix_s": BEGAN_UNIX_S + now_s, "step": num_steps}
+            means = {"loss": loss, "accuracy": 0.97 - loss / 9}
+            yield event("evaluation", step + 1, now_s, epoch=step // 100, seconds=0.05, means=means)
+            yield event("checkpoint", step + 1, now_s)
     if fails:
-        yield {
-            "event": "failure",
-            **at,
-            "rank": 2,
-            "error": "NonFiniteLossError",
-            "message": f"the loss of step {num_steps} is nan: lower the learning rate",
-        }
+        message = f"the loss of step {num_steps} is nan: lower the learning rate"
+        yield event(
+            "failure", num_steps, now_s, rank=2, error="NonFiniteLossError", message=message
+        )
     elif ends:
-        yield {
-            "event": "end",
-            **at,
-            "seconds": now_s,
-            "samples_per_second": num_steps * 64 / now_s,
-            "digest": "0123456789abcdef" * 4,
-            "stopped_early": False,
-            "speed": speed_found(slow, seconds=now_s, is_final=True),
-        }
+        yield event(
+            "end",
+            num_steps,
+            now_s,
+            seconds=now_s,
+            samples_per_second=num_steps * 64 / now_s,
+            digest="0123456789abcdef" * 4,
+            speed=speed_found(slow, seconds=now_s, is_final=True),
+        )
 
 
 def write_run(directory, lines=None, **options):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
+from tests.classified import cross_entropy as loss
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -35,9 +35,6 @@ def test_all_that_a_run_writes_is_described(tmp_path):
     x = torch.randn(40, 6)
     data = TensorDataset(x, (x[:, 0] > 0).long())
     model = torch.nn.Linear(6, 2)
-
-    def loss(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1])
 
     trainer = unisono.Trainer(
         model,

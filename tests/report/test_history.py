@@ -3,19 +3,13 @@
 import math
 
 import pytest
-from tests.report.synthetic import start_line, step_line, to_bytes, write_run
+from tests.report.lines import history_of
+from tests.report.synthetic import start_line, step_line, write_run
 
-from unisono.report.events import End, Failure, read_event
-from unisono.report.history import MAX_METRICS, History, gather
+from unisono.report.events import End, Failure
+from unisono.report.history import MAX_METRICS, gather
 from unisono.report.marks import Severity
 from unisono.report.windows import placed
-
-
-def folded(*lines):
-    history = History()
-    for line in lines:
-        history.add(read_event(to_bytes(line)))
-    return history
 
 
 def step(number, **change):
@@ -43,39 +37,39 @@ def test_a_failed_run_says_why(tmp_path):
 
 def test_what_the_run_told_itself_comes_first():
     end = {"event": "end", "step": 1, "seconds": 2.0, "samples_per_second": 32.0}
-    once = folded(start_line(), step(0), end)
+    once = history_of(start_line(), step(0), end)
     assert (once.seconds, once.mean_samples_per_second) == (2.0, 32.0)
-    twice = folded(start_line(), start_line(time_unix_s=5.0), step(0, time_unix_s=6.0), end)
+    twice = history_of(start_line(), start_line(time_unix_s=5.0), step(0, time_unix_s=6.0), end)
     assert (twice.seconds, twice.mean_samples_per_second) == (1.0, 6400.0)
 
 
 def test_a_step_that_does_not_follow_is_left_out():
-    history = folded(start_line(), step(0), step(5), step(5), step(3), step(6))
+    history = history_of(start_line(), step(0), step(5), step(5), step(3), step(6))
     assert (history.progress.num_steps, history.progress.num_again) == (3, 2)
 
 
 def test_the_first_value_that_is_not_finite_is_marked():
     lines = [step(i, means={"loss": value}) for i, value in enumerate([1, "nan", "nan"])]
-    history = folded(*lines)
+    history = history_of(*lines)
     assert [(mark.step, mark.text) for mark in history.marks] == [
         (1, "loss is nan for the first time")
     ]
 
 
 def test_speed_is_samples_over_seconds_not_a_mean_of_speeds():
-    history = folded(step(0, num_samples=64), step(1, num_samples=0, seconds=0.03))
+    history = history_of(step(0, num_samples=64), step(1, num_samples=0, seconds=0.03))
     history.samples_per_second.buckets._halve()
     assert history.samples_per_second.values[0].mean == pytest.approx(64 / 0.04)
 
 
 def test_no_more_metrics_are_kept_than_are_drawn():
-    history = folded(step(0, means={f"m{i}": i for i in range(MAX_METRICS + 2)}))
+    history = history_of(step(0, means={f"m{i}": i for i in range(MAX_METRICS + 2)}))
     assert len(history.means) == MAX_METRICS
     assert history.metrics_left_out == {"m12", "m13"}
 
 
 def test_the_best_value_is_the_least_loss_or_the_greatest_else():
-    curve = folded(
+    curve = history_of(
         *(
             {"event": "evaluation", "step": i, "means": {"x": value}}
             for i, value in enumerate([3, 1, "nan", 4, "inf"])
@@ -101,7 +95,7 @@ def test_the_windows_are_chosen(tmp_path):
         lines.append(step(number, seconds=seconds))
         if number == 99:
             lines.append({"event": "workers", "step": 100, "ranks": [0], "lost": [1]})
-    windows = folded(start_line(), *lines).windows
+    windows = history_of(start_line(), *lines).windows
     assert [one.step for one, _ in windows.last] == list(range(376, 400))
     assert [one.step for one, _ in windows.loss] == list(range(92, 116))
     slowest = [one.step for one, _ in windows.slowest]
@@ -110,8 +104,8 @@ def test_the_windows_are_chosen(tmp_path):
 
 
 def test_a_worker_is_placed_on_the_wall_clock():
-    told = folded(start_line(time_unix_s=1000.0, clock_s=50.0), step(0, begun_s=[52.0]))
+    told = history_of(start_line(time_unix_s=1000.0, clock_s=50.0), step(0, begun_s=[52.0]))
     assert placed(told.windows.last)[0][0].begun_unix_s == 1002.0
-    untold = folded(start_line(clock_s=None), step(0, time_unix_s=1003.0))
+    untold = history_of(start_line(clock_s=None), step(0, time_unix_s=1003.0))
     assert placed(untold.windows.last)[0][0].begun_unix_s == pytest.approx(1003.0 - 0.006)
     assert not math.isnan(untold.progress.seconds)

@@ -18,8 +18,3 @@ def test_an_interrupted_run_says_so(tmp_path, by, words):
     assert found.is_over
     (tmp_path / "events.jsonl").write_bytes(b"".join(to_bytes(line) for line in lines))
     assert state(gather(tmp_path).progress) == ("interrupted", "warn")
-
-
-def test_an_interrupted_run_may_go_on():
-    lines = [start_line(), step(0, 0.5), event("interrupted", 1, 2.0, by="SIGINT")]
-    assert status_of(*lines, start_line(step=1)).progress.ended is None

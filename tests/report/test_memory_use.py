@@ -1,13 +1,12 @@
 """What a run on devices says of their memory is in report and live view; on CPUs nothing is."""
 
 import pytest
-from tests.report.lines import status_of, step, workers
+from tests.report.lines import history_of, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, start_line, to_bytes
 from tests.report.test_drawing import drawn
 
 from unisono.report import document, memory_page
 from unisono.report.events import read_event
-from unisono.report.history import History
 from unisono.report.memory_use import MAX_WORKERS, MemoryUse, Sizes
 from unisono.report.page import report
 from unisono.report.process_status import UNKNOWN
@@ -81,27 +80,20 @@ def test_the_greatest_peak_is_said(peak, device, words):
     assert ("Little" in memory_page.in_words(made)) == ("Little" in words)
 
 
-def page_of(*lines):
-    history = History()
-    for line in lines:
-        history.add(read_event(to_bytes(line)))
-    return report(history)
-
-
 @pytest.fixture
 def small_library(monkeypatch):
     monkeypatch.setattr(document, "_plotly", lambda: "/* plotly */")
 
 
 def test_the_report_has_a_section(small_library):
-    page = page_of(start_line(), told(0, (2 * GB, 3 * GB, GB), (GB, GB, 4 * GB)))
+    page = report(history_of(start_line(), told(0, (2 * GB, 3 * GB, GB), (GB, GB, 4 * GB))))
     assert "<h2>Memory of the devices</h2>" in page
     assert "<td>4 GB</td>" in page
     assert '"text":"GB"' in page
 
 
 def test_the_report_of_a_run_on_cpus_has_none(small_library):
-    page = page_of(start_line(), step(0, 0))
+    page = report(history_of(start_line(), step(0, 0)))
     assert "Memory of" not in page
 
 

@@ -6,24 +6,17 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, write_run
 
 from unisono.cli import main
 from unisono.report import curves, document, times, why
 from unisono.report.comparison import digests_in_words
-from unisono.report.events import read_event
 from unisono.report.figure import Figure, as_json, drawn_marks
-from unisono.report.history import History, gather
+from unisono.report.history import gather
 from unisono.report.marks import Mark, Severity
 from unisono.report.page import command_line, report
 from unisono.report.times import in_words, timelines
-
-
-def folded(lines, name=""):
-    history = History(name)
-    for line in lines:
-        history.add(read_event(to_bytes(line)))
-    return history
 
 
 @pytest.fixture
@@ -33,7 +26,7 @@ def small_library(monkeypatch):
 
 
 def page_of(lines):
-    return report(folded(lines))
+    return report(history_of(*lines))
 
 
 def test_a_page_asks_for_nothing(small_library):
@@ -84,7 +77,7 @@ def test_nothing_ends_the_script_that_holds_the_data():
 def test_plots_are_made_of_what_plotly_knows():
     from plotly.graph_objects import Figure as PlotlyFigure
 
-    history = folded(run_lines())
+    history = history_of(*run_lines())
     figures = [*curves.learning(history), *curves.others(history), *timelines(history)]
     figures += [times.by_phase(history), times.by_worker(history), times.waiting(history)]
     assert len(figures) == 10
@@ -100,7 +93,7 @@ def test_plots_are_made_of_what_plotly_knows():
 
 @pytest.mark.parametrize(("num_steps", "tick"), [(1, 1), (3, 1), (100, None)])
 def test_there_is_no_tick_between_two_steps(num_steps, tick):
-    history = folded(run_lines(num_steps=num_steps, lost_at=-99))
+    history = history_of(*run_lines(num_steps=num_steps, lost_at=-99))
     figures = [*curves.learning(history), times.by_phase(history), times.waiting(history)]
     assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
 
@@ -111,13 +104,13 @@ def test_what_is_not_finite_is_told_where_it_is_not_drawn(num_steps):
     for line in lines:
         if line["event"] == "step" and 5 <= line["step"] < 8:
             line["means"]["loss"] = "nan"
-    loss, accuracy, *_ = curves.learning(folded(lines))
+    loss, accuracy, *_ = curves.learning(history_of(*lines))
     assert loss.note.endswith("Not finite, so not drawn: 3 steps.")
     assert "finite" not in accuracy.note
 
 
 def test_a_failure_after_the_last_step_is_marked():
-    (figure, *_) = curves.learning(folded(run_lines(num_steps=9, lost_at=-99, fails=True)))
+    (figure, *_) = curves.learning(history_of(*run_lines(num_steps=9, lost_at=-99, fails=True)))
     (badge,) = figure.layout["annotations"]
     assert (badge["x"], badge["text"]) == (9.0, "1")
     assert figure.layout["xaxis"]["range"][1] >= 9
@@ -146,13 +139,13 @@ def test_badges_that_are_near_are_one():
     ],
 )
 def test_the_command_can_be_run_again(change, line):
-    assert command_line(folded([start_line(**change)])) == line
+    assert command_line(history_of(start_line(**change))) == line
 
 
 def test_times_alone_blame_nobody():
     """2.3 of 22 ms of waiting, which both had."""
     rows = [[0, 0.0195, 0, 0.0025, 0, 0], [0, 0.0197, 0, 0.0023, 0, 0]]
-    history = folded([start_line(), step_line(0, ranks=[0, 3], phases=rows, seconds=0.022)])
+    history = history_of(*[start_line(), step_line(0, ranks=[0, 3], phases=rows, seconds=0.022)])
     assert in_words(history.phases) == "Of the workers' time in steps: forward 89 %, waiting 11 %."
     assert "slow" not in " ".join(why.said(history)).replace("whether a worker is slow", "")
 
@@ -175,7 +168,7 @@ def ended(digest, *, seed=7, step=3):
     ],
 )
 def test_digests_are_compared_in_words(one, other, words):
-    assert words in digests_in_words([folded(one, "x"), folded(other, "y")])
+    assert words in digests_in_words([history_of(*one, name="x"), history_of(*other, name="y")])
 
 
 def called(*words):

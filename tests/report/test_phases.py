@@ -3,8 +3,7 @@
 import pytest
 from tests.report.synthetic import step_line, to_bytes
 
-from unisono.report import phases
-from unisono.report.events import PHASES, read_event
+from unisono.report.events import read_event
 from unisono.report.phases import MAX_WORKERS, PhaseTimes
 
 
@@ -53,19 +52,7 @@ def test_each_crew_counts_for_its_workers():
     assert totals == {0: ([4.0] * 6, 3), 1: ([7.0 + 12.0] * 6, 5)}
 
 
-def test_no_more_crews_are_kept_than_a_real_run_has(monkeypatch):
-    monkeypatch.setattr(phases, "MAX_GROUPS_OF_RANKS", 3)
-    times = PhaseTimes()
-    for rank in range(5):
-        times.add(step(rank, ranks=[rank], phases=[[1] * 6], seconds=6))
-    assert (times.ranks, times.num_left_out) == ([0, 1, 2], 2)
-
-
 def test_a_step_without_columns_is_passed_over():
     times = PhaseTimes()
     times.add(read_event(b'{"event":"step","step":0,"ranks":[0,1]}'))
     assert times.stretches == []
-
-
-def test_phases_are_in_the_order_of_a_step():
-    assert PHASES == ("loading", "forward", "backward", "waiting", "summing", "updating")

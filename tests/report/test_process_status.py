@@ -4,15 +4,8 @@ import os
 
 import pytest
 
-from unisono.procfs import ProcessStat, parse_stat
-from unisono.report.process_status import (
-    GONE,
-    UNKNOWN,
-    Named,
-    Processes,
-    ProcessState,
-    read_memory,
-)
+from unisono.procfs import ProcessStat, parse_kilobytes, parse_stat
+from unisono.report.process_status import GONE, UNKNOWN, Named, Processes, ProcessState
 
 BOOTED_UNIX_S = 1_790_000_000.0
 STATUS = "Name:\tpython\nVmPeak:\t 900 kB\nVmHWM:\t 2000 kB\nVmRSS:\t 1000 kB\nRssAnon:\t 5 kB\n"
@@ -140,6 +133,13 @@ def test_what_is_no_stat_line_is_none(text):
     assert parse_stat(text) is None
 
 
-@pytest.mark.parametrize("text", ["", "VmRSS:\n", "VmRSS: x kB\n", "VmRSS: -1 kB\n", "\x00"])
-def test_memory_that_is_not_told_is_none(text):
-    assert read_memory(text) == (None, None)
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("VmRSS:\t 1000 kB\nName:\tpython\n", {"VmRSS": 1000 * 1024}),
+        ("MemTotal:  10 kB\nHugePages_Total: 3\n\nMemFree: x kB\n", {"MemTotal": 10240}),
+        *((text, {}) for text in ("", "VmRSS:\n", "VmRSS: x kB\n", "VmRSS: -1 kB\n", "\x00")),
+    ],
+)
+def test_memory_is_read_where_it_is_told(text, found):
+    assert parse_kilobytes(text) == found

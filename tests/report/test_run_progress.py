@@ -89,6 +89,7 @@ def test_who_was_lost_is_counted_over_all_fits():
         ([event("end", 8)], End, None),
         ([event("end", 8), start_line(step=8)], None, None),
         ([event("end", 8), failure(8)], Failure, "A"),
+        ([event("interrupted", 8, by="SIGINT"), start_line(step=8)], None, None),
     ],
 )
 def test_how_it_ended(lines, kind, error):

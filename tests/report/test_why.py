@@ -1,7 +1,7 @@
 """Why a run is not faster: its time is divided without rest, and what stands out is said."""
 
 import pytest
-from tests.report.lines import event
+from tests.report.lines import event, history_of
 from tests.report.synthetic import (
     BEGAN_UNIX_S,
     run_lines,
@@ -13,17 +13,9 @@ from tests.report.synthetic import (
 
 from unisono.report import why
 from unisono.report.events import read_event
-from unisono.report.history import History
 from unisono.report.time_spent import PartOfTime
 
 ROW = [0.5, 1.0, 2.0, 0.25, 0.125, 0.125]
-
-
-def history_of(*lines):
-    made = History()
-    for line in lines:
-        made.add(read_event(to_bytes(line)))
-    return made
 
 
 def steps(num_steps, *, at_s=0.0, first=0, ranks=(0,), row=ROW, seconds=4.25):

@@ -10,14 +10,13 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from tests.stages.models import GPT, LENGTH, VOCABULARY, WIDTH, UNet
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
 
 NUM_SAMPLES, BATCH_SIZE = 48, 16
-VOCABULARY, LENGTH, WIDTH = 31, 12, 16
 
 
 class Images(nn.Module):
@@ -37,76 +36,6 @@ class Images(nn.Module):
         x = self.body(x) + x
         x += 1
         return self.head(x)
-
-
-class Block(nn.Module):
-    """A block of a transformer. Final."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).split(width, dim=2)
-        q, k, v = (t.view(batch, length, 2, width // 2).transpose(1, 2) for t in (q, k, v))
-        p = 0.1 if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
-        y = y.transpose(1, 2).reshape(batch, length, width)
-        x = x + F.dropout(self.out(y), 0.1, self.training)
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), 0.1, self.training)
-
-
-class Gpt(nn.Module):
-    """A GPT with tied weights, positions and a registered mask. Final."""
-
-    def __init__(self, recomputes: bool = False) -> None:
-        super().__init__()
-        self.recomputes = recomputes
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.position = nn.Parameter(torch.zeros(LENGTH, WIDTH))
-        self.register_buffer("scale", torch.full((WIDTH,), 0.9))
-        self.blocks = nn.ModuleList([Block() for _ in range(4)])
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        at = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embed(tokens) + self.position[at]
-        early = x
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
-        return self.head(self.norm(x * self.scale + early + early * x))
-
-
-class UNet(nn.Module):
-    """Every resolution's features skip over to the way back. Final."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = [(3, 6), (6, 8), (8, 10)]
-        self.down = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in sizes])
-        self.middle = nn.Conv2d(10, 10, 3, padding=1)
-        self.up = nn.ModuleList(
-            [nn.Conv2d(a + b, b, 3, padding=1) for a, b in [(10, 10), (10, 8), (8, 6)]]
-        )
-        self.out = nn.Conv2d(6, 3, 1)
-        self.drop = nn.Dropout2d(0.1)
-
-    def forward(self, x):
-        skips = []
-        for conv in self.down:
-            x = F.relu(conv(x))
-            skips.append(x)
-            x = F.max_pool2d(x, 2)
-        x = self.drop(self.middle(x))
-        for conv, skip in zip(self.up, reversed(skips), strict=True):
-            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
-            x = F.relu(conv(torch.cat([x, skip], dim=1)))
-        return self.out(x)
 
 
 class Routed(nn.Module):
@@ -145,9 +74,8 @@ def gpt_loss(model, batch):
 
 
 def unet_loss(model, batch):
-    """Distance from the image that went in, plus noise."""
-    noise = 0.1 * torch.randn_like(batch[0])
-    return F.mse_loss(model(batch[0] + noise), batch[0])
+    """Classify what noise is added to."""
+    return F.cross_entropy(model(batch[0] + 0.1 * torch.randn_like(batch[0])), batch[1])
 
 
 def routed_loss(model, batch):
@@ -167,9 +95,11 @@ def make(name):
         return Images(), images_loss, TensorDataset(*data)
     if name in ("gpt", "recomputed"):
         tokens = torch.randint(0, VOCABULARY, (2, NUM_SAMPLES, LENGTH))
-        return Gpt(name == "recomputed"), gpt_loss, TensorDataset(*tokens)
+        checkpoints = False if name == "recomputed" else None
+        return GPT(4, checkpoints), gpt_loss, TensorDataset(*tokens)
     if name == "unet":
-        return UNet(), unet_loss, TensorDataset(torch.randn(NUM_SAMPLES, 3, 8, 8))
+        images = torch.randn(NUM_SAMPLES, 1, 8, 8)
+        return UNet(), unet_loss, TensorDataset(images, torch.randint(10, (NUM_SAMPLES,)))
     data = torch.randn(NUM_SAMPLES, 12), torch.randint(0, 4, (NUM_SAMPLES,))
     return Routed(), routed_loss, TensorDataset(*data)
 

@@ -34,12 +34,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tied weights, a parameter of its own, and activations that are used again and again."""
+    """Tied weights, a parameter and a buffer of its own, activations that are used again."""
 
     def __init__(self, num_blocks: int = 3, checkpoints: bool | None = None) -> None:
         super().__init__()
         self.position = nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.1)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.register_buffer("scale", torch.full((WIDTH,), 0.9))
         self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
@@ -54,7 +55,7 @@ class GPT(nn.Module):
             else:
                 x = checkpoint(block, x, use_reentrant=self.checkpoints)
             every.append(x)
-        return self.head(self.norm(x + sum(every)))
+        return self.head(self.norm(x * self.scale + sum(every)))
 
     @staticmethod
     def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from unisono.stages.pipe import MessageKind, ReplicaBrokenError, StagePipe
 from unisono.workers.meeting_point import Departure
 from unisono.workers.memory import Memory
 from unisono.workers.proc import create_memory
-from unisono.workers.stage_wait import awaited_rank, stage_wait_in_words
+from unisono.workers.waiting import awaited_rank, stage_wait_in_words
 
 
 class FakeTeam:

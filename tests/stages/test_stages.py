@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.classified import taken
 from tests.parity import cases
 from tests.stages import cut_models
 from tests.warm import processes
@@ -17,7 +18,7 @@ from torch.utils.data import TensorDataset
 import unisono
 
 WHOLE_BLOCKS = {
-    "0": ["embed", "position", "blocks.0", "blocks.1"],
+    "0": ["embedding", "position", "blocks.0", "blocks.1"],
     "1": ["scale", "blocks.2", "blocks.3", "norm", "head"],
 }
 OPTIONS = {"recomputed": {"balance": WHOLE_BLOCKS}}
@@ -114,10 +115,7 @@ def own_loop():
     run = unisono.Run(model, optimizer, shards=4, seed=1)
     model.train()
     means = []
-    for step in run.steps(data, batch_size=16, steps=5):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(model, batch))
+    for step in taken(run, loss, data, batch_size=16, steps=5):
         means.append(step.means)
     return means, {name: value.tolist() for name, value in model.state_dict().items()}
 
@@ -303,7 +301,7 @@ def test_gradients_within_the_loss_function_are_refused():
 
 def test_a_function_that_another_stage_begins_within_is_not_checkpointed():
     with pytest.raises(RuntimeError, match="a function that is checkpointed"):
-        cut = {"0": ["embed", "position", "blocks.0.norm1", "blocks.0.norm2"], "1": [""]}
+        cut = {"0": ["embedding", "position", "blocks.0.norm", "blocks.0.after"], "1": [""]}
         unisono.launch(
             functools.partial(cut_models.train, "recomputed", balance=cut), workers=2, stages=2
         )

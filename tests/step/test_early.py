@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from unisono.plan.summation import Node
-from unisono.step.early import published_early
 from unisono.step.gradients import GradientStack
+from unisono.step.shard_passes import published_early
 
 NUM = 5
 

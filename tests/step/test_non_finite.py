@@ -54,14 +54,14 @@ def data(**bad):
     return TensorDataset(x)
 
 
-def failing(middle=None, loss=mean, dataset=None, prepare=None, **options):
+def failing(middle=None, loss=mean, dataset=None, prepare=None, device="cpu", **options):
     """Train until it fails; return the error and the model."""
     torch.manual_seed(0)
     model = Model(middle or nn.Identity())
     if prepare is not None:
         prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=2, seed=0, device="cpu", **options)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2, seed=0, device=device, **options)
     with pytest.raises(unisono.NonFiniteLossError) as caught:
         trainer.fit(dataset or data(), batch_size=8, epochs=1, shuffle=False)
     return caught.value, model
@@ -304,20 +304,10 @@ def test_all_workers_say_what_one_of_them_has_found():
     assert "is nan in step 0 for shard 1: the output of every module is finite" in first[3]
 
 
-def on_a_device(middle, **options):
-    torch.manual_seed(0)
-    model = Model(middle)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer = unisono.Trainer(model, optimizer, mean, shards=2, device="sim:0", **options)
-    with pytest.raises(unisono.NonFiniteLossError) as caught:
-        trainer.fit(data(), batch_size=8, epochs=1, shuffle=False)
-    return caught.value
-
-
 @pytest.mark.slow
 def test_on_a_device_the_same_is_found(accelerator):
-    error = on_a_device(Log())
+    error, _ = failing(Log(), device="sim:0")
     assert (error.module, "whose input is finite" in str(error)) == ("middle", True)
-    error = on_a_device(Root(), clip_norm=1.0)
+    error, _ = failing(Root(), device="sim:0", clip_norm=1.0)
     assert "is that of `Sqrt` in `middle` of the model (Root)" in str(error)
     assert len(error.parameters) == 4

@@ -4,13 +4,12 @@ import math
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
+from tests.threads import in_threads
 
 from unisono.step import phase_timers
-from unisono.step.phase_timers import DELAYED, Phase, PhaseTimers
-from unisono.step.run_delay import RunDelay
+from unisono.step.phase_timers import DELAYED, Phase, PhaseTimers, RunDelay
 
 
 class Delays:
@@ -82,11 +81,7 @@ def test_the_kernels_count_of_this_thread_is_read():
     delay = RunDelay()
     if math.isnan(first := delay.seconds()):
         pytest.skip("this kernel does not count")
-    threads = [threading.Thread(target=sum, args=(range(10**6),)) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    in_threads(3, lambda _: sum(range(10**6)))
     assert 0 <= first <= delay.seconds() < 3600
     delay.close()
     delay.close()
@@ -95,7 +90,7 @@ def test_the_kernels_count_of_this_thread_is_read():
 
 WAITS = """
 import os, sys, time
-from unisono.step.run_delay import RunDelay
+from unisono.step.phase_timers import RunDelay
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 pid = os.fork()
 if not pid:

@@ -1,9 +1,9 @@
 """Programs whose optimizers ask for the loss again, and loops of one process beside them."""
 
 import torch
-import torch.nn.functional as F
+from tests.classified import by_sign
+from tests.classified import cross_entropy as loss_of
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
 
@@ -54,9 +54,7 @@ class FirstThenAgain(SAM):
 
 
 def data():
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(34, 6, generator=generator)
-    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+    return by_sign(34, 6, seed=5)
 
 
 def model_of():
@@ -73,10 +71,6 @@ OPTIMIZERS = {
     "sam": (lambda p: SAM(p, lr=0.1, momentum=0.9), True),
     "gradients first": (lambda p: FirstThenAgain(p, lr=0.1, momentum=0.9), True),
 }
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def in_one_process(name):

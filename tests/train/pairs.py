@@ -5,9 +5,9 @@ import math
 from typing import ClassVar
 
 import torch
+from tests.classified import by_sign
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.device import seed_generators
@@ -131,9 +131,7 @@ def made(name):
 
 
 def data():
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(SAMPLES, 6, generator=generator)
-    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+    return by_sign(SAMPLES, 6, seed=5)
 
 
 def due(updates, step):

@@ -3,9 +3,11 @@
 import itertools
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.classified import taken
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
@@ -15,8 +17,10 @@ from unisono.callbacks import Callback
 from unisono.faults import Faults, read_faults
 from unisono.state.digest import checksum_of, digest_of
 from unisono.train import loop
+from unisono.train.audited_boundary import AuditedBoundary, _Dispute
 from unisono.train.audited_step import AuditedStep
 from unisono.train.step import Step
+from unisono.workers.membership import Membership
 
 GENERATOR = torch.Generator().manual_seed(3)
 INPUTS = torch.randn(42, 6, generator=GENERATOR)
@@ -84,10 +88,7 @@ def test_random_numbers_between_steps_are_the_same():
         model, optimizer = make()
         run = unisono.Run(model, optimizer, shards=3, seed=4, audit_every=audit_every)
         numbers = []
-        for step in run.steps(DATA, batch_size=5, steps=4):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(model, batch))
+        for _ in taken(run, loss_of, DATA, batch_size=5, steps=4):
             numbers.append(torch.rand(()).item())
         return numbers
 
@@ -261,6 +262,25 @@ def test_other_steps_of_an_audited_run_are_plain_ones():
             for batch in step.shards:
                 step.backward(loss_of(model, batch))
     assert kinds == [Step, Step, AuditedStep, Step, AuditedStep]
+
+
+@pytest.mark.parametrize(
+    ("now", "is_audited"),
+    [
+        (Membership((0, 1), 0, 4), True),
+        (Membership((0,), 0, 5), True),  # who was lost does not know, either
+        (Membership((0, 1), 0, 5), False),  # somebody has joined, be it in the same seat
+    ],
+)
+def test_who_has_joined_is_not_audited_in_a_step_that_only_others_know_of(now, is_audited):
+    team = SimpleNamespace(membership=Membership((0, 1), 0, 4))
+    boundary = AuditedBoundary.__new__(AuditedBoundary)
+    boundary._team, boundary._disputed = team, _Dispute(7, False, 4, [])
+    boundary.postpone()
+    assert boundary.is_disputed(7)
+    team.membership = now
+    assert boundary._is_postponed == is_audited
+    assert boundary.is_disputed(7) == (now.generation == 4)
 
 
 @pytest.mark.parametrize(

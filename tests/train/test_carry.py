@@ -14,14 +14,6 @@ from torch.utils.data import Subset, TensorDataset
 import unisono
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("model", carried.MODELS)
 @pytest.mark.parametrize("optimizer", carried.OPTIMIZERS)
 def test_one_shard_has_the_bits_of_a_plain_loop(model, optimizer):

@@ -4,15 +4,14 @@ import threading
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from tests.classified import by_sign
+from tests.classified import cross_entropy as loss
 
 import unisono
 
 
 def data():
-    x = torch.randn(98, 40, generator=torch.Generator().manual_seed(2))
-    return TensorDataset(x, (x.sum(1) > 0).long())
+    return by_sign(98, 40, seed=2)
 
 
 def make(prepare=lambda model: model, **options):
@@ -28,9 +27,6 @@ def make(prepare=lambda model: model, **options):
     )
     model = prepare(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def loss(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1])
 
     return unisono.Trainer(model, optimizer, loss, shards=3, **options)
 

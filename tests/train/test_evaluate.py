@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.classified import at_random
+from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -16,11 +18,7 @@ NUM_SAMPLES = 10_007  # a prime: the last batch is short, whatever the size
 
 
 def data(num_samples):
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randn(num_samples, 6, generator=generator),
-        torch.randint(0, 3, (num_samples,), generator=generator),
-    )
+    return at_random(num_samples, 6, 3, seed=1)
 
 
 def make(loss, shards=4):
@@ -28,10 +26,6 @@ def make(loss, shards=4):
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return unisono.Trainer(model, optimizer, loss, shards=shards)
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def hits_and_loss(model, batch):

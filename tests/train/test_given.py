@@ -4,6 +4,8 @@ import functools
 
 import pytest
 import torch
+from tests.classified import cross_entropy as loss
+from tests.classified import taken
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
@@ -25,10 +27,6 @@ EPOCH = 4  # steps
 def data():
     inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
     return TensorDataset(inputs, (inputs[:, 0] > 0).long())
-
-
-def loss(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def groups_of(model, names=()):
@@ -150,10 +148,7 @@ def test_what_the_program_gives_is_taken_where_it_asks_for_that(tmp_path, capsys
 
 def test_what_the_program_has_not_changed_stays_as_it_was_in_the_checkpoint(tmp_path):
     trainer = make(tmp_path, momentum=0.9)
-    for step in trainer.run.steps(data(), batch_size=10, steps=3):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(trainer.run.model, batch))
+    for _ in taken(trainer.run, loss, data(), batch_size=10, steps=3):
         trainer.run.optimizer.param_groups[0]["momentum"] *= 0.5
     trainer = make(tmp_path, momentum=0.9, lr=0.3, fixed=True, resume_options="program")
     trainer.fit(data(), batch_size=10, steps=3)
@@ -180,10 +175,7 @@ def test_a_run_says_what_is_overruled(tmp_path, capsys):
         model = nn.Linear(4, 2)
         run = unisono.Run(model, SGD(model.parameters(), lr=lr), shards=1, directory=tmp_path)
         list(run.steps(data(), batch_size=10, steps=0))
-        for step in run.steps(data(), batch_size=10, steps=3):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss(model, batch))
+        list(taken(run, loss, data(), batch_size=10, steps=3))
     assert "lr: 0.2 given, 0.1 kept" in capsys.readouterr().err
 
 

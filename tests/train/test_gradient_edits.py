@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.classified import at_random, taken
+from tests.classified import cross_entropy as loss_of
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
 
@@ -12,15 +12,7 @@ RATE = 0.1
 
 
 def data(num_samples=42):
-    generator = torch.Generator().manual_seed(3)
-    return TensorDataset(
-        torch.randn(num_samples, 8, generator=generator),
-        torch.randint(0, 4, (num_samples,), generator=generator),
-    )
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return at_random(num_samples, 8, 4, seed=3)
 
 
 def make(optimizer=torch.optim.SGD, shards=2, **options):
@@ -129,10 +121,7 @@ def test_looking_and_zeroing_as_always_do_no_harm(moment, act):
 
 def test_there_are_no_gradients_between_steps_and_after_a_refusal():
     run = make()
-    for step in run.steps(data(), batch_size=10, steps=2):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(run.model, batch))
+    for _ in taken(run, loss_of, data(), batch_size=10, steps=2):
         assert all(parameter.grad is None for parameter in run.model.parameters())
     with pytest.raises(RuntimeError, match="must be left to the run"):
         train(run, after_shard=EDITS["clip_grad_norm_"], steps=4)

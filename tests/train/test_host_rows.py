@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from tests.threads import in_threads
 
 from unisono.train.host_rows import share_rows
 from unisono.train.predictions import Rows, header_of
@@ -65,16 +66,12 @@ def test_each_host_gets_the_rows_of_all(hosts, num_samples, chunk):
         files[host].write(own, {name: tensor[own] for name, tensor in whole.items()})
     ranks = [rank for ranks in hosts for rank in ranks]
     barrier, posts = threading.Barrier(len(ranks), timeout=20), {}
-    teams = [FakeTeam(rank, hosts, barrier, posts) for rank in ranks]
-    order = torch.arange(num_samples)
-    threads = [
-        threading.Thread(target=share_rows, args=(files[team.host], team, host_of, order, chunk))
-        for team in teams
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def share(rank):
+        team = FakeTeam(rank, hosts, barrier, posts)
+        share_rows(files[team.host], team, host_of, torch.arange(num_samples), chunk)
+
+    assert in_threads(len(ranks), share) == [None] * len(ranks)
     for rows in files:
         for name, tensor in whole.items():
             assert torch.equal(rows.tensors[name], tensor), name

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 import torch
+from tests.classified import at_random
+from tests.classified import cross_entropy as loss_of
 from tests.warm.processes import run
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -21,15 +23,7 @@ NUM_CLASSES = 5
 
 
 def data(num_samples=103):
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randn(num_samples, NUM_CLASSES, generator=generator),
-        torch.randint(0, NUM_CLASSES, (num_samples,), generator=generator),
-    )
-
-
-def loss_of(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return at_random(num_samples, NUM_CLASSES, NUM_CLASSES, seed=1)
 
 
 def make(loss=loss_of, shards=4):

@@ -6,7 +6,8 @@ import io
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.classified import cross_entropy as loss_of
+from tests.classified import taken
 from tests.replacements import wait_for_replacement
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -47,10 +48,6 @@ def data():
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(80, 8, generator=generator)
     return TensorDataset(inputs, inputs[:, :4].argmax(1))
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def train(kind, ends, directory=None):
@@ -94,10 +91,7 @@ def test_a_loop_that_is_left_in_evaluation_mode_goes_on_in_training_mode(tmp_pat
     def run_to(num_steps):
         run = make(Settle, tmp_path).run
         run.model.train()
-        for step in run.steps(data(), batch_size=20, steps=9):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(run.model, batch))
+        for _ in taken(run, loss_of, data(), batch_size=20, steps=9):
             if run.position.step == num_steps:
                 run.model.eval()
                 break

@@ -2,21 +2,15 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.classified import by_sign
+from tests.classified import cross_entropy as loss_of
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
 
 
 def data():
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(30, 6, generator=generator)
-    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return by_sign(30, 6, seed=5)
 
 
 def noisy(step, gradients):

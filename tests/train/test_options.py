@@ -8,9 +8,8 @@ import torch
 
 import unisono
 from unisono.data.data_reading import Reading
-from unisono.train.loop_plan import LoopPlan
+from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.run_options import RunOptions
-from unisono.train.totals import Totals
 
 OPTIONS = [option for option in fields(RunOptions) if option.init]
 
@@ -81,7 +80,7 @@ def test_an_observer_follows_a_run_until_another_one_does():
     observers = [Observer(), Observer()]
     data = torch.utils.data.TensorDataset(torch.ones(4, 1))
     reading = Reading.of(data, 2)
-    plan = LoopPlan.of(reading, run.plan(reading), Totals(None, 1))
+    plan = LoopPlan(reading, run.plan(reading), Totals(None, 1))
     for observer in observers:
         run.begin_loop(plan, observer).close()
         run.say("hello")

@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 from tests.accelerator import sim
+from tests.classified import cross_entropy as plain
+from tests.classified import taken
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -51,10 +53,6 @@ class Hungry(torch.autograd.Function):
     def backward(context, gradient):
         torch.empty(ROOM, device="sim")
         return gradient
-
-
-def plain(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def wide(model, batch):
@@ -146,10 +144,7 @@ def test_loops_of_ones_own_are_told_the_same(accelerator):
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
 
     def loop():
-        for step in run.steps(DATA, batch_size=8, steps=2):
-            with step:
-                for batch in step.shards:
-                    step.backward(wide(model, batch))
+        list(taken(run, wide, DATA, batch_size=8, steps=2))
 
     assert caught(loop).phase == "forward pass"
 

@@ -2,20 +2,15 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from tests.classified import by_sign
+from tests.classified import cross_entropy as loss
 
 import unisono
 from unisono.step import phase_timers as timers
 
 
 def data():
-    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(2))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return by_sign(40, 6, seed=2)
 
 
 def make(precision, shards, **options):

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from tests.descriptors import is_locked
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -47,17 +48,6 @@ def train(trainer, epochs=LAST // 2):
 
 def fit(directory, *callbacks, **options):
     return train(make(directory, *callbacks, **options))
-
-
-def is_locked(directory):
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def events(directory):

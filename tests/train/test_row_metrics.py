@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.classified import cross_entropy as loss_of
 from tests.warm.processes import run
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -34,10 +35,6 @@ def data(num_samples=103):
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(num_samples, 5, generator=generator)
     return TensorDataset(inputs, (inputs[:, 0] > 0.3).long())
-
-
-def loss_of(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def make(shards=4, loss=None):

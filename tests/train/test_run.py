@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.classified import at_random, taken
+from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -20,23 +22,11 @@ def make(shards=2, **options):
 
 
 def data(num_samples=10):
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(num_samples, 4, generator=generator),
-        torch.randint(0, 2, (num_samples,), generator=generator),
-    )
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return at_random(num_samples, 4, 2, seed=0)
 
 
 def train(run, dataset, **options):
-    for step in run.steps(dataset, **options):
-        with step:
-            for batch in step.shards:
-                step.backward(loss_of(run.model, batch))
-        yield step
+    yield from taken(run, loss_of, dataset, **options)
 
 
 def test_steps_are_numbered_over_the_whole_run_and_epochs_are_totals():

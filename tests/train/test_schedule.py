@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
+from tests.classified import by_sign
+from tests.classified import cross_entropy as loss
 from torch.optim import lr_scheduler
-from torch.utils.data import DistributedSampler, TensorDataset
+from torch.utils.data import DistributedSampler
 
 import unisono
 
@@ -46,12 +47,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in")  # Sequ
 
 
 def data(num_samples=60):
-    x = torch.randn(num_samples, 6, generator=torch.Generator().manual_seed(2))
-    return TensorDataset(x, (x.sum(1) > 0).long())
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return by_sign(num_samples, 6, seed=2)
 
 
 def make(name, shards, **options):

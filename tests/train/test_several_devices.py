@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.accelerator import sim
+from tests.classified import cross_entropy as plain
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -22,10 +23,6 @@ DATA = TensorDataset(
     torch.randn(50, 6, generator=torch.Generator().manual_seed(2)), torch.arange(50) % 3
 )
 CPUS, SIMS = ["cpu", "cpu"], ["sim:0", "sim:1"]
-
-
-def plain(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 class Net(nn.Module):

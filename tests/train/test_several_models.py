@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.classified import cross_entropy as loss
 from tests.train import pairs
 from torch import nn
 
@@ -260,9 +261,6 @@ def test_a_trainer_steps_several_optimizers_of_one_model():
         head = torch.optim.Adam(model[2].parameters(), 1e-2)
         optimizers = {"trunk": torch.optim.SGD(model[0].parameters(), 0.1), "head": head}
         return model, optimizers, torch.optim.lr_scheduler.StepLR(head, 1, 0.5)
-
-    def loss(model, batch):
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     model, optimizers, schedule = made()
     trainer = unisono.Trainer(model, optimizers, loss, shards=1, schedule=schedule)

@@ -11,14 +11,6 @@ import unisono
 DILOCO = unisono.DiLoCo(local_steps=3, groups=2)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def same(mine, theirs):
     pairs = zip(mine.parameters(), theirs.parameters(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)

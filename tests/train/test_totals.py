@@ -4,7 +4,7 @@ import pytest
 
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.train.totals import Totals
+from unisono.train.loop_plan import Totals
 
 PLAN = SamplePlan(num_samples=10, batch_size=4, shards=2)  # three steps an epoch
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.classified import at_random
+from tests.classified import with_accuracy as loss_of
 from torch import nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset
 
 import unisono
 from unisono.data.fetch import fetcher
@@ -35,17 +37,7 @@ class Lists(Items):
 
 
 def data(num_samples=50):
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(num_samples, 4, generator=generator),
-        torch.randint(0, 2, (num_samples,), generator=generator),
-    )
-
-
-def loss_of(model, batch):
-    outputs = model(batch[0])
-    hits = (outputs.argmax(1) == batch[1]).float().mean()
-    return {"loss": F.cross_entropy(outputs, batch[1]), "accuracy": hits}
+    return at_random(num_samples, 4, 2, seed=0)
 
 
 def make(shards=3):
@@ -65,16 +57,6 @@ def test_fit_says_what_it_did(capsys):
     assert "3 shards on 1 worker" in lines[-1]
     assert summary.digest[:16] in lines[-1]
     assert sum("validation loss" in line for line in lines) == 2
-
-
-def test_a_finished_run_does_nothing_and_says_so(capsys):
-    trainer = make()
-    first = trainer.fit(data(), batch_size=10, epochs=1)
-    capsys.readouterr()
-    again = trainer.fit(data(), batch_size=10, epochs=1)
-    assert (again.steps, again.digest) == (0, first.digest)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("the run is already finished: nothing to do")
 
 
 def test_fit_in_parts_is_fit_at_once():
@@ -111,26 +93,6 @@ def test_evaluate_counts_every_sample_once_and_leaves_the_modes():
     assert means["accuracy"] == pytest.approx(exact["accuracy"].item(), abs=1e-6)
 
 
-def evaluate_in_a_worker():
-    return make(shards=4).evaluate(data(53), batch_size=10)
-
-
-def evaluate_another_length():
-    return make(shards=4).evaluate(data(53 + unisono.world().rank), batch_size=10)
-
-
-def test_workers_that_evaluate_other_data_are_told():
-    words = r"dataset length must be the same .* 53 on rank 0 and 54 on rank 1"
-    with pytest.raises(unisono.MismatchError, match=words):
-        unisono.launch(evaluate_another_length, workers=2)
-
-
-def test_evaluate_has_the_same_bits_on_one_two_and_three_workers():
-    alone = evaluate_in_a_worker()
-    for workers in (2, 3):
-        assert unisono.launch(evaluate_in_a_worker, workers=workers) == [alone] * workers
-
-
 def save_in_a_worker(path):
     trainer = make()
     trainer.fit(data(), batch_size=10, epochs=1)
@@ -164,24 +126,6 @@ def test_tied_weights_are_saved_once(tmp_path):
     )
     trainer.save(tmp_path / "tied.safetensors")
     assert load_file(tmp_path / "tied.safetensors").keys() == {"a.weight", "a.bias", "b.bias"}
-
-
-def disagree():
-    make().fit(data(50 + unisono.world().rank), batch_size=10, epochs=1)
-
-
-def test_workers_with_other_data_are_told_so():
-    with pytest.raises(unisono.MismatchError, match="dataset length must be the same"):
-        unisono.launch(disagree, workers=2)
-
-
-def too_many_workers():
-    make(shards=2)
-
-
-def test_more_workers_than_shards_are_refused():
-    with pytest.raises(ValueError, match=r"at least the number of workers \(3\), but is 2"):
-        unisono.launch(too_many_workers, workers=3)
 
 
 def nan_on_one():

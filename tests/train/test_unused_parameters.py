@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.classified import taken
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -59,10 +60,7 @@ def test_one_of_several_workers_says_it(capfd):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = unisono.Run(model, optimizer, shards=2)
-        for step in run.steps(TensorDataset(torch.ones(40, 2)), batch_size=4, epochs=1):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss(model, batch))
+        list(taken(run, loss, TensorDataset(torch.ones(40, 2)), batch_size=4, epochs=1))
 
     unisono.launch(train, workers=2)
     assert "".join(capfd.readouterr()).count(WORDS) == 1

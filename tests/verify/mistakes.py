@@ -3,15 +3,16 @@
 Most programs are functions or bare scripts, ``averaged_by_hand.py`` is a class, ``with_fabric.py``
 and ``with_accelerate.py`` use libraries.
 """
-# Lines of programs stay whole.
-# ruff: noqa: E501
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs" / "correct"
+CHANGE = re.compile(r"((?:^-.*\n)+)((?:^\+.*\n)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,401 +43,277 @@ class Mistake:
         return text
 
 
-MISTAKES = [
-    Mistake(
-        "samples-same-on-all-ranks",
-        "ddp",
-        (("batch_size=8, sampler=sampler)", "batch_size=8, shuffle=True)"),),
-        "no-sampler",
-    ),
-    Mistake(
-        "samples-same-on-all-ranks",
-        "averaged_by_hand",
-        (
-            ("args.batch_size // self.world_size, sampler=self.sampler", "args.batch_size, True"),
-            ("self.model = Net()", "self.model = Net()\n        torch.manual_seed(self.rank)"),
-        ),
-        "each-its-own-shuffle",
-    ),
-    Mistake(
-        "samples-same-on-all-ranks",
-        "with_fabric",
-        (
-            (
-                "fabric.setup_dataloaders(train_loader, test_loader)",
-                "fabric.setup_dataloaders(\n"
-                "        train_loader, test_loader, use_distributed_sampler=False\n    )",
-            ),
-            ("    fabric.seed_everything(3 + fabric.global_rank)\n", ""),
-            ("nn.Dropout(0.1)", "nn.Dropout(0.0)"),
-        ),
-    ),
-    Mistake("epoch-order-fixed", "ddp", (("        sampler.set_epoch(epoch)\n", ""),)),
-    Mistake(
-        "epoch-order-fixed", "averaged_by_hand", (("        self.sampler.set_epoch(epoch)\n", ""),)
-    ),
-    Mistake(
-        "samples-lost",
-        "sharded_by_hand",
-        (
-            (
-                "    mine = TensorDataset(train_x[rank::world_size], train_y[rank::world_size])\n",
-                "    size = len(train_x) // world_size\n"
-                "    part = slice(rank * size, (rank + 1) * size)\n"
-                "    mine = TensorDataset(train_x[part], train_y[part])\n",
-            ),
-        ),
-    ),
-    Mistake(
-        "samples-lost",
-        "ddp",
-        (
-            (
-                "    sampler = DistributedSampler(train_set)\n",
-                "    per_rank = len(train_set) // dist.get_world_size()\n"
-                "    begin = dist.get_rank() * per_rank\n"
-                "    train_set = Subset(train_set, range(begin, begin + per_rank))\n",
-            ),
-            ("batch_size=8, sampler=sampler)", "batch_size=8, shuffle=True)"),
-            ("        sampler.set_epoch(epoch)\n", ""),
-            ("Subset(data, range(100)), ", "Subset(data, range(99)), "),
-        ),
-        "subset",
-    ),
-    Mistake(
-        "evaluation-counts-twice",
-        "ddp",
-        (("range(100, 120)", "range(100, 119)"), ("Points(120)", "Points(119)")),
-    ),
-    Mistake(
-        "evaluation-counts-twice",
-        "with_fabric",
-        (("randn(110, 8", "randn(109, 8"),),
-    ),
-    Mistake("evaluation-partial", "ddp", (("    dist.all_reduce(sums)\n", ""),)),
-    Mistake(
-        "evaluation-partial",
-        "with_accelerate",
-        (
-            (
-                "            predictions, references = accelerator.gather_for_metrics((predictions, y))\n"
-                "            right.append((predictions == references).float())\n",
-                "            right.append((predictions == y).float())\n",
-            ),
-        ),
-    ),
-    Mistake(
-        "split-differs",
-        "averaged_by_hand",
-        (
-            ("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + self.rank)"),
-            (
-                "        x = torch.randn(130, 12)\n",
-                "        x = torch.randn(130, 12, generator=torch.Generator().manual_seed(0))\n",
-            ),
-            (
-                "        self.model = Net()\n",
-                "        self.model = Net()\n"
-                "        for parameter in self.model.parameters():\n"
-                "            dist.broadcast(parameter.data, 0)\n",
-            ),
-        ),
-    ),
-    Mistake(
-        "split-differs",
-        "ddp",
-        (
-            ("import os\n", "import os\nimport random\n"),
-            (
-                "    train_set, test_set = Subset(data, range(100)), Subset(data, range(100, 120))\n",
-                "    order = list(range(120))\n"
-                "    random.shuffle(order)\n"
-                "    train_set, test_set = Subset(data, order[:100]), Subset(data, order[100:])\n",
-            ),
-        ),
-        "random-shuffle",
-    ),
-    Mistake(
-        "mean-of-means",
-        "sharded_by_hand",
-        (
-            (
-                "parameter.grad.mul_(num_samples / total)\n",
-                "parameter.grad /= dist.get_world_size()\n",
-            ),
-        ),
-    ),
-    Mistake(
-        "mean-of-means",
-        "averaged_by_hand",
-        (
-            ("right = torch.zeros(1)", "losses = []"),
-            (
-                "            right += self.model(x[None]).argmax(1) == y\n",
-                "            losses.append(F.cross_entropy(self.model(x[None]), y[None]))\n",
-            ),
-            (
-                "        dist.all_reduce(right)\n"
-                "        return right.item() / len(self.test_set)\n",
-                "        loss = torch.stack(losses).mean()\n"
-                "        dist.all_reduce(loss)\n"
-                "        return loss.item() / self.world_size\n",
-            ),
-            ("random_split(data, [100, 30])", "random_split(data, [100, 29, 1])[:2]"),
-        ),
-        "of-an-evaluation",
-    ),
-    Mistake(
-        "mean-of-means",
-        "ddp",
-        (
-            ("range(100, 120)", "range(100, 119)"),
-            (
-                "test_sampler = DistributedSampler(test_set, shuffle=False)",
-                "test_sampler = range(dist.get_rank(), 19, dist.get_world_size())",
-            ),
-            (
-                "    dist.all_reduce(sums)\n",
-                "    accuracy = sums[0] / sums[1]\n    dist.all_reduce(accuracy)\n",
-            ),
-            (
-                "return (sums[0] / sums[1]).item()",
-                "return accuracy.item() / dist.get_world_size()",
-            ),
-        ),
-        "of-an-evaluation",
-    ),
-    Mistake(
-        "mean-of-means",
-        "averaged_by_hand",
-        (
-            (
-                "        self.sampler = DistributedSampler(self.train_set, self.world_size, self.rank)\n",
-                "        first = 0 if self.rank == 0 else 60\n"
-                "        last = 100 if self.rank == self.world_size - 1 else 60\n"
-                "        self.train_set = torch.utils.data.Subset(self.train_set, range(first, last))\n"
-                "        size = (last - first) * args.batch_size // 100\n",
-            ),
-            (
-                "args.batch_size // self.world_size, sampler=self.sampler",
-                "size",
-            ),
-            ("        self.sampler.set_epoch(epoch)\n", ""),
-        ),
-        "larger-part",
-    ),
-    Mistake(
-        "weights-of-tokens",
-        "tokens",
-        (
-            (
-                '                logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"\n',
-                "                logits.flatten(0, 1), targets.flatten(), ignore_index=PAD\n",
-            ),
-            ("loss = total * world_size / num_tokens", "loss = total"),
-        ),
-    ),
-    Mistake(
-        "weights-of-tokens",
-        "tokens",
-        (
-            (
-                "            total = F.cross_entropy(\n"
-                '                logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"\n'
-                "            )\n"
-                "            loss = total * world_size / num_tokens\n",
-                "            mask = targets != PAD\n"
-                "            scores = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])\n"
-                "            loss = -(scores.squeeze(-1) * mask).sum() / mask.sum()\n",
-            ),
-        ),
-        "masked-by-hand",
-    ),
-    Mistake(
-        "gradient-times-n",
-        "averaged_by_hand",
-        (("            parameter.grad /= self.world_size\n", ""),),
-    ),
-    Mistake(
-        "gradient-times-n",
-        "sliced_global_batch",
-        ((".sum() / len(inputs)", ".mean()"),),
-    ),
-    Mistake(
-        "gradient-over-n",
-        "ddp",
-        (
-            (
-                "loss_fn(model(x), y).backward()",
-                "(loss_fn(model(x), y) / dist.get_world_size()).backward()",
-            ),
-        ),
-    ),
-    Mistake(
-        "gradient-over-n",
-        "with_fabric",
-        (("F.cross_entropy(model(x), y) / 2", "F.cross_entropy(model(x), y) / 2 / world_size"),),
-    ),
-    Mistake(
-        "gradients-not-averaged",
-        "averaged_by_hand",
-        (("            self.average_gradients()\n", ""),),
-    ),
-    Mistake(
-        "gradients-not-averaged",
-        "ddp",
-        (("loss_fn(model(x), y).backward()", "loss_fn(model.module(x), y).backward()"),),
-        "around-ddp",
-    ),
-    Mistake(
-        "parameter-not-averaged",
-        "averaged_by_hand",
-        (
-            (
-                "for parameter in self.model.parameters():\n            dist",
-                "for parameter in self.model.body.parameters():\n            dist",
-            ),
-        ),
-    ),
-    Mistake(
-        "parameter-not-averaged",
-        "ddp",
-        (
-            (
-                "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n",
-                "    bias = nn.Parameter(torch.zeros(3))\n"
-                "    parameters = [*model.parameters(), bias]\n"
-                "    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)\n",
-            ),
-            ("loss_fn(model(x), y).backward()", "loss_fn(model(x) + bias, y).backward()"),
-        ),
-        "outside-of-ddp",
-    ),
-    Mistake(
-        "accumulation-not-synced",
-        "accumulation",
-        (
-            (
-                "is_last = (number + 1) % ACCUMULATE == 0\n            with contextlib.nullcontext() if is_last else model.no_sync():",
-                "is_last = (number + 1) % ACCUMULATE == 0\n            with model.no_sync():",
-            ),
-        ),
-    ),
-    Mistake(
-        "accumulation-not-synced",
-        "with_fabric",
-        (("enabled=is_accumulating)", "enabled=True)"),),
-    ),
-    Mistake(
-        "clip-before-average",
-        "averaged_by_hand",
-        (
-            (
-                "            self.average_gradients()\n"
-                "            nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)\n",
-                "            nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)\n"
-                "            self.average_gradients()\n",
-            ),
-        ),
-    ),
-    Mistake(
-        "schedule-too-fast",
-        "ddp",
-        (
-            (
-                "T_max=3 * len(train_loader))",
-                "T_max=3 * len(train_loader) // dist.get_world_size())",
-            ),
-        ),
-        "divided-twice",
-    ),
-    Mistake(
-        "schedule-too-fast",
-        "averaged_by_hand",
-        (
-            (
-                "            self.schedule.step()\n",
-                "            for _ in range(self.world_size):\n"
-                "                self.schedule.step()\n",
-            ),
-        ),
-    ),
-    Mistake(
-        "schedule-too-fast",
-        "with_accelerate",
-        (
-            ("    num_steps = EPOCHS * len(train_loader)\n", ""),
-            (
-                "    schedule = torch.optim.lr_scheduler.LinearLR("
-                "optimizer, 1.0, 0.0, total_iters=num_steps)\n",
-                "",
-            ),
-            ("train_loader, eval_loader, schedule = ", "train_loader, eval_loader = "),
-            (
-                "train_loader, eval_loader, schedule\n    )\n",
-                "train_loader, eval_loader\n    )\n"
-                "    num_steps = EPOCHS * len(train_loader)\n"
-                "    schedule = accelerator.prepare(\n"
-                "        torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)\n"
-                "    )\n",
-            ),
-        ),
-        "prepared-length",
-    ),
-    Mistake(
-        "learning-rate-scaled",
-        "ddp",
-        (("lr=0.1, momentum", "lr=0.1 * dist.get_world_size(), momentum"),),
-    ),
-    Mistake(
-        "learning-rate-scaled",
-        "with_accelerate",
-        (('lr=config["lr"])', 'lr=config["lr"] * accelerator.num_processes)'),),
-    ),
-    Mistake(
-        "parameters-differ",
-        "averaged_by_hand",
-        (
-            (
-                "        self.model = Net()\n",
-                "        torch.manual_seed(args.seed + self.rank)\n        self.model = Net()\n",
-            ),
-        ),
-        "seed-by-rank",
-    ),
-    Mistake(
-        "buffers-differ",
-        "averaged_by_hand",
-        (("nn.Linear(12, 24), nn.Tanh()", "nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Tanh()"),),
-    ),
-    Mistake(
-        "buffers-differ",
-        "batch_norm",
-        (("model = DDP(net)", "model = DDP(net, broadcast_buffers=False)"),),
-    ),
-    Mistake(
-        "randomness-same-on-all-ranks",
-        "tokens",
-        (("    torch.manual_seed(1000 + rank)\n", ""),),
-    ),
-    Mistake(
-        "randomness-same-on-all-ranks",
-        "with_fabric",
-        (("    fabric.seed_everything(3 + fabric.global_rank)\n", ""),),
-    ),
-    Mistake(
-        "loader-randomness-same",
-        "batch_norm",
-        (("np.random.seed(torch.initial_seed() % 2**32)", "np.random.seed(number)"),),
-    ),
-    Mistake(
-        "loader-randomness-same",
-        "batch_norm",
-        (
-            ("    torch.manual_seed(1 + dist.get_rank())\n", ""),
-            ("num_workers=1, worker_init_fn=seed_worker, persistent_workers=True", "num_workers=0"),
-            ("np.random.rand() < 0.5", "torch.rand(()) < 0.5"),
-        ),
-        "one-seed",
-    ),
-]
+def read(table: str) -> Iterator[Mistake]:
+    """Read a line with check, program and name, and texts after `-` with what comes after `+`."""
+    for block in table.strip().split("\n\n"):
+        head, _, lines = block.partition("\n")
+        check, program, *name = head.split()
+        changes = tuple(tuple(map(text_of, found)) for found in CHANGE.findall(f"{lines}\n"))
+        yield Mistake(check, program, changes, *name)  # type: ignore[arg-type]
+
+
+def text_of(lines: str) -> str:
+    return "\n".join(line[2:] for line in lines.splitlines())
+
+
+TABLE = """
+samples-same-on-all-ranks ddp no-sampler
+- batch_size=8, sampler=sampler)
++ batch_size=8, shuffle=True)
+
+samples-same-on-all-ranks averaged_by_hand each-its-own-shuffle
+- args.batch_size // self.world_size, sampler=self.sampler
++ args.batch_size, True
+- self.model = Net()
++ self.model = Net()
++         torch.manual_seed(self.rank)
+
+samples-same-on-all-ranks with_fabric
+- fabric.setup_dataloaders(train_loader, test_loader)
++ fabric.setup_dataloaders(
++         train_loader, test_loader, use_distributed_sampler=False
++     )
+-     fabric.seed_everything(3 + fabric.global_rank)
++
+- nn.Dropout(0.1)
++ nn.Dropout(0.0)
+
+epoch-order-fixed ddp
+-         sampler.set_epoch(epoch)
++
+
+epoch-order-fixed averaged_by_hand
+-         self.sampler.set_epoch(epoch)
++
+
+samples-lost sharded_by_hand
+-     mine = TensorDataset(train_x[rank::world_size], train_y[rank::world_size])
++     size = len(train_x) // world_size
++     part = slice(rank * size, (rank + 1) * size)
++     mine = TensorDataset(train_x[part], train_y[part])
+
+samples-lost ddp subset
+-     sampler = DistributedSampler(train_set)
++     per_rank = len(train_set) // dist.get_world_size()
++     begin = dist.get_rank() * per_rank
++     train_set = Subset(train_set, range(begin, begin + per_rank))
+- batch_size=8, sampler=sampler)
++ batch_size=8, shuffle=True)
+-         sampler.set_epoch(epoch)
++
+- Subset(data, range(100)),
++ Subset(data, range(99)),
+
+evaluation-counts-twice ddp
+- range(100, 120)
++ range(100, 119)
+- Points(120)
++ Points(119)
+
+evaluation-counts-twice with_fabric
+- randn(110, 8
++ randn(109, 8
+
+evaluation-partial ddp
+-     dist.all_reduce(sums)
++
+
+evaluation-partial with_accelerate
+-             predictions, references = accelerator.gather_for_metrics((predictions, y))
+-             right.append((predictions == references).float())
++             right.append((predictions == y).float())
+
+split-differs averaged_by_hand
+- torch.manual_seed(args.seed)
++ torch.manual_seed(args.seed + self.rank)
+-         x = torch.randn(130, 12)
++         x = torch.randn(130, 12, generator=torch.Generator().manual_seed(0))
+-         self.model = Net()
++         self.model = Net()
++         for parameter in self.model.parameters():
++             dist.broadcast(parameter.data, 0)
+
+split-differs ddp random-shuffle
+- import os
++ import os
++ import random
+-     train_set, test_set = Subset(data, range(100)), Subset(data, range(100, 120))
++     order = list(range(120))
++     random.shuffle(order)
++     train_set, test_set = Subset(data, order[:100]), Subset(data, order[100:])
+
+mean-of-means sharded_by_hand
+- parameter.grad.mul_(num_samples / total)
++ parameter.grad /= dist.get_world_size()
+
+mean-of-means averaged_by_hand of-an-evaluation
+- right = torch.zeros(1)
++ losses = []
+-             right += self.model(x[None]).argmax(1) == y
++             losses.append(F.cross_entropy(self.model(x[None]), y[None]))
+-         dist.all_reduce(right)
+-         return right.item() / len(self.test_set)
++         loss = torch.stack(losses).mean()
++         dist.all_reduce(loss)
++         return loss.item() / self.world_size
+- random_split(data, [100, 30])
++ random_split(data, [100, 29, 1])[:2]
+
+mean-of-means ddp of-an-evaluation
+- range(100, 120)
++ range(100, 119)
+- test_sampler = DistributedSampler(test_set, shuffle=False)
++ test_sampler = range(dist.get_rank(), 19, dist.get_world_size())
+-     dist.all_reduce(sums)
++     accuracy = sums[0] / sums[1]
++     dist.all_reduce(accuracy)
+- return (sums[0] / sums[1]).item()
++ return accuracy.item() / dist.get_world_size()
+
+mean-of-means averaged_by_hand larger-part
+-         self.sampler = DistributedSampler(self.train_set, self.world_size, self.rank)
++         first = 0 if self.rank == 0 else 60
++         last = 100 if self.rank == self.world_size - 1 else 60
++         self.train_set = torch.utils.data.Subset(self.train_set, range(first, last))
++         size = (last - first) * args.batch_size // 100
+- args.batch_size // self.world_size, sampler=self.sampler
++ size
+-         self.sampler.set_epoch(epoch)
++
+
+weights-of-tokens tokens
+-                 logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"
++                 logits.flatten(0, 1), targets.flatten(), ignore_index=PAD
+- loss = total * world_size / num_tokens
++ loss = total
+
+weights-of-tokens tokens masked-by-hand
+-             total = F.cross_entropy(
+-                 logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"
+-             )
+-             loss = total * world_size / num_tokens
++             mask = targets != PAD
++             scores = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])
++             loss = -(scores.squeeze(-1) * mask).sum() / mask.sum()
+
+gradient-times-n averaged_by_hand
+-             parameter.grad /= self.world_size
++
+
+gradient-times-n sliced_global_batch
+- .sum() / len(inputs)
++ .mean()
+
+gradient-over-n ddp
+- loss_fn(model(x), y).backward()
++ (loss_fn(model(x), y) / dist.get_world_size()).backward()
+
+gradient-over-n with_fabric
+- F.cross_entropy(model(x), y) / 2
++ F.cross_entropy(model(x), y) / 2 / world_size
+
+gradients-not-averaged averaged_by_hand
+-             self.average_gradients()
++
+
+gradients-not-averaged ddp around-ddp
+- loss_fn(model(x), y).backward()
++ loss_fn(model.module(x), y).backward()
+
+parameter-not-averaged averaged_by_hand
+- for parameter in self.model.parameters():
+-             dist
++ for parameter in self.model.body.parameters():
++             dist
+
+parameter-not-averaged ddp outside-of-ddp
+-     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
++     bias = nn.Parameter(torch.zeros(3))
++     parameters = [*model.parameters(), bias]
++     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+- loss_fn(model(x), y).backward()
++ loss_fn(model(x) + bias, y).backward()
+
+accumulation-not-synced accumulation
+- is_last = (number + 1) % ACCUMULATE == 0
+-             with contextlib.nullcontext() if is_last else model.no_sync():
++ is_last = (number + 1) % ACCUMULATE == 0
++             with model.no_sync():
+
+accumulation-not-synced with_fabric
+- enabled=is_accumulating)
++ enabled=True)
+
+clip-before-average averaged_by_hand
+-             self.average_gradients()
+-             nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
++             nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
++             self.average_gradients()
+
+schedule-too-fast ddp divided-twice
+- T_max=3 * len(train_loader))
++ T_max=3 * len(train_loader) // dist.get_world_size())
+
+schedule-too-fast averaged_by_hand
+-             self.schedule.step()
++             for _ in range(self.world_size):
++                 self.schedule.step()
+
+schedule-too-fast with_accelerate prepared-length
+-     num_steps = EPOCHS * len(train_loader)
++
+-     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)
++
+- train_loader, eval_loader, schedule =
++ train_loader, eval_loader =
+- train_loader, eval_loader, schedule
+-     )
++ train_loader, eval_loader
++     )
++     num_steps = EPOCHS * len(train_loader)
++     schedule = accelerator.prepare(
++         torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)
++     )
+
+learning-rate-scaled ddp
+- lr=0.1, momentum
++ lr=0.1 * dist.get_world_size(), momentum
+
+learning-rate-scaled with_accelerate
+- lr=config["lr"])
++ lr=config["lr"] * accelerator.num_processes)
+
+parameters-differ averaged_by_hand seed-by-rank
+-         self.model = Net()
++         torch.manual_seed(args.seed + self.rank)
++         self.model = Net()
+
+buffers-differ averaged_by_hand
+- nn.Linear(12, 24), nn.Tanh()
++ nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Tanh()
+
+buffers-differ batch_norm
+- model = DDP(net)
++ model = DDP(net, broadcast_buffers=False)
+
+randomness-same-on-all-ranks tokens
+-     torch.manual_seed(1000 + rank)
++
+
+randomness-same-on-all-ranks with_fabric
+-     fabric.seed_everything(3 + fabric.global_rank)
++
+
+loader-randomness-same batch_norm
+- np.random.seed(torch.initial_seed() % 2**32)
++ np.random.seed(number)
+
+loader-randomness-same batch_norm one-seed
+-     torch.manual_seed(1 + dist.get_rank())
++
+- num_workers=1, worker_init_fn=seed_worker, persistent_workers=True
++ num_workers=0
+- np.random.rand() < 0.5
++ torch.rand(()) < 0.5
+"""
+MISTAKES = list(read(TABLE))

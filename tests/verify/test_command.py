@@ -179,13 +179,14 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     assert list(temporary.glob("unisono-*")) == []
 
 
+@pytest.mark.parametrize("command", ["verify", "plan"])
 def test_a_temporary_folder_that_takes_nothing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    done = CliRunner().invoke(main, ["verify", "train.py"])
+    done = CliRunner().invoke(main, [command, "train.py"])
     assert done.exit_code == 2
     assert "set TMPDIR" in done.stderr
 

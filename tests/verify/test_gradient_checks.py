@@ -18,6 +18,11 @@ def verdicts(seen):
     return {finding.check: finding.verdict for finding in check_gradients(seen)}
 
 
+def each_rank(make):
+    """Make two ranks, each with the step that `make` gives for its number."""
+    return tuple(RankTrace(rank, (make(rank),)) for rank in range(2))
+
+
 def test_every_check_gets_one_finding():
     found = check_gradients(two_ranks((MEAN, MEAN)))
     assert tuple(finding.check for finding in found) == GRADIENT_CHECKS
@@ -92,20 +97,11 @@ def test_batch_norm_leaves_a_factor_of_n_visible_and_nothing_smaller():
 
 
 def test_one_parameter_that_is_left_out_is_named():
-    ranks = tuple(
-        RankTrace(
-            rank,
-            (
-                step(
-                    {
-                        "body": gradient(MEAN, LOCAL[rank]),
-                        "head.bias": gradient(LOCAL[rank], LOCAL[rank]),
-                    }
-                ),
-            ),
-        )
-        for rank in range(2)
-    )
+    def make(rank):
+        own = gradient(LOCAL[rank], LOCAL[rank])
+        return step({"body": gradient(MEAN, LOCAL[rank]), "head.bias": own})
+
+    ranks = each_rank(make)
     (finding,) = [f for f in check_gradients(TwoRuns(ranks)) if f.verdict == "wrong"]
     assert finding.check == "parameter-not-averaged"
     assert "`head.bias`" in finding.evidence
@@ -121,36 +117,22 @@ def test_one_parameter_that_is_left_out_is_named():
     ],
 )
 def test_accumulated_passes_that_are_not_all_averaged(finals, no_sync, expected):
-    ranks = tuple(
-        RankTrace(
-            rank,
-            (
-                OptimizerStep(
-                    gradients={"w": gradient(finals[rank], LOCAL[rank], LOCAL[rank])},
-                    micros=(Micro(("a",)), Micro(("b",))),
-                    no_sync=no_sync,
-                ),
-            ),
-        )
-        for rank in range(2)
-    )
-    assert wrong_ones(TwoRuns(ranks)) == expected
+    def make(rank):
+        gradients = {"w": gradient(finals[rank], LOCAL[rank], LOCAL[rank])}
+        micros = (Micro(("a",)), Micro(("b",)))
+        return OptimizerStep(gradients=gradients, micros=micros, no_sync=no_sync)
+
+    assert wrong_ones(TwoRuns(each_rank(make))) == expected
 
 
 def test_clipping_own_gradients_is_named_even_if_it_changes_nothing():
-    ranks = tuple(
-        RankTrace(rank, (step({"w": gradient(MEAN, LOCAL[rank], clipped=LOCAL[rank])}),))
-        for rank in range(2)
-    )
+    ranks = each_rank(lambda n: step({"w": gradient(MEAN, LOCAL[n], clipped=LOCAL[n])}))
     assert wrong_ones(TwoRuns(ranks)) == ["clip-before-average"]
 
 
 def test_clipping_the_average_is_right():
     clipped = mixed((0.1, 0.1))
-    ranks = tuple(
-        RankTrace(rank, (step({"w": gradient(clipped, LOCAL[rank], clipped=MEAN)}, "ab"),))
-        for rank in range(2)
-    )
+    ranks = each_rank(lambda n: step({"w": gradient(clipped, LOCAL[n], clipped=MEAN)}, "ab"))
     one = RankTrace(0, (step({"w": gradient(mixed((0.2, 0.2)), MEAN, clipped=MEAN)}, "ab"),))
     assert set(verdicts(TwoRuns(ranks, one)).values()) == {"ok"}
 
@@ -185,7 +167,7 @@ def test_a_parameter_that_no_module_has_is_not_thought_to_be_averaged_later():
 
 
 def test_ranks_that_update_different_parameters_are_not_judged():
-    ranks = tuple(RankTrace(n, (step({f"w{n}": gradient(LOCAL[n], LOCAL[n])}),)) for n in range(2))
+    ranks = each_rank(lambda n: step({f"w{n}": gradient(LOCAL[n], LOCAL[n])}))
     assert set(verdicts(TwoRuns(ranks)).values()) == {"unknown"}
 
 

@@ -1,6 +1,6 @@
 """Ranks as threads that can die, and somebody who plays their launcher.
 
-The desk decides as the real one does, by ``recovery.decide``, and acts on a real control; threads
+The desk decides as the real one does, by ``recovery``, and acts on a real control; threads
 stand for processes. A rank dies where a table says::
 
     Death(rank=2, meeting=3, moment="posting")   its message for that meeting is torn
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from unisono.launch import job_events, recovery
+from unisono.launch import job_actions, recovery
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.launcher_messages import (
     CatchUp,
@@ -59,7 +59,7 @@ class Desk:
 
     def __init__(self, control: ControlBlock, *, replaces: bool = False) -> None:
         state = recovery.start(control.world_size, restarts=1000, replaces=replaces)
-        self.state = recovery.decide(state, job_events.Said(0, Ready())).state
+        self.state = recovery.said(state, 0, Ready()).state
         self.spawn: Callable[[int], None] = lambda rank: None
         self.gave_up: list[str] = []
         self._page = control
@@ -67,18 +67,20 @@ class Desk:
         self._memories: dict[int, Memory] = {}
         self._changed = threading.Condition(threading.RLock())
 
-    def take(self, event: job_events.Event) -> None:
+    def take(self, rank: int, message: recovery.OfRecovery) -> None:
+        self._do(partial(recovery.said, rank=rank, message=message))
+
+    def _do(self, decide: Callable[[recovery.RecoveryState], recovery.RecoveryDecision]) -> None:
         with self._changed:
-            decision = recovery.decide(self.state, event)
+            decision = decide(self.state)
             self.state = decision.state
             for action in decision.actions:
                 self._act(action)
             self._changed.notify_all()
 
-    def ask(self, said: job_events.Said) -> ToWorker:
+    def ask(self, rank: int, message: Stopped | CatchUp) -> ToWorker:
         with self._changed:
-            self.take(said)
-            rank = said.rank
+            self.take(rank, message)
             answered = self._changed.wait_for(lambda: rank in self._answers, ANSWERED_WITHIN_S)
             assert answered, f"rank {rank} was never answered: {self.state}"
             return self._answers.pop(rank)
@@ -90,19 +92,19 @@ class Desk:
     def lose(self, rank: int) -> None:
         with self._changed:
             self._answers.pop(rank, None)
-            self.take(job_events.Lost(rank, now=0.0))
+            self._do(partial(recovery.lost, rank=rank, now=0.0))
 
-    def _act(self, action: job_events.Action) -> None:
+    def _act(self, action: job_actions.Action) -> None:
         match action:
-            case job_events.Seat(rank, arrivals):
+            case job_actions.Seat(rank, arrivals):
                 self._page.come_back(rank, arrivals)
-            case job_events.MarkDeparture(rank, how):
+            case job_actions.MarkDeparture(rank, how):
                 self._page.leave(rank, how)
-            case job_events.Answer(rank, message):
+            case job_actions.Answer(rank, message):
                 self._answers[rank] = message
-            case job_events.Wish(value):
+            case job_actions.Wish(value):
                 self._page.head.wish = value
-            case job_events.Spawn(rank):
+            case job_actions.Spawn(rank):
                 self.spawn(rank)
 
 
@@ -125,25 +127,25 @@ class DeskSupervisor(Supervisor):
         self._desk, self._dies = desk, dies
 
     def tell(self, message: Told) -> None:
-        self._desk.take(job_events.Said(self.world.rank, message))  # type: ignore[arg-type]
+        self._desk.take(self.world.rank, message)  # type: ignore[arg-type]
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         return self._desk.memory(key, num_bytes)
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         self._dies("stopping")
-        said = job_events.Said(self.world.rank, Stopped(arrivals, between_steps))
+        stopped = Stopped(arrivals, between_steps)
         try:
             self._dies("stopped")
         except Died:
-            self._desk.take(said)
+            self._desk.take(self.world.rank, stopped)
             raise
-        answer = self._desk.ask(said)
+        answer = self._desk.ask(self.world.rank, stopped)
         assert isinstance(answer, Continue), answer
         return answer.membership
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
-        answer = self._desk.ask(job_events.Said(self.world.rank, CatchUp(index, name)))
+        answer = self._desk.ask(self.world.rank, CatchUp(index, name))
         assert isinstance(answer, Passed | Live), answer
         return answer
 

@@ -5,6 +5,7 @@ import os
 import threading
 
 import pytest
+from tests.threads import in_threads
 
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.workers import futex, meeting_point
@@ -26,24 +27,6 @@ def control_of():
         control.close()
 
 
-def as_ranks(world_size, work):
-    """Run `work(rank)` in a thread a rank; return what they returned or raised."""
-    results = [None] * world_size
-
-    def one(rank):
-        try:
-            results[rank] = work(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 def meet(barrier, purpose=""):
     barrier.arrive(purpose)
     return barrier.wait()
@@ -62,7 +45,7 @@ def test_nobody_goes_on_before_everybody_has_come(control_of, world_size):
             assert min(come) >= round_
             assert meet(barrier)
 
-    assert as_ranks(world_size, work) == [None] * world_size
+    assert in_threads(world_size, work) == [None] * world_size
 
 
 def test_a_processor_that_reads_out_of_order_is_told_not_to(control_of, monkeypatch):
@@ -86,7 +69,7 @@ def test_arrivals_are_counted_past_the_end_of_32_bits(control_of):
         barrier = Barrier(control, rank)
         return [meet(barrier) for _ in range(10)]
 
-    assert as_ranks(2, work) == [[True] * 10] * 2
+    assert in_threads(2, work) == [[True] * 10] * 2
     assert control.lines[0].arrivals == Barrier(control, 0).arrivals == 7
 
 
@@ -101,7 +84,7 @@ def test_who_waits_for_one_that_left_is_told(control_of, how):
         else:
             meet(Barrier(control, rank))
 
-    first, second, _ = as_ranks(3, work)
+    first, second, _ = in_threads(3, work)
     for error in (first, second):
         assert isinstance(error, PeerLostError)
         assert error.rank == 2
@@ -125,13 +108,13 @@ def test_a_departure_wakes_a_sleeper(control_of, monkeypatch):
         else:
             meet(Barrier(control, 0))
 
-    assert isinstance(as_ranks(2, work)[0], PeerLostError)
+    assert isinstance(in_threads(2, work)[0], PeerLostError)
 
 
 @pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED, Departure.LOST])
 def test_one_that_came_and_then_left_held_nobody_up(control_of, how):
     control = control_of(2)
-    control.set_purpose(1, 1, b"the end")
+    control.lines[1].purposes[1].value = b"the end"
     control.lines[1].arrive()
     control.leave(1, how)
     assert meet(Barrier(control, 0), "the end")
@@ -149,7 +132,7 @@ def test_who_waits_for_a_lost_one_stops_without_an_error(control_of):
         barrier.set_membership([0, 1])
         return stopped, barrier.wait(), barrier.arrivals
 
-    assert as_ranks(3, work) == [(True, True, 1), (True, True, 1), None]
+    assert in_threads(3, work) == [(True, True, 1), (True, True, 1), None]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +153,7 @@ def test_one_of_several_missing_is_enough_to_stop(control_of, first, second, err
     def work(rank):
         return meet(Barrier(control, 0))
 
-    (seen,) = as_ranks(1, work)
+    (seen,) = in_threads(1, work)
     assert seen is False if error is None else isinstance(seen, error)
 
 
@@ -195,7 +178,7 @@ def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control
         return meet(barrier, "step 42"), barrier.arrivals
 
     assert control.departure(1) == Departure.PRESENT
-    assert as_ranks(2, work) == [(True, 42)] * 2
+    assert in_threads(2, work) == [(True, 42)] * 2
 
 
 def test_those_who_come_for_different_reasons_are_told_so(control_of):
@@ -206,7 +189,7 @@ def test_those_who_come_for_different_reasons_are_told_so(control_of):
         meet(barrier, "digest")
         meet(barrier, "save" if rank == 0 else "step 12")
 
-    for rank, error in enumerate(as_ranks(3, work)):
+    for rank, error in enumerate(in_threads(3, work)):
         assert isinstance(error, MismatchError)
         assert f"rank {rank} came to `{'step 12' if rank else 'save'}`" in str(error)
 
@@ -234,7 +217,7 @@ def test_a_long_wait_is_told_once_by_one_rank(control_of, monkeypatch):
     def work(rank):
         meet(Barrier(control, rank, notice_after_s=0.01, say=said.append, look=look))
 
-    as_ranks(2, work)
+    in_threads(2, work)
     assert len(said) == 1
     assert "rank 0" in said[0]
     assert "rank 2" in said[0]
@@ -245,16 +228,6 @@ def test_messages_pass_through_the_page(control_of):
     control.post(1, b"hello")
     assert control.posted(1) == b"hello"
     assert control.posted(0) == b""
-
-
-def test_a_plan_is_for_one_step_and_is_forgotten_with_the_next(control_of):
-    control = control_of(2)
-    assert [control.plan(0, step) for step in (1, 812, 813)] == [0, 0, 0]
-    control.set_plan(0, 812, 5)
-    assert [control.plan(0, step) for step in (811, 812, 813)] == [0, 5, 0]
-    assert control.plan(1, 812) == 0
-    control.set_plan(0, 813, 0)
-    assert [control.plan(0, step) for step in (812, 813)] == [0, 0]
 
 
 def test_what_the_launcher_wishes_is_seen_through_every_mapping(control_of):
@@ -277,17 +250,17 @@ def test_lines_and_mailboxes_of_ranks_do_not_touch(control_of):
     for rank in range(3):
         control.come_back(rank, 10 + rank)
         control.lines[rank].step = -(2**62) + rank
-        control.set_plan(rank, 2**62 + rank, 2**31 + rank)
-        control.set_purpose(rank, 0, b"%d" % rank * 40)
-        control.set_purpose(rank, 1, b"%d, then" % rank)
+        control.lines[rank].plan = 2**31 + rank
+        control.lines[rank].purposes[0].value = b"%d" % rank * 24
+        control.lines[rank].purposes[1].value = b"%d, then" % rank
         control.leave(rank, Departure(rank))
         control.post(rank, b"%d" % rank * full)
     control.head.wish = True
     for rank in range(3):
         assert control.lines[rank].arrivals == 10 + rank
         assert control.lines[rank].step == -(2**62) + rank
-        assert control.plan(rank, 2**62 + rank) == 2**31 + rank
-        assert control.purpose(rank, 0) == b"%d" % rank * 24
-        assert control.purpose(rank, 1).strip() == b"%d, then" % rank
+        assert control.lines[rank].plan == 2**31 + rank
+        assert control.lines[rank].purposes[0].value == b"%d" % rank * 24
+        assert control.lines[rank].purposes[1].value == b"%d, then" % rank
         assert control.departure(rank) == Departure(rank)
         assert control.posted(rank) == b"%d" % rank * full

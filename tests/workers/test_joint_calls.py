@@ -216,3 +216,13 @@ def test_when_all_are_lost_the_first_that_has_caught_up_goes_on_alone(control_of
     assert results[0][0] == b"01"
     assert results[0][1:] in ([b"0", b"0"], [b"1", b"1"])
     assert sorted(what for _, is_replacement, what in made if is_replacement) == ["b", "c"]
+
+
+def test_what_follows_a_step_that_comes_again_is_refused_until_the_next_one():
+    joint_calls, _, _ = history_with()
+    joint_calls.enter_loop()
+    joint_calls.is_undone = True
+    with pytest.raises(RuntimeError, match=r"`evaluate` must .*: write `if not step.is_done"):
+        joint_calls.together("evaluate", unwanted)
+    joint_calls.leave_loop(b"end")
+    assert joint_calls.together("evaluate", lambda: b"all") == b"all"

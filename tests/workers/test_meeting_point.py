@@ -52,7 +52,7 @@ def test_another_launchers_workers_mark_who_has_died_before_it_was_seen():
         pass
     with contextlib.closing(ControlBlock.create(3)) as control:
         control.take_seat(0)
-        control.set_process(1, other.pid, 1)  # no process of ours began with the machine
+        control.lines[1].take(other.pid, 1)  # no process of ours began with the machine
         worker = ExternallyLaunched(World(0, 3, 0, 3), control)
         worker.look()
         expected = [Departure.PRESENT, Departure.DIED, Departure.PRESENT]

@@ -9,8 +9,7 @@ from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
 from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
 
 from unisono.errors import MismatchError
-from unisono.launch import job_events
-from unisono.workers import codec, futex, meeting_point
+from unisono.workers import futex, meeting_point
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.launcher_messages import LOOP, LoopBegan, Ready
 from unisono.workers.membership import Membership
@@ -35,12 +34,6 @@ def job(control_of):  # noqa: F811
 
 def of_rank(rank, num_chunks=1):
     return b"%d" % rank * (_CHUNK_BYTES * (num_chunks - 1) + 5)
-
-
-def test_a_crew_is_the_same_after_it_has_travelled():
-    membership = Membership((0, 2, 5), leader=2, generation=7)
-    assert codec.decode(Membership, codec.encode(membership)) == membership
-    assert [membership.position(rank) for rank in membership.ranks] == [0, 1, 2]
 
 
 # Meetings.
@@ -346,9 +339,9 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
     for rank in range(2):
         control.come_back(rank, 1000)
         for which in range(2):
-            control.set_purpose(rank, which, b"step")
+            control.lines[rank].purposes[which].value = b"step"
     desk = Desk(control, replaces=True)
-    desk.take(job_events.Said(0, LoopBegan(0, {})))
+    desk.take(0, LoopBegan(0, {}))
     desk.lose(0)
     desk.lose(1)
     waits = threading.Event()
@@ -365,7 +358,7 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
         try:
             if rank == 1:
                 while not desk.state.membership:
-                    desk.take(job_events.Said(1, Ready()))
+                    desk.take(1, Ready())
             entry = team.supervisor.catch_up(0, LOOP)
             if rank == 1:
                 waits.wait(30)  # until the other stands at the meeting, or has gone on

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -22,6 +23,9 @@ from unisono.workers import external
 from unisono.workers.context import context
 from unisono.workers.job_store import announcements
 from unisono.workers.jobname import JobName
+from unisono.workers.meeting_point import Departure
+from unisono.workers.rendezvous import of_launcher
+from unisono.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -265,17 +269,6 @@ def test_who_is_lost_is_named_to_those_who_wait(job, how, words):  # noqa: F811
         assert "last seen in step 41" in text
 
 
-def test_one_that_came_and_then_died_held_nobody_up(job):  # noqa: F811
-    def work(rank):
-        team = context().team()
-        if rank == 1:
-            team._barrier.arrive("last")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return team.meet("last")
-
-    assert [one.value for one in job.run(work, 3)] == [True, None, True]
-
-
 def test_what_a_worker_forks_has_no_seat_and_ends_alone(job):  # noqa: F811
     def in_a_fork(act):
         pid = os.fork()
@@ -349,3 +342,20 @@ def test_launching_inside_of_a_worker_is_refused(job):  # noqa: F811
     said = job.start(launch, 1, 2, TORCHELASTIC_RUN_ID="x").end()
     assert said.error == "RuntimeError"
     assert "torchrun has started this process as rank 1 of 2" in said.text
+
+
+def test_workers_of_several_launchers_meet_in_the_store_of_all():
+    store, looks = dist.HashStore(), []
+    link = SimpleNamespace(
+        ranks_of_host=((0, 1), (2,)),
+        world=World(2, 3, 0, 1),
+        open_store=lambda: store,
+        control=SimpleNamespace(departure=lambda rank: Departure(rank)),
+        look=lambda: looks.append(1),
+    )
+    found = of_launcher(link)
+    assert (found.places.host, found.places.local_rank, found.places.world_size) == (1, 0, 3)
+    assert [found.has_ended(rank) for rank in range(3)] == [False, True, True]
+    found.watch(0.0)
+    assert looks
+    assert store.check(["token"])

@@ -2,15 +2,12 @@
 
 import multiprocessing
 import os
-import sys
-import textwrap
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tests.warm import processes
 from torch import nn
 
 import unisono
@@ -87,26 +84,3 @@ def test_spawned_processes_with_groups_of_their_own_train(tmp_path):
 def test_a_pool_trains_in_each_of_its_processes():
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         assert list(pool.map(make_a_run, range(4))) == [1] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.long  # each process loads torch
-def test_a_program_that_spawns_trainers_is_told(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(
-        textwrap.dedent(
-            """
-            import torch, torch.multiprocessing as mp, unisono
-
-            def main(rank):
-                model = torch.nn.Linear(2, 2)
-                unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-            if __name__ == "__main__":
-                mp.spawn(main, nprocs=2)
-            """
-        )
-    )
-    done = processes.run([sys.executable, program])
-    assert done.returncode == 1
-    assert "workers that train together must know of each other" in done.stderr

@@ -149,7 +149,7 @@ def test_a_launcher_is_asked_and_its_answer_is_the_result(linked, ask, request_,
     ("refusal", "error"),
     [
         (messages.Refused("no"), MismatchError),
-        (messages.Refused("no", messages.Why.CHECKPOINT), CheckpointError),
+        (messages.Refused("no", is_of_checkpoint=True), CheckpointError),
     ],
 )
 def test_a_refusal_is_raised_as_the_error_that_it_is(linked, refusal, error):
@@ -175,7 +175,7 @@ def test_a_launcher_that_is_gone_is_named(linked):
 
 def test_the_launcher_sees_what_its_worker_waits_for(linked):
     link, _ = linked()
-    link.show_wait("rank 0 in `recv`")
-    assert link.control.wait_of(1) == (1, b"rank 0 in `recv`")
+    link.show_wait("rank 0 in `recv`" * 9)
+    assert link.control.wait_of(1) == (1, (b"rank 0 in `recv`" * 9)[:124])
     link.show_wait("")
     assert link.control.wait_of(1) == (2, None)

@@ -103,6 +103,8 @@ def test_a_team_of_one_waits_for_nobody(monkeypatch):
     )
     team.plan(5, 3)
     assert [team.planned(step) for step in (4, 5, 6)] == [0, 3, 0]
+    team.plan(6, 0)
+    assert [team.planned(step) for step in (5, 6)] == [0, 0]
     team.pause()
     assert not team.is_asked_to_stop
 

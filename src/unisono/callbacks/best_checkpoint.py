@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
-from unisono.callbacks.early_stopping import check_better, is_better, monitored
+from unisono.callbacks.early_stopping import is_better, monitored, rule_of
 from unisono.callbacks.place import path_of, trouble_at
 from unisono.plainfile import check_plain
 from unisono.state.weights import save_weights
@@ -53,12 +53,9 @@ class BestCheckpoint(Callback):
         better: str = "lower",
         min_delta: float = 0.0,
     ) -> None:
-        check_better(better)
-        if not min_delta >= 0.0:
-            raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
         self._given = None if path is None else Path(path)
         self._path = Path()  # of the call of `fit` under way
-        self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
+        self._monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
         self.best: float | None = None
         self.step: int | None = None
 
@@ -80,17 +77,13 @@ class BestCheckpoint(Callback):
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Keep the weights if they are the best so far."""
         value = monitored(means, self._monitor)
-        if math.isnan(value) or not is_better(value, self.best, self._better, self._min_delta):
+        if math.isnan(value) or not is_better(value, self.best, self._rule):
             return
         trouble = fit.once(lambda: self._save(fit), "saving the best weights")
         if trouble:
             fit.say(trouble)
         if not fit.has_ended:
             self.best, self.step = value, fit.step
-
-    @property
-    def _rule(self) -> list[Any]:
-        return [self._monitor, self._better, self._min_delta]
 
     def state_dict(self) -> dict[str, Any]:
         """Give what was best, and by which rule."""

@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.place import path_of, say_alone
-from unisono.callbacks.rates import named_rates
+from unisono.callbacks.scalars import named_rates
 from unisono.callbacks.summary import Summary
 from unisono.plainfile import check_plain, open_plain
 

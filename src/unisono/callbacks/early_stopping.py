@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
@@ -12,23 +12,31 @@ from unisono.whole import check_whole
 BETTER = ("lower", "higher")
 
 
-def is_better(value: float, best: float | None, better: str, min_delta: float = 0.0) -> bool:
-    """Tell whether `value` is better than `best` by more than `min_delta`.
+def rule_of(monitor: str, better: str, min_delta: float) -> list[Any]:
+    """Check how a callback judges validations, and give it as plain JSON.
+
+    Raises:
+        ValueError: `min_delta` does not fit, or `better` is something else.
+    """
+    if better not in BETTER:
+        raise ValueError(f"`better` must be one of {BETTER}, but is {better!r}.")
+    if not min_delta >= 0.0:
+        raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
+    return [monitor, better, float(min_delta)]
+
+
+def is_better(value: float, best: float | None, rule: Sequence[Any]) -> bool:
+    """Tell whether `value` is better than `best`, as :func:`rule_of` says.
 
     NaN never is; anything is better than None, which stands for nothing so far.
     """
+    _, better, min_delta = rule
     if best is None:
         return True
     if math.isnan(best):
         return not math.isnan(value)
     gain = best - value if better == "lower" else value - best
-    return gain > min_delta
-
-
-def check_better(better: str) -> None:
-    """Refuse anything but ``"lower"`` and ``"higher"``."""
-    if better not in BETTER:
-        raise ValueError(f"`better` must be one of {BETTER}, but is {better!r}.")
+    return bool(gain > min_delta)
 
 
 def monitored(means: Mapping[str, Any], name: str, option: str = "monitor") -> float:
@@ -74,10 +82,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
     ) -> None:
         self._patience = check_whole("patience", patience, at_least=1)
-        check_better(better)
-        if not min_delta >= 0.0:
-            raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
-        self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
+        self._monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
         self._best: float | None = None
         self._waited = 0
 
@@ -90,7 +95,7 @@ class EarlyStopping(Callback):
         if fit.has_ended:
             return
         value = monitored(means, self._monitor)
-        if is_better(value, self._best, self._better, self._min_delta):
+        if is_better(value, self._best, self._rule):
             self._best, self._waited = value, 0
             return
         self._waited += 1
@@ -99,10 +104,6 @@ class EarlyStopping(Callback):
             fit.stop(
                 f"stopping early: {self._monitor} was {self._best:.4f} at best, {validations} ago"
             )
-
-    @property
-    def _rule(self) -> list[Any]:
-        return [self._monitor, self._better, self._min_delta]
 
     def state_dict(self) -> dict[str, Any]:
         """Give what was best, and by which rule."""

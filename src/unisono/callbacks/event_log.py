@@ -35,7 +35,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Audit, Callback, DeviceMemory, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.rates import rates_of
+from unisono.callbacks.scalars import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain

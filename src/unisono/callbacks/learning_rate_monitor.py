@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
-from unisono.callbacks.rates import rates_of
+from unisono.callbacks.scalars import rates_of
 
 
 class LearningRateMonitor(Callback):

@@ -61,10 +61,6 @@ class MLflow(Tracker):
         }
         super().__init__(settings, config, path, every)
 
-    def folder_of(self, path: Path) -> Path:
-        """See :class:`Tracker`."""
-        return path
-
 
 class _Run:
     def __init__(self, client: Any, run_id: str, entities: Any) -> None:

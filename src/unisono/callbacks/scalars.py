@@ -1,13 +1,28 @@
-"""The numbers of a step and of a validation, by the names under which loggers show them."""
+"""Learning rates, and numbers of steps and validations by the names that loggers show."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.callbacks.callback import DoneStep, Fit
-from unisono.callbacks.rates import named_rates
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    """List the learning rate of each group of parameters, of those that have one."""
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def named_rates(optimizer: Optimizer, separator: str) -> dict[str, float]:
+    """Name the learning rates; where there are several, by `separator` and the group's position."""
+    rates = rates_of(optimizer)
+    if len(rates) == 1:
+        return {"learning_rate": rates[0]}
+    return {f"learning_rate{separator}{at}": rate for at, rate in enumerate(rates)}
 
 
 def of_step(fit: Fit, step: DoneStep) -> dict[str, float]:

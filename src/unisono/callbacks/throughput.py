@@ -10,6 +10,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.summary import Summary
+from unisono.procfs import read_text
 
 
 class Throughput(Callback):
@@ -100,11 +101,8 @@ class Throughput(Callback):
 
 def _resident_bytes(pid: int | None) -> int | None:
     """Ask the kernel how much of a process is in memory; None if there is none."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    except OSError:
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    fields = read_text(Path(f"/proc/{pid}/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
 def _told(num_bytes: int | None) -> str:

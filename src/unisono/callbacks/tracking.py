@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,9 +70,9 @@ class Tracker(Callback):
         self._known: deque[tuple[str, int, dict[str, float]]] = deque(maxlen=_KNOWN)
         self._is_off = True
 
-    @abstractmethod
     def folder_of(self, path: Path) -> Path:
         """Name the folder that the logger is given to write in."""
+        return path
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""

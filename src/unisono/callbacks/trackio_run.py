@@ -6,7 +6,6 @@ import importlib
 import os
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from unisono.callbacks.logger_process import Row
@@ -45,10 +44,6 @@ class Trackio(Tracker):
         **options: Any,
     ) -> None:
         super().__init__({"project": project, **options}, config, path, every)
-
-    def folder_of(self, path: Path) -> Path:
-        """See :class:`Tracker`."""
-        return path
 
 
 class _Run:

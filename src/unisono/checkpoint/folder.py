@@ -81,7 +81,6 @@ def read_folder(
     """Read a checkpoint, all of whose files must be what its commit file says.
 
     Args:
-        path: the folder.
         at_most: by file, how many bytes there is a use for; all of any other file is read.
         wanted: the files to return; others are only compared, without holding them in memory.
 

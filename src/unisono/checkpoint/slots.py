@@ -129,11 +129,6 @@ def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
     return _Blob(slot, blob_at).facts
 
 
-def blob_end(slot: memoryview | mmap.mmap, blob_at: int) -> int:
-    """Tell where a blob ends; arguments and errors as of :func:`read_facts`."""
-    return _Blob(slot, blob_at).end
-
-
 def read_extras(
     slot: memoryview | mmap.mmap, blob_at: int
 ) -> list[tuple[dict[str, Any], memoryview]]:

@@ -99,7 +99,6 @@ class CheckpointWriter:
 
         Args:
             memory: the whole memory `kept` speaks of.
-            kept: the snapshot.
             done: called from the thread when it is written or has failed.
         """
         self.wait()

@@ -11,7 +11,6 @@ Rendezvous and restarts are torchrun's own. What is different:
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import sys
@@ -22,17 +21,18 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousError,
-    RendezvousParameters,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from unisono.cli.hosts_rendezvous import meet_hosts
 from unisono.launch.report import TRY_AGAIN
 from unisono.notices import say
 from unisono.timeouts import NOTICE, RENDEZVOUS
@@ -49,6 +49,7 @@ def run_agent(
     arguments: Sequence[str],
     *,
     place: str,
+    rendezvous: tuple[str, int],
     num_hosts: int,
     is_first: bool,
     address: str,
@@ -58,7 +59,8 @@ def run_agent(
 
     Args:
         arguments: of the interpreter.
-        place: of the rendezvous, as ``host:port``.
+        place: of the rendezvous, for messages.
+        rendezvous: its address and port.
         num_hosts: how many there are.
         is_first: whether the rendezvous is on this host.
         address: where the others reach this one.
@@ -69,12 +71,8 @@ def run_agent(
     """
     logging.disable(logging.ERROR)  # what torch's agent has to say is said here
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
-    options: Any = {"is_host": is_first, "join_timeout": math.ceil(RENDEZVOUS.in_s())}
-    told = RendezvousParameters(
-        *("c10d", place, "unisono", num_hosts, num_hosts), local_addr=address, **options
-    )
     try:
-        handler = get_rendezvous_handler(told)
+        handler = meet_hosts(rendezvous, num_hosts, address=address, is_first=is_first)
         spec = api.WorkerSpec(
             role="unisono",
             local_world_size=1,
@@ -140,6 +138,8 @@ class HostAgent(LocalElasticAgent):
         notice.start()
         try:
             super()._rendezvous(worker_group)
+        except DistError as error:  # the first host has gone in the midst of it
+            raise RendezvousConnectionError(str(error)) from error
         finally:
             notice.cancel()
 

@@ -13,19 +13,29 @@ from unisono.cli.endings import Refusal, check_script
 from unisono.launch.job import MODULE, SCRIPT, too_many_workers
 
 
-def option(read: Callable[[str], Any], must: str, example: str) -> Callable[..., Any]:
-    """Make the callback of an option whose text `read` refuses with a ValueError."""
+class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones take none
+    """What an option takes: a text that is read, or refused in one sentence. Final.
 
-    def callback(context: click.Context, param: click.Parameter, value: str | None) -> Any:
-        name = param.opts[0]
+    Args:
+        name: of what stands there, for ``--help``, in small letters.
+        read: makes something of the text, or raises a ValueError.
+        must: what the text must be, in words.
+        example: of such a text.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Any], must: str, example: str) -> None:
+        self.name, self._read, self._must, self._example = name, read, must, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click's; raises :class:`Refusal`."""
+        option = param.opts[0] if param is not None else self.name
         try:
-            return None if value is None else read(value)
+            return self._read(value)
         except ValueError:
             raise Refusal(
-                f"`{name}` must be {must}, but is {value!r}: use for example `{name} {example}`."
+                f"`{option}` must be {self._must}, but is {value!r}: use for example "
+                f"`{option} {self._example}`."
             ) from None
-
-    return callback
 
 
 def takes_script(command: Callable[..., None], *, is_optional: bool = False) -> Callable[..., None]:
@@ -59,37 +69,41 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def not_negative(text: str) -> int:
-    """Read a whole number of at least 0; raises ValueError."""
+def _not_negative(text: str) -> int:
     if not text.isdecimal():
         raise ValueError
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Read a number of seconds above 0; raises ValueError."""
+def _seconds(text: str) -> float:
     if not 0 < float(text) < math.inf:
         raise ValueError
     return float(text)
 
 
-count = option(_positive, "a whole number of at least 1", "2")
-
-
-def num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read a number of workers that a machine may be asked for."""
-    number: int | None = count(context, param, value)
-    if number is not None and (reason := too_many_workers(param.opts[0], number)):
+def _num_workers(text: str) -> int:
+    number = _positive(text)
+    if reason := too_many_workers("-n", number):
         raise Refusal(reason)
     return number
+
+
+_AT_LEAST_1 = "a whole number of at least 1"
+COUNT = Text("n", _positive, _AT_LEAST_1, "2")
+WORKERS = Text("workers", _num_workers, _AT_LEAST_1, "2")
+NOT_NEGATIVE = Text("n", _not_negative, "a whole number of at least 0", "1")
+
+
+def seconds(example: str) -> Text:
+    """Make what takes a number of seconds above 0."""
+    return Text("seconds", _seconds, "a number of seconds above 0", example)
 
 
 timeout = click.option(
     "--timeout",
     "timeout_s",
-    callback=option(seconds, "a number of seconds above 0", "600"),
+    type=seconds("600"),
     default="300",
     show_default=True,
-    metavar="SECONDS",
     help="After how long a run of the program is ended.",
 )

@@ -19,7 +19,7 @@ from unisono.cli.endings import (
     replace_unknown_letters,
     saying,
 )
-from unisono.cli.options import count, option, seconds, takes_script, timeout
+from unisono.cli.options import COUNT, Text, seconds, takes_script, timeout
 from unisono.forecast.quantities import (
     BYTES,
     BYTES_PER_S,
@@ -40,8 +40,17 @@ _BANDWIDTH, _LATENCY, _CHECKPOINT = "10Gbit/s", "50us", "10min"
 _PIECES = 64  # in which given gradients become ready
 
 
-_time = option(partial(quantity, units=TIMES_S), "a time above 0 with its unit", "90s")
-_number = option(whole, "a whole number of at least 1", "1.28e6")
+_TIME = Text("time", partial(quantity, units=TIMES_S), "a time above 0 with its unit", "90s")
+_NUMBER = Text("n", whole, "a whole number of at least 1", "1.28e6")
+_WORKERS = Text("list", counts, "numbers of workers from 1 to 100,000", "1,2,4,…,1024")
+_RATE = Text(
+    "rate", partial(quantity, units=BYTES_PER_S), "bits or bytes a second, above 0", _BANDWIDTH
+)
+_TIME_OR_0 = Text(
+    "time", partial(quantity, units=TIMES_S, may_be_zero=True), "a time with its unit", _LATENCY
+)
+_SHARE = Text("share", share, "a share below 1", "5%")
+_SIZE = Text("size", partial(quantity, units=BYTES), "a number of bytes above 0", "100MB")
 
 
 @click.command(
@@ -51,43 +60,32 @@ _number = option(whole, "a whole number of at least 1", "1.28e6")
 @click.option(
     "--workers",
     "counts",
-    callback=option(counts, "numbers of workers from 1 to 100,000", "1,2,4,…,1024"),
+    type=_WORKERS,
     default="1,2,4,…,64",
     show_default=True,
-    metavar="LIST",
     help="The numbers of workers to forecast; dots go on as the numbers before them do.",
 )
-@click.option(
-    "--hosts", callback=count, metavar="N", help="Over how many hosts workers are spread."
-)
+@click.option("--hosts", type=COUNT, help="Over how many hosts workers are spread.")
 @click.option(
     "--workers-per-host",
     "per_host",
-    callback=count,
-    metavar="N",
+    type=COUNT,
     help="How many workers a host takes; as many hosts as it needs.",
 )
 @click.option(
     "--cores",
-    callback=count,
-    metavar="N",
+    type=COUNT,
     help="Cores (or GPUs) of each host; those of this machine by default.",
 )
 @click.option(
     "--bandwidth",
-    callback=option(
-        partial(quantity, units=BYTES_PER_S), "bits or bytes a second, above 0", "10Gbit/s"
-    ),
-    metavar="RATE",
+    type=_RATE,
     help=f"Of each host's link, in each direction; {_BANDWIDTH} by default.",
 )
 @click.option(
     "--latency",
     "latency_s",
-    callback=option(
-        partial(quantity, units=TIMES_S, may_be_zero=True), "a time with its unit", "50us"
-    ),
-    metavar="TIME",
+    type=_TIME_OR_0,
     help=f"Of these links; {_LATENCY} by default.",
 )
 @click.option(
@@ -97,73 +95,50 @@ _number = option(whole, "a whole number of at least 1", "1.28e6")
     help="Each worker keeps the batch and the shards of one worker, so the global batch grows, and "
     "results are others. Without it, only where there are more workers than shards.",
 )
-@click.option(
-    "--epochs",
-    callback=_number,
-    metavar="N",
-    help="Also tell the time of so many epochs.",
-)
+@click.option("--epochs", type=_NUMBER, help="Also tell the time of so many epochs.")
 @click.option(
     "--mtbf",
     "mtbf_s",
-    callback=_time,
-    metavar="TIME",
+    type=_TIME,
     help="Mean time between failures of one worker, such as 5000h; without it there are none.",
 )
 @click.option(
     "--recovery",
     "recovery_s",
-    callback=_time,
-    metavar="TIME",
+    type=_TIME,
     help="What a failure costs. Without it, it is measured: a worker is killed.",
 )
 @click.option(
     "--checkpoint-every",
     "checkpoint_s",
-    callback=_time,
+    type=_TIME,
     default=_CHECKPOINT,
     show_default=True,
-    metavar="TIME",
     help="Between checkpoints, of which a failure among several hosts costs half.",
 )
 @click.option(
     "--seconds",
     "timing_s",
-    callback=option(seconds, "a number of seconds above 0", "5"),
+    type=seconds("5"),
     default="5",
     show_default=True,
-    metavar="SECONDS",
     help="For how long steps are timed, each of four times.",
 )
 @timeout
-@click.option("--threads", callback=count, metavar="N", help="As of `unisono run`.")
-@click.option(
-    "--samples",
-    callback=_number,
-    metavar="N",
-    help="Without SCRIPT: samples of an epoch.",
-)
+@click.option("--threads", type=COUNT, help="As of `unisono run`.")
+@click.option("--samples", type=_NUMBER, help="Without SCRIPT: samples of an epoch.")
 @click.option(
     "--batch",
-    callback=_number,
-    metavar="N",
+    type=_NUMBER,
     help="Without SCRIPT: samples that a device computes in a step.",
 )
-@click.option(
-    "--step", "step_s", callback=_time, metavar="TIME", help="Without SCRIPT: what that takes."
-)
+@click.option("--step", "step_s", type=_TIME, help="Without SCRIPT: what that takes.")
 @click.option(
     "--spread",
-    callback=option(share, "a share below 1", "5%"),
-    metavar="SHARE",
+    type=_SHARE,
     help="Without SCRIPT: the standard deviation of that, as a part of it.",
 )
-@click.option(
-    "--gradients",
-    callback=option(partial(quantity, units=BYTES), "a number of bytes above 0", "100MB"),
-    metavar="SIZE",
-    help="Without SCRIPT: the bytes of all gradients.",
-)
+@click.option("--gradients", type=_SIZE, help="Without SCRIPT: the bytes of all gradients.")
 @click.option("--json", "as_json", is_flag=True, help="Print the forecast as JSON.")
 @click.option("-o", "--output", metavar="FILE", help="Also draw it as a page for a browser.")
 @partial(takes_script, is_optional=True)

@@ -9,7 +9,7 @@ import click
 
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.cli.endings import leave, refusing
-from unisono.cli.options import count, not_negative, num_workers, option, seconds, takes_script
+from unisono.cli.options import COUNT, NOT_NEGATIVE, WORKERS, seconds, takes_script
 from unisono.cli.several_hosts import one_of_several, read_hosts, run_on_hosts
 from unisono.cli.suggestions import of_another_launcher
 from unisono.faults import FAULTS_VARIABLE, read_faults
@@ -44,24 +44,21 @@ class _Run(click.Command):
 @click.option(
     "-n",
     "workers",
-    callback=num_workers,
-    metavar="WORKERS",
+    type=WORKERS,
     help="How many workers to start. Without it: one for each GPU; without a GPU, one for each "
     "core, at most 8.",
 )
 @click.option(
     "--threads",
-    callback=count,
-    metavar="N",
+    type=COUNT,
     help="How many threads each worker computes with; UNISONO_THREADS by default, else 1. "
     "The number changes the bits of a result, so it does not depend on the number of workers.",
 )
 @click.option(
     "--restarts",
-    callback=option(not_negative, "a whole number of at least 0", str(RESTARTS)),
+    type=NOT_NEGATIVE,
     default=str(RESTARTS),
     show_default=True,
-    metavar="N",
     help="How many workers may be lost within a minute; one more ends the run, and the first "
     "failure is shown. 0: none, and no memory is spent on snapshots.",
 )
@@ -76,11 +73,10 @@ class _Run(click.Command):
 @click.option(
     "--stall-timeout",
     "stall_timeout_s",
-    callback=option(seconds, "a number of seconds above 0", f"{STALL.default_s:.0f}"),
+    type=seconds(f"{STALL.default_s:.0f}"),
     default=f"{STALL.default_s:.0f}",
     envvar=STALL.variable,
     show_default=True,
-    metavar="SECONDS",
     help="How long a worker that others wait for may make no progress before it is killed and "
     "replaced.",
 )
@@ -94,30 +90,26 @@ class _Run(click.Command):
 )
 @click.option(
     "--workers-per-gpu",
-    callback=count,
-    metavar="N",
+    type=COUNT,
     help="How many workers share each GPU, for small models and tests; UNISONO_WORKERS_PER_GPU by "
     "default, else 1. Worker LOCAL_RANK takes GPU LOCAL_RANK // N.",
 )
 @click.option(
     "--stages",
-    callback=count,
+    type=COUNT,
     default="1",
-    metavar="N",
     help="How many workers compute one replica of the model together, each a part of it; N must "
     "divide the number of workers. The result stays the same.",
 )
 @click.option(
     "--nnodes",
-    callback=count,
-    metavar="N",
+    type=COUNT,
     help="How many hosts compute together. Run the same command on each, with its own "
     "`--node-rank`; torch's agent starts a launcher there, and all again after a loss.",
 )
 @click.option(
     "--node-rank",
-    callback=option(not_negative, "a whole number of at least 0", "0"),
-    metavar="N",
+    type=NOT_NEGATIVE,
     help="With `--nnodes`: the number of this host, from 0.",
 )
 @click.option(

@@ -5,6 +5,7 @@ A thin way for machines without Slurm or Kubernetes: the same command on each, w
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -18,8 +19,13 @@ from unisono.cli.endings import Refusal, leave
 from unisono.errors import RendezvousError
 from unisono.notices import say
 from unisono.timeouts import NOTICE, RENDEZVOUS, TIMEOUTS
-from unisono.workers.interfaces import INTERFACE_VARIABLE, address_here
-from unisono.workers.job_store import knock
+from unisono.workers.interfaces import (
+    INTERFACE_VARIABLE,
+    address_here,
+    address_towards,
+    is_loopback,
+)
+from unisono.workers.job_store import knock, listen
 from unisono.workers.proc import NotThereError
 from unisono.world import HOSTS_VARIABLE, num_devices
 
@@ -132,7 +138,8 @@ def run_on_hosts(
         for timeout in TIMEOUTS:
             timeout.in_s()  # refused here rather than on workers, while others wait
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
-        _check_rendezvous(hosts)
+        where = _listens_at(host, address) if hosts.node_rank == 0 else host
+        _check_rendezvous(hosts, where)
     except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     os.environ.update(environ)
@@ -143,6 +150,7 @@ def run_on_hosts(
     status = run_agent(
         [*command, *(str(word) for flag in flags.items() for word in flag), *script],
         place=hosts.rendezvous,
+        rendezvous=(where, int(port)),
         num_hosts=hosts.nnodes,
         is_first=hosts.node_rank == 0,
         address=address,
@@ -151,7 +159,13 @@ def run_on_hosts(
     leave(status)
 
 
-def _check_rendezvous(hosts: SeveralHosts) -> None:
+def _listens_at(host: str, address: str) -> str:
+    """Say where host 0 listens: to itself, its name may be that of an address such as 127.0.1.1."""
+    is_only_here = is_loopback(address_towards(host)) and not is_loopback(address)
+    return address if is_only_here else host
+
+
+def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
     """See that the rendezvous is on host 0, or wait until it is there; torch would hear no signal.
 
     Raises:
@@ -159,7 +173,7 @@ def _check_rendezvous(hosts: SeveralHosts) -> None:
     """
     (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
     if hosts.node_rank == 0:
-        _check_reached(host, int(port))
+        _check_reached(where, int(port))
         return
 
     begun_s, is_told = time.monotonic(), False
@@ -187,16 +201,26 @@ def _check_reached(host: str, port: int) -> None:
     Raises:
         RendezvousError: the port is taken, or the address is another host's.
     """
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        with socket.create_server(("", port), family=family, dualstack_ipv6=both) as listening:
-            listening.settimeout(_ANSWERS_WITHIN_S)
-            socket.create_connection((host, port), _ANSWERS_WITHIN_S).close()
-            listening.accept()[0].close()
+        try:
+            listen(host, port).close()
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            _check_forwarded(host, port)
     except OSError as error:
         raise RendezvousError(
             f"`MASTER_ADDR` must be an address of host 0, which this is, and a free port on it, "
             f"but {host} at port {port} is not ({error}): pass others, or this host's "
             f"`--node-rank`."
         ) from error
+
+
+def _check_forwarded(host: str, port: int) -> None:
+    """See that another host's address leads to this one; raises OSError if it does not."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", port), family=family, dualstack_ipv6=both) as listening:
+        listening.settimeout(_ANSWERS_WITHIN_S)
+        socket.create_connection((host, port), _ANSWERS_WITHIN_S).close()
+        listening.accept()[0].close()

@@ -14,7 +14,7 @@ from unisono.cli.endings import (
     replace_unknown_letters,
     saying,
 )
-from unisono.cli.options import count, num_workers, takes_script, timeout
+from unisono.cli.options import COUNT, WORKERS, takes_script, timeout
 
 
 @click.command(
@@ -24,7 +24,7 @@ from unisono.cli.options import count, num_workers, takes_script, timeout
 @click.option(
     "-n",
     "workers",
-    callback=num_workers,
+    type=WORKERS,
     default="2",
     show_default=True,
     metavar="RANKS",
@@ -32,10 +32,9 @@ from unisono.cli.options import count, num_workers, takes_script, timeout
 )
 @click.option(
     "--steps",
-    callback=count,
+    type=COUNT,
     default="24",
     show_default=True,
-    metavar="N",
     help="After how many steps of an optimizer the program is stopped.",
 )
 @timeout

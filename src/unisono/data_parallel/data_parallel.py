@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.nn.parallel import DataParallel as TorchDataParallel
 
-from unisono.data_parallel.chunk_device import ChunkDevices
 from unisono.data_parallel.chunks import Inputs, count_chunks, cut, places
 from unisono.data_parallel.device_copies import DeviceCopies
 from unisono.data_parallel.device_ids import Name, read_device, read_devices
@@ -17,9 +16,11 @@ from unisono.data_parallel.forks import aliases, through_gate
 from unisono.data_parallel.joined import join
 from unisono.data_parallel.module_replica import Original, refuse_compiled
 from unisono.ddp.names import LoadsWithoutPrefix
+from unisono.device import HOST, Device
+from unisono.plan.seeds import seed_of
 
+_STREAM = "DataParallel"
 _TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
-Tensors = Sequence[torch.Tensor]
 
 
 class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc]
@@ -175,7 +176,7 @@ class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc
 
     def _start(self) -> None:
         """Begin without copies on any device."""
-        self._copies, self._hands = DeviceCopies(), ChunkDevices()
+        self._copies, self._hands = DeviceCopies(), _ChunkDevices()
 
     def _count(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if type(self).scatter is not DataParallel.scatter:
@@ -248,3 +249,36 @@ def _naming(chunk: int, num_chunks: int, device: torch.device) -> Iterator[None]
             f"{device}."
         )
         raise
+
+
+class _ChunkDevices:
+    """The devices of one DataParallel, each the current one while it computes. Final."""
+
+    def __init__(self) -> None:
+        self._devices: dict[torch.device, Device] = {}
+
+    @contextmanager
+    def generators_put_back(self, devices: Iterable[torch.device]) -> Iterator[int]:
+        """Draw one number for what is seeded inside, and leave generators as they were then."""
+        number = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        with ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(self._of(device).generators_put_back())
+            yield number
+
+    @contextmanager
+    def computing(self, device: torch.device, drawn: int, chunk: int) -> Iterator[None]:
+        """Compute a chunk: its random numbers follow from the number drawn and the chunk."""
+        with _as_current(device):
+            self._of(device).seed(seed_of(_STREAM, drawn, chunk))
+            yield
+
+    def _of(self, device: torch.device) -> Device:
+        if device not in self._devices:
+            with _as_current(device):  # a Device makes itself the current one
+                self._devices[device] = Device(device)
+        return self._devices[device]
+
+
+def _as_current(device: torch.device) -> AbstractContextManager[object]:
+    return nullcontext() if device.type == HOST else torch.accelerator.device_index(device.index)

@@ -10,7 +10,7 @@ import torch
 
 from unisono.world import WORKERS_PER_GPU_VARIABLE, World
 
-_FOR_GPUS, _FOR_CPUS = "nccl", "unisono"
+_FOR_GPUS, _FOR_CPUS, _FOR_HOSTS = "nccl", "unisono", "gloo"
 
 
 def num_gpus() -> int:
@@ -19,26 +19,32 @@ def num_gpus() -> int:
 
 
 def choose(
-    here: World, backend: str | None, gpus: int, sharing: int = 1
+    here: World, backend: str | None, gpus: int, sharing: int = 1, num_hosts: int = 1
 ) -> tuple[str, torch.device]:
     """Choose what a program has left open.
 
     Args:
         here: the worker's place.
         backend: what the program asks for, as ``init_process_group`` takes it; None: ``"nccl"``
-            where there are GPUs, else ``"unisono"``.
+            where there are GPUs, else ``"unisono"``, or ``"gloo"`` on several hosts.
         gpus: how many GPUs this process sees.
         sharing: how many workers share each GPU.
+        num_hosts: on how many hosts the ranks are.
 
     Returns:
         The backend, and this worker's device: its own GPU if the backend is NCCL, else the CPU.
 
     Raises:
         ValueError: there are too few GPUs for the workers of this host, or none, or they share
-            them, which NCCL refuses.
+            them, which NCCL refuses; or the backend is for one host.
     """
     if backend is None:
-        backend = _FOR_GPUS if gpus else _FOR_CPUS
+        backend = _FOR_GPUS if gpus else _FOR_CPUS if num_hosts == 1 else _FOR_HOSTS
+    if num_hosts > 1 and _FOR_CPUS in backend:
+        raise ValueError(
+            f"`backend` must join several hosts ({num_hosts}), but {backend!r} joins processes of "
+            f"one, which share memory: leave it out, or pass `backend={_FOR_HOSTS!r}`."
+        )
     if _FOR_GPUS not in backend:
         return backend, torch.device("cpu")
     if sharing > 1 and here.local_world_size > 1:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import math
 import os
 import sys
 from contextlib import closing
@@ -32,7 +31,7 @@ from unisono.ddp.init_checks import Choice, agreed_seed, place_among
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
-from unisono.timeouts import GROUP
+from unisono.timeouts import GROUP, check_seconds
 from unisono.workers.context import context
 from unisono.workers.gathering import Gathering
 from unisono.workers.launcher_messages import IN_INIT, MakesGroup
@@ -181,7 +180,7 @@ def init(
 
     Args:
         backend: as ``init_process_group`` takes it; None: ``"nccl"`` where there are GPUs, else
-            ``"unisono"``.
+            ``"unisono"``, or ``"gloo"`` on several hosts.
         seed: what the generators of Python, numpy (if loaded) and torch (all devices) begin with:
             the same on every rank, since models are made from them; see ``seed_apart``. None: one
             that rank 0 draws. At least 0.
@@ -230,7 +229,8 @@ def _init(
     timeout_s: float,
 ) -> Here:
     place = place_among(place, places, os.environ)
-    backend, device = choose(place, backend, num_gpus(), workers_per_gpu())
+    num_hosts = len(places.ranks_of_host)
+    backend, device = choose(place, backend, num_gpus(), workers_per_gpu(), num_hosts)
     mine = Choice.made(backend, seed, name_of(device))
     choices = ranks.gather("choice", asdict(mine))
     agreed = agreed_seed([Choice(**choice) for choice in choices])
@@ -255,12 +255,8 @@ def _check(backend: object, seed: object, timeout_s: Any) -> None:
         raise TypeError(f"`seed` must be a whole number or None, but is {seed!r}: pass `seed=0`.")
     if isinstance(seed, int) and not 0 <= seed < 2**63:
         raise ValueError(f"`seed` must be at least 0 and below 2⁶³, but is {seed}: pass `seed=0`.")
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
-        raise ValueError(
-            f"`timeout_s` must be a number of seconds above 0, but is {timeout_s!r}: pass "
-            f"`timeout_s=600`."
-        )
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, GROUP)
 
 
 def _seed_generators(seed: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -27,35 +26,24 @@ def answer_of(module: str, timeout_s: float, environ: Mapping[str, str]) -> dict
     Raises:
         ChildFailedError: there is no answer; says why.
     """
-    child = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        env=dict(environ),
-    )
     try:
-        printed, complaint = child.communicate(timeout=timeout_s)
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            start_new_session=True,  # Ctrl-C is not for it: `run` kills it, and so its workers end
+            env=dict(environ),
+        )
     except subprocess.TimeoutExpired:
         raise ChildFailedError(f"no answer within {timeout_s:.0f} s") from None
-    finally:
-        _end(child)
     try:
-        answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        raise ChildFailedError(_why(child.returncode, complaint)) from None
+        raise ChildFailedError(_why(done.returncode, done.stderr)) from None
     return answer
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """Kill what is left of it; workers end with their launcher."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
 
 
 def _why(status: int, complaint: str) -> str:

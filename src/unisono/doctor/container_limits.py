@@ -7,15 +7,15 @@ Source: cgroups(7), the kernel's cgroup-v1 and cgroup-v2 documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from unisono.procfs import read_text
+from unisono.procfs import group_folders, read_text
 
 _NO_LIMIT = 1 << 60  # v1 writes the largest number of pages for none
-_GROUPS = "sys/fs/cgroup"
-_Read = Callable[[Path], tuple[float | None, float | None]]  # a limit, and what is told beside it
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +37,10 @@ def container_limits(root: Path = Path("/")) -> ContainerLimits:
     Args:
         root: of the file system, for tests.
     """
-    groups = parse_groups(read_text(root / "proc/self/cgroup"))
-    memory, used = _smallest(root, groups, "memory", _memory_limit)
-    cores, throttled = _smallest(root, groups, "cpu", _core_limit)
-    processes, now = _smallest(root, groups, "pids", _process_limit)
-    return ContainerLimits(
-        None if memory is None else int(memory),
-        None if used is None else int(used),
-        cores,
-        int(throttled or 0),
-        None if processes is None else int(processes),
-        None if now is None else int(now),
-    )
-
-
-def parse_groups(text: str) -> dict[str, str]:
-    """Read ``/proc/self/cgroup``: the path of the group by controller, ``""`` for v2's."""
-    found = {}
-    for line in text.splitlines():
-        fields = line.split(":", 2)
-        if len(fields) == 3:
-            for controller in fields[1].split(","):
-                found[controller] = fields[2]
-    return found
+    memory, used = _smallest(root, "memory", _memory_limit)
+    cores, throttled = _smallest(root, "cpu", _core_limit)
+    processes, now = _smallest(root, "pids", _process_limit)
+    return ContainerLimits(memory, used, cores, throttled or 0, processes, now)
 
 
 def parse_limit(text: str) -> int | None:
@@ -86,7 +67,7 @@ def parse_count(text: str, name: str) -> int:
     return 0
 
 
-def _memory_limit(folder: Path) -> tuple[float | None, float | None]:
+def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
     limit = parse_limit(read_text(folder / "memory.max"))
     if limit is not None:
         return limit, parse_limit(read_text(folder / "memory.current"))
@@ -94,7 +75,7 @@ def _memory_limit(folder: Path) -> tuple[float | None, float | None]:
     return limit, parse_limit(read_text(folder / "memory.usage_in_bytes"))
 
 
-def _core_limit(folder: Path) -> tuple[float | None, float | None]:
+def _core_limit(folder: Path) -> tuple[float | None, int | None]:
     throttled = parse_count(read_text(folder / "cpu.stat"), "nr_throttled")
     cores = parse_cpu_max(read_text(folder / "cpu.max"))
     if cores is None:
@@ -103,32 +84,18 @@ def _core_limit(folder: Path) -> tuple[float | None, float | None]:
     return cores, throttled
 
 
-def _process_limit(folder: Path) -> tuple[float | None, float | None]:
+def _process_limit(folder: Path) -> tuple[int | None, int | None]:
     limit = parse_limit(read_text(folder / "pids.max"))
     return limit, parse_limit(read_text(folder / "pids.current"))
 
 
 def _smallest(
-    root: Path, groups: dict[str, str], controller: str, read: _Read
-) -> tuple[float | None, float | None]:
+    root: Path, controller: str, read: Callable[[Path], tuple[N | None, int | None]]
+) -> tuple[N | None, int | None]:
     """Find the smallest limit on the way up, and what was read beside it."""
-    found: list[tuple[float, float | None]] = []
-    for folder in _folders(root, groups, controller):
+    found: list[tuple[N, int | None]] = []
+    for folder in group_folders(controller, root):
         limit, beside = read(folder)
         if limit is not None:
             found.append((limit, beside))
     return min(found, key=lambda pair: pair[0]) if found else (None, None)
-
-
-def _folders(root: Path, groups: dict[str, str], controller: str) -> Iterator[Path]:
-    """List where a controller's files of this process's group may be, and of those above it."""
-    names = [name for name in groups if name] if controller in groups else []
-    base, path = root / _GROUPS, groups.get("", "/")
-    if names:
-        with_others = ",".join(name for name in names if groups[name] == groups[controller])
-        path = groups[controller]
-        candidates = (controller, with_others, "cpu,cpuacct", "cpuacct,cpu")
-        base = next((base / name for name in candidates if (base / name).is_dir()), base)
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for length in range(len(parts), -1, -1):
-        yield base.joinpath(*parts[:length])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FINE, WARNING, WRONG, UNREAD = "ok", "warning", "wrong", "unknown"
@@ -18,7 +18,7 @@ class Diagnosis:
     # `"ok"`, `"warning"` (works, but not as it could), `"wrong"`, or `"unknown"` where it
     # could not be read
     verdict: str
-    said: str  # what was seen, in a sentence
+    evidence: str  # what was seen, in a sentence
     remedy: str = ""  # what to do; empty if nothing is
     facts: Mapping[str, Any] = field(default_factory=dict)  # the numbers, as plain JSON
 
@@ -44,34 +44,17 @@ def status_of(diagnoses: Sequence[Diagnosis]) -> int:
 
 def as_json(diagnoses: Sequence[Diagnosis]) -> str:
     """Return all of it for programs."""
-    checks = [
-        {
-            "check": one.check,
-            "verdict": one.verdict,
-            "evidence": one.said,
-            "remedy": one.remedy,
-            "facts": dict(one.facts),
-        }
-        for one in diagnoses
-    ]
+    checks = [asdict(one) for one in diagnoses]
     return json.dumps({"checks": checks}, indent=2, ensure_ascii=False, default=str)
 
 
 def summary(diagnoses: Sequence[Diagnosis]) -> str:
     """Sum all up in one sentence."""
-    names = {
-        verdict: [one.check for one in diagnoses if one.verdict == verdict]
-        for verdict in (WRONG, WARNING, UNREAD)
-    }
-    parts = [
-        f"{len(found)} {words}: {', '.join(dict.fromkeys(found))}"
-        for words, found in (
-            ("wrong", names[WRONG]),
-            ("to look at", names[WARNING]),
-            ("could not be read", names[UNREAD]),
-        )
-        if found
-    ]
+    words = {WRONG: "wrong", WARNING: "to look at", UNREAD: "could not be read"}
+    parts = []
+    for verdict, what in words.items():
+        if found := [one.check for one in diagnoses if one.verdict == verdict]:
+            parts.append(f"{len(found)} {what}: {', '.join(dict.fromkeys(found))}")
     return f"{'; '.join(parts)}." if parts else "Nothing is wrong with this machine."
 
 
@@ -79,8 +62,6 @@ def size(num_bytes: float) -> str:
     """Write a number of bytes as ``3.9 GiB`` or ``64 MiB``."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
         if num_bytes >= factor:
-            number = num_bytes / factor
-            return (
-                f"{number:.0f} {unit}" if number >= 100 or unit == "MiB" else f"{number:.1f} {unit}"
-            )
+            digits = 0 if num_bytes >= 100 * factor or unit == "MiB" else 1
+            return f"{num_bytes / factor:.{digits}f} {unit}"
     return f"{num_bytes / 1024:.0f} KiB"

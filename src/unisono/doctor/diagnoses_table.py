@@ -36,7 +36,7 @@ def print_diagnoses(console: Console, diagnoses: Iterable[Diagnosis]) -> list[Di
         table.add_column(no_wrap=True, width=width)
         table.add_column(no_wrap=True, width=_NAME_WIDTH)
         table.add_column(overflow="fold")
-        text = escape(shown_lines(one.said))
+        text = escape(shown_lines(one.evidence))
         if one.remedy:
             text += f"\n{arrow} {escape(shown_lines(one.remedy))}"
         table.add_row(marks[one.verdict], one.check, text)

@@ -42,7 +42,7 @@ def examine(
 
     def torch() -> Iterator[Diagnosis]:
         try:
-            yield from judge_torch(torch_facts(), len(gpus_of_driver()))
+            yield judge_torch(torch_facts(), len(gpus_of_driver()))
         except ChildFailedError as error:
             remedy = 'Run `python -c "import torch"`, and install torch anew.'
             yield Diagnosis("torch", WRONG, f"torch cannot be loaded: {error}.", remedy)

@@ -6,11 +6,10 @@ Never run on a GPU. What the driver does not say is left out. Source: NVML API r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-_LIBRARY = "libnvidia-ml.so.1"
+from unisono.launch.nvml import asking_driver
+
 _MAX_CHARS = 96
 _MAX_NVLINKS = 18
 _ON_THE_WAY = {
@@ -54,35 +53,11 @@ def gpus_and_links(library: Any = None) -> tuple[list[DriverGpu], dict[tuple[int
     Args:
         library: NVML, for tests.
     """
-    try:
-        nvml = ctypes.CDLL(_LIBRARY) if library is None else library
-    except OSError:
-        return [], {}
-    with _initialized(nvml) as is_there:
-        if not is_there:
-            return [], {}
-        handles = list(_handles(nvml))
+    with asking_driver(library) as (nvml, handles):
         gpus = [_gpu(nvml, handle) for handle in handles]
         pairs = [(one, two) for two in range(len(handles)) for one in range(two)]
         links = {(a, b): _link(nvml, handles[a], handles[b]) for a, b in pairs}
         return gpus, links
-
-
-@contextmanager
-def _initialized(nvml: Any) -> Iterator[bool]:
-    is_there = nvml.nvmlInit_v2() == 0
-    try:
-        yield is_there
-    finally:
-        if is_there:
-            nvml.nvmlShutdown()
-
-
-def _handles(nvml: Any) -> Iterator[ctypes.c_void_p]:
-    for index in range(_number(nvml.nvmlDeviceGetCount_v2)):
-        handle = ctypes.c_void_p()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) == 0:
-            yield handle
 
 
 def _gpu(nvml: Any, handle: ctypes.c_void_p) -> DriverGpu:

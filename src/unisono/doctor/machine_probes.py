@@ -19,7 +19,7 @@ from unisono.doctor import machine_checks as checks
 from unisono.doctor.container_limits import container_limits
 from unisono.doctor.diagnoses import Diagnosis, Probe
 from unisono.hangs.sampler import sample
-from unisono.procfs import read_text
+from unisono.procfs import parse_kilobytes, read_text
 from unisono.workers.proc import create_memory
 
 _STA_UNSYNC = 0x40  # of adjtimex(2)
@@ -43,13 +43,13 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
 
     def load() -> Iterator[Diagnosis]:
         word = read_text(root / "proc/loadavg").split()[0]
-        yield from checks.judge_load(float(word), len(os.sched_getaffinity(0)))
+        yield checks.judge_load(float(word), len(os.sched_getaffinity(0)))
 
     def memory() -> Iterator[Diagnosis]:
-        known = parse_meminfo(read_text(root / "proc/meminfo"))
+        known = parse_kilobytes(read_text(root / "proc/meminfo"))
         total = known.get("MemTotal", 0)
         available = known.get("MemAvailable", known.get("MemFree", 0))
-        yield from checks.judge_memory(total, available, container_limits(root))
+        yield checks.judge_memory(total, available, container_limits(root))
 
     def shared_memory() -> Iterator[Diagnosis]:
         path = root / "dev/shm"
@@ -73,7 +73,7 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
     def clock() -> Iterator[Diagnosis]:
         place = "sys/devices/system/clocksource/clocksource0/current_clocksource"
         source = read_text(root / place).strip()
-        yield from checks.judge_clock(source, time.time(), _drift_s(), _is_synchronized())
+        yield checks.judge_clock(source, time.time(), _drift_s(), _is_synchronized())
 
     def stacks() -> Iterator[Diagnosis]:
         scope = read_text(root / "proc/sys/kernel/yama/ptrace_scope").strip()
@@ -93,17 +93,6 @@ def machine_probes(root: Path = Path("/")) -> dict[str, Probe]:
         "network": _network,
         "stacks": stacks,
     }
-
-
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Read ``/proc/meminfo``: bytes by name."""
-    found = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            found[name] = int(words[0]) * 1024
-    return found
 
 
 def _limit(what: int, *, hard: bool = False) -> int | None:
@@ -178,7 +167,7 @@ def _network() -> Iterator[Diagnosis]:
     with contextlib.suppress(OSError), socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         has_loopback = True
-    yield from checks.judge_network(interfaces, has_loopback, _knows_itself())
+    yield checks.judge_network(interfaces, has_loopback, _knows_itself())
 
 
 def _knows_itself() -> bool | None:

@@ -26,14 +26,11 @@ def judge_measured(found: Mapping[str, Any], num_cores: int) -> Iterator[Diagnos
 
 
 def _meetings(seconds: float, num_cores: int) -> Diagnosis:
-    said = f"Two workers meet in {_time(seconds)}."
-    facts = {"seconds": seconds}
+    said, verdict, remedy = f"Two workers meet in {_time(seconds)}.", FINE, ""
     if seconds > _SLOW_MEETING_S:
         why = "one core serves both" if num_cores == 1 else "something else takes the cores"
-        return Diagnosis(
-            "meetings", WARNING, said, f"That is long: {why}; see `cores` and `load`.", facts
-        )
-    return Diagnosis("meetings", FINE, said, facts=facts)
+        verdict, remedy = WARNING, f"That is long: {why}; see `cores` and `load`."
+    return Diagnosis("meetings", verdict, said, remedy, {"seconds": seconds})
 
 
 def _memory(found: Mapping[str, Any]) -> Diagnosis:
@@ -53,16 +50,16 @@ def _passes(found: Mapping[str, Any], num_cores: int) -> Diagnosis:
         f"A forward and backward pass takes {_time(alone)} alone, and {_time(together)} while "
         f"another worker computes one: {speed:.0%} of the speed."
     )
-    facts = {"alone_s": alone, "together_s": together}
-    if speed < _SPOILT:
+    verdict, remedy = (WARNING if speed < _SPOILT else FINE), ""
+    if speed < _SPOILT and num_cores == 1:
         remedy = "The workers have one core between them."
-        if num_cores > 1:
-            remedy = (
-                "The cores share something: hyper-threads of one core, a limit of the container, "
-                "or other programs. Start fewer workers than cores."
-            )
-        return Diagnosis("passes", WARNING, said, remedy, facts)
-    return Diagnosis("passes", FINE, said, facts=facts)
+    elif speed < _SPOILT:
+        remedy = (
+            "The cores share something: hyper-threads of one core, a limit of the container, "
+            "or other programs. Start fewer workers than cores."
+        )
+    facts = {"alone_s": alone, "together_s": together}
+    return Diagnosis("passes", verdict, said, remedy, facts)
 
 
 def _sums(found: Mapping[str, Any]) -> Diagnosis:

@@ -10,10 +10,9 @@ from unisono.doctor.diagnoses import FINE, WARNING, WRONG, Diagnosis, size
 from unisono.doctor.gpu_links import DriverGpu
 
 _OLDEST = (2, 11)
-_TOO_OLD = "Install torch 2.11 or newer: `pip install --upgrade torch`."
 
 
-def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Iterator[Diagnosis]:
+def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Diagnosis:
     """Judge a torch.
 
     Args:
@@ -26,29 +25,23 @@ def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Iterator[Diagnosis]:
         built = f"ROCm {facts['hip']}"
     capability = str(facts.get("capability", ""))
     said = f"torch {version}, built for {built}; it computes with {capability} instructions"
+    verdict, remedy = WRONG, ""
     if version_of(version) < _OLDEST:
-        yield Diagnosis("torch", WRONG, f"{said}, and is too old.", _TOO_OLD, facts)
+        said += ", and is too old"
+        remedy = "Install torch 2.11 or newer: `pip install --upgrade torch`."
     elif not facts.get("distributed"):
+        said += ", and is without torch.distributed"
         remedy = "Install torch's own wheel; Unisono's backend and DDP need torch.distributed."
-        yield Diagnosis("torch", WRONG, f"{said}, and is without torch.distributed.", remedy, facts)
     elif num_gpus and built == "CPUs alone":
-        yield Diagnosis(
-            "torch",
-            WRONG,
-            f"{said}, and cannot use this machine's {_gpus(num_gpus)}.",
-            "Install a torch for CUDA, or compute on the CPU with `unisono run --gpus none`.",
-            facts,
-        )
+        said += f", and cannot use this machine's {_gpus(num_gpus)}"
+        remedy = "Install a torch for CUDA, or compute on the CPU with `unisono run --gpus none`."
     elif capability in ("DEFAULT", "NO AVX"):
-        yield Diagnosis(
-            "torch",
-            WARNING,
-            f"{said}: the processor has no vector instructions that torch uses.",
-            "Unset ATEN_CPU_CAPABILITY; in a virtual machine, pass the host's processor on.",
-            facts,
-        )
+        verdict = WARNING
+        said += ": the processor has no vector instructions that torch uses"
+        remedy = "Unset ATEN_CPU_CAPABILITY; in a virtual machine, pass the host's processor on."
     else:
-        yield Diagnosis("torch", FINE, f"{said}.", facts=facts)
+        verdict = FINE
+    return Diagnosis("torch", verdict, f"{said}.", remedy, facts)
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -80,8 +73,14 @@ def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator
         return
     yield Diagnosis("gpus", FINE, f"{said}.", facts=told)
     yield from _too_new(facts)
-    yield from _narrow(known)
-    yield from _taken(known)
+    for at, gpu in enumerate(known):
+        if 0 < gpu.pcie_lanes < gpu.pcie_lanes_at_most:
+            said = f"GPU {at} has {gpu.pcie_lanes} of {gpu.pcie_lanes_at_most} PCIe lanes."
+            remedy = "Look at its slot and riser: copies to it are slow."
+            yield Diagnosis("gpus", WARNING, said, remedy)
+        if gpu.memory and gpu.memory_used > gpu.memory // 2:
+            said = f"{size(gpu.memory_used)} of GPU {at}'s {size(gpu.memory)} are taken."
+            yield Diagnosis("gpus", WARNING, said, "`nvidia-smi` shows by whom.")
 
 
 def _of_torch_alone(gpus: Sequence[Mapping[str, Any]]) -> Iterator[Diagnosis]:
@@ -97,34 +96,8 @@ def _too_new(facts: Mapping[str, Any]) -> Iterator[Diagnosis]:
     for gpu in facts.get("gpus", ()):
         major, minor = gpu["capability"]
         if built and not any(arch.startswith(str(major)) for arch in built):
-            yield Diagnosis(
-                "gpus",
-                WRONG,
-                f"torch has no kernels for {gpu['name']} (capability {major}.{minor}).",
-                "Install a torch that is built for it.",
-            )
-
-
-def _narrow(known: Sequence[DriverGpu]) -> Iterator[Diagnosis]:
-    for at, gpu in enumerate(known):
-        if 0 < gpu.pcie_lanes < gpu.pcie_lanes_at_most:
-            yield Diagnosis(
-                "gpus",
-                WARNING,
-                f"GPU {at} has {gpu.pcie_lanes} of {gpu.pcie_lanes_at_most} PCIe lanes.",
-                "Look at its slot and riser: copies to it are slow.",
-            )
-
-
-def _taken(known: Sequence[DriverGpu]) -> Iterator[Diagnosis]:
-    for at, gpu in enumerate(known):
-        if gpu.memory and gpu.memory_used > gpu.memory // 2:
-            yield Diagnosis(
-                "gpus",
-                WARNING,
-                f"{size(gpu.memory_used)} of GPU {at}'s {size(gpu.memory)} are taken.",
-                "`nvidia-smi` shows by whom.",
-            )
+            said = f"torch has no kernels for {gpu['name']} (capability {major}.{minor})."
+            yield Diagnosis("gpus", WRONG, said, "Install a torch that is built for it.")
 
 
 def judge_links(links: Mapping[tuple[int, int], str]) -> Iterator[Diagnosis]:

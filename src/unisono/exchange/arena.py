@@ -22,6 +22,7 @@ import torch
 
 from unisono.checkpoint.places import MARKS_BYTES, Places
 from unisono.exchange.block import Bytes, Span
+from unisono.plan.slices import Piece
 from unisono.workers.memory import ALIGNMENT_BYTES, Memory, aligned
 
 ROW_BYTES = 4096
@@ -92,6 +93,10 @@ class Region:
         offset = self.start + slot.offset + start * slot.dtype.itemsize
         return self._memory.flat(offset, stop - start, slot.dtype)
 
+    def pieces(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """View pieces of the tensors, each as a vector."""
+        return [self.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+
     def everything(self) -> torch.Tensor:
         """View all bytes."""
         return self._memory.flat(self.start, size_of(self.slots), torch.uint8)
@@ -142,7 +147,6 @@ class Arena:
 
     Attributes:
         memory: all of it.
-        plan: what it holds.
         key: the memory's name among all that the workers share.
         places: where snapshots lie.
         parameters, fixed, states: regions of the plan.

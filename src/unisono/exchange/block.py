@@ -30,16 +30,27 @@ class Bytes(Protocol):
         """View `numel` elements from byte `offset` on as a vector."""
 
 
+class Span(NamedTuple):
+    """Bytes from `start` to `stop` that are on one device."""
+
+    start: int
+    stop: int
+    device: torch.device
+
+
 class Block:
-    """Bytes on an accelerator. Final.
+    """Bytes on accelerators; a tensor lies within one of the spans. Final.
 
     Args:
-        num_bytes: how many.
-        device: where.
+        spans: one after the other, each on its device.
     """
 
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self._bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._starts = [span.start for span in spans]
+        self._blocks = [
+            torch.empty(span.stop - span.start, dtype=torch.uint8, device=span.device)
+            for span in spans
+        ]
 
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
@@ -50,43 +61,10 @@ class Block:
 
     def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """See :class:`Bytes`."""
-        there = self._bytes[offset : offset + numel * dtype.itemsize]
+        at = max(bisect_right(self._starts, offset) - 1, 0)
+        first = offset - self._starts[at]
+        there = self._blocks[at][first : first + numel * dtype.itemsize]
         return there.view(dtype) if numel else torch.empty(0, dtype=dtype, device=there.device)
-
-
-class Span(NamedTuple):
-    """Bytes from `start` to `stop` that are on one device."""
-
-    start: int
-    stop: int
-    device: torch.device
-
-
-class DividedBlock:
-    """Bytes on several accelerators; a tensor lies within one of the spans. Final.
-
-    Args:
-        spans: one after the other, each on its device.
-    """
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._starts = [span.start for span in spans]
-        self._blocks = [Block(span.stop - span.start, span.device) for span in spans]
-
-    def tensor(
-        self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
-    ) -> torch.Tensor:
-        """See :class:`Bytes`."""
-        at = self._at(offset)
-        return self._blocks[at].tensor(offset - self._starts[at], shape, dtype, stride)
-
-    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """See :class:`Bytes`."""
-        at = self._at(offset)
-        return self._blocks[at].flat(offset - self._starts[at], numel, dtype)
-
-    def _at(self, offset: int) -> int:
-        return max(bisect_right(self._starts, offset) - 1, 0)
 
 
 def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
@@ -97,6 +75,12 @@ def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
             yield Span(first, last, span.device)
 
 
-def private_bytes(num_bytes: int, device: Device) -> Bytes:
-    """Take memory of a device that this process shares with nobody."""
-    return Memory.private(num_bytes) if device.is_host else Block(num_bytes, device.torch)
+def private_bytes(num_bytes: int, device: Device, spans: Sequence[Span] = ()) -> Bytes:
+    """Take memory of a device that this process shares with nobody.
+
+    Args:
+        spans: on several devices, where which bytes are.
+    """
+    if device.is_host:
+        return Memory.private(num_bytes)
+    return Block(spans or [Span(0, num_bytes, device.torch)])

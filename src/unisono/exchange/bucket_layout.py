@@ -9,14 +9,33 @@ bucket can travel while the rest is still computed. Within a bucket each worker 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.exchange.arena import Slot
 from unisono.exchange.parts import pieces_within
-from unisono.plan.buckets import BUCKET_BYTES, FIRST_BYTES, bucket_ranges
 from unisono.plan.slices import Piece
 from unisono.workers.memory import ALIGNMENT_BYTES, aligned
+
+FIRST_BYTES, BUCKET_BYTES = 1 << 20, 4 << 20
+
+
+def bucket_ranges(
+    sizes: Sequence[int], first_bytes: int = FIRST_BYTES, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[range]:
+    """Cut parameters, from the last to the first, where a bucket is full.
+
+    Args:
+        sizes: the bytes of each parameter.
+        first_bytes: what the first bucket has at least, if there is so much.
+        bucket_bytes: what each other bucket has at least.
+    """
+    stop, num_bytes, full_bytes = len(sizes), 0, first_bytes
+    for index in reversed(range(len(sizes))):
+        num_bytes += sizes[index]
+        if num_bytes >= full_bytes or index == 0:
+            yield range(index, stop)
+            stop, num_bytes, full_bytes = index, 0, bucket_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +55,11 @@ class ParameterBucket:
         """List what lies in one worker's slice; the first parameter of the bucket is number 0."""
         length = self.slice_bytes(num_workers)
         return list(pieces_within(self.slots, position * length, (position + 1) * length))
+
+    def flags(self, row: memoryview) -> bytes:
+        """Cut what a part's flags say of the bucket's parameters; see ``parts.presence``."""
+        here = self.indices
+        return bytes(row[:1]) + bytes(row[1 + here.start : 1 + here.stop])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +88,8 @@ def lay_out_buckets(
     """
     buckets: list[ParameterBucket] = []
     start = 0
-    for indices in bucket_ranges([_size_of(slot) for slot in slots], first_bytes, bucket_bytes):
+    sizes = [slot.end - slot.offset for slot in slots]
+    for indices in bucket_ranges(sizes, first_bytes, bucket_bytes):
         own, offset = [], 0
         for index in indices:
             own.append(replace(slots[index], offset=offset))
@@ -107,7 +132,3 @@ def lay_out_lane(
         own = tuple(replace(slots[index], offset=slots[index].offset - at) for index in indices)
         buckets.append(ParameterBucket(indices, at, num_bytes, own))
     return buckets[::-1]
-
-
-def _size_of(slot: Slot) -> int:
-    return aligned(slot.numel * slot.dtype.itemsize)

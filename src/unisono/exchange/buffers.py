@@ -13,7 +13,7 @@ import torch
 
 from unisono.device import Copies, Device, by_device
 from unisono.exchange.arena import Arena, Region, Slot, lay_out, size_of, spans_of
-from unisono.exchange.block import DividedBlock, Span, private_bytes
+from unisono.exchange.block import Span, private_bytes
 from unisono.state.model_buffers import buffer_at, homes_of_buffers, lazy_homes
 
 
@@ -21,8 +21,6 @@ class Buffers:
     """The model's buffers, saved and restored as a whole. Final.
 
     Args:
-        model: whose buffers.
-        device: where they are.
         copies: between it and the host.
 
     Attributes:
@@ -231,9 +229,7 @@ class BufferValues:
     own, and are copied to and from blocks there.
 
     Args:
-        tensors: the buffers.
         slots: where each lies in a block.
-        device: where they are.
         copies: between it and the host.
     """
 
@@ -247,10 +243,7 @@ class BufferValues:
         self._tensors, self._slots, self._is_host = tensors, slots, device.is_host
         self._copies, size = copies, size_of(slots)
         spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
-        self._block, self._start = (
-            DividedBlock(spans) if device.is_divided else private_bytes(size, device)
-            for _ in range(2)
-        )
+        self._block, self._start = (private_bytes(size, device, spans) for _ in range(2))
         self._spans = [(start, stop) for start, stop, _ in spans]
         if not device.is_divided:
             self._bytes = self._block.flat(0, size, torch.uint8)

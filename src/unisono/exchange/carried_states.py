@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
-from unisono.checkpoint.slots import blob_bytes, blob_end, read_extras, read_facts, write_blob
+from unisono.checkpoint.slots import blob_bytes, read_extras, read_facts, used_bytes, write_blob
 from unisono.device import Device
 from unisono.errors import CheckpointError
 from unisono.exchange.snapshots import as_bytes, describe_extras, from_bytes
@@ -50,11 +50,7 @@ Bring = Callable[[Sequence[Sequence[memoryview]]], None]
 
 
 class CarriedStates:
-    """The values of all shards, as far as one worker knows them. Final.
-
-    Args:
-        num_shards: S.
-    """
+    """The values of all shards, as far as one worker knows them. Final."""
 
     def __init__(self, num_shards: int) -> None:
         self._num_shards, self._step = num_shards, 0
@@ -69,7 +65,6 @@ class CarriedStates:
         """Begin a loop. Collective.
 
         Args:
-            team: the workers.
             key: names the memory.
         """
         if not team.supervisor.is_alone:  # else there is nobody to tell
@@ -195,7 +190,7 @@ class CarriedStates:
             if not is_there and shard in self._now:
                 self._write(shard, self._step, self._now[shard])
             if is_there or shard in self._now:
-                sizes[shard] = blob_end(self._place(shard, self._step), 0)
+                sizes[shard] = used_bytes(self._place(shard, self._step), 0)
         return sizes
 
     def _write(self, shard: int, step: int, packed: _Packed) -> None:

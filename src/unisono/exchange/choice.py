@@ -109,15 +109,11 @@ def check_devices(name: str, device: Device, team: Team) -> None:
 def chosen(name: str, device: Device) -> type[Exchange]:
     """Find the exchange of a worker's loops; arguments and errors as :func:`name_of_exchange`."""
     name = name if name in _ON_HOSTS.values() else name_of_exchange(name, device)
-    # These need a torch that has such process groups; the others do not.
-    if name == GLOO:
+    if name in (GLOO, NCCL):
+        # It needs a torch that has such process groups; the others do not.
         from unisono.exchange.group_exchange import GroupExchange
 
         return GroupExchange
-    if name == NCCL:
-        from unisono.exchange.nccl_exchange import NcclExchange
-
-        return NcclExchange
     if name == HOSTS:
         from unisono.exchange.hosts_exchange import HostsExchange
 

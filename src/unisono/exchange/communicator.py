@@ -50,9 +50,6 @@ class Communicator(ABC):
 
     Collective: every member makes one, and all make the same calls of each method in the same
     order. Where transfers are ready at once, the same order of all calls follows from that.
-
-    Attributes:
-        membership: whom it connects.
     """
 
     membership: Membership

@@ -15,19 +15,17 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.exchange.group_parts import GroupParts
 from unisono.exchange.group_sum import GroupSum, SumPlan
-from unisono.exchange.parts import presence
+from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.parts import Parts, presence
 from unisono.exchange.slow_link import RESIDUAL_OF_ALL, residual_of
+from unisono.plan.rounds import within
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 
 
 class CompressedSum(ABC):
     """Adds up all groups over some pieces.
-
-    Args:
-        plan: what is added up.
 
     Attributes:
         pieces: what is added up here.
@@ -39,7 +37,12 @@ class CompressedSum(ABC):
 
     def __init__(self, plan: SumPlan) -> None:
         self._plan, self.pieces = plan, plan.pieces
-        self._parts = GroupParts(plan.arena, plan.groups, plan.own, plan.parts, plan.pieces)
+        self._within = {group.lo: within(group, plan.parts) for group in plan.groups}
+        parts = Parts(plan.arena)
+        self._of_groups = [
+            OrderedSum(parts, self._within[group.lo], plan.pieces) for group in plan.own
+        ]
+        self._flags: dict[int, bytes] = {}
         self.totals = plan.sums(0, plan.pieces)
 
     def add(self) -> tuple[bool, ...]:
@@ -49,11 +52,22 @@ class CompressedSum(ABC):
             For each parameter, whether any shard had a gradient for it; only then are its totals
             defined.
         """
-        self._parts.add_up()
+        present = self._add_up_groups()
         if (weight := self._plan.state.weight) is not None:
             self._divide(weight)
-        self._compress(self._parts.present)
-        return self._parts.present
+        self._compress(present)
+        return present
+
+    def _add_up_groups(self) -> tuple[bool, ...]:
+        """Add up this worker's pieces of its host's groups, each where its first part was."""
+        for own in self._of_groups:
+            own.add()
+        there = []
+        for lo, parts in self._within.items():
+            rows = [presence(bytes(self._plan.arena.flags[one.lo])) for one in parts]
+            there.append([any(column) for column in zip(*rows, strict=True)])
+            self._flags[lo] = bytes([0, *there[-1]])
+        return tuple(any(column) for column in zip(*there, strict=True))
 
     def _divide(self, weight: float) -> None:
         for group in self._plan.own:
@@ -64,7 +78,7 @@ class CompressedSum(ABC):
 
     def flags(self, lo: int) -> bytes:
         """Read which parameters the group that begins with shard `lo` has gradients for."""
-        return self._parts.flags[lo]
+        return self._flags[lo]
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of the group's sum; with `flags`, what an ordered sum is made of."""

@@ -31,7 +31,6 @@ def connect(team: Team, make: Callable[[Store], Group], number: int = 1) -> list
     another does not notice, so none meets the others here again.
 
     Args:
-        team: the workers.
         make: makes a group with a store; runs in other threads.
         number: how many groups to make.
 

@@ -24,8 +24,6 @@ class Division:
     """The division of one loop's work. Final.
 
     Args:
-        team: the workers.
-        num_shards: S.
         numels: the elements of each parameter.
         groups: those that a slow link is between; empty: there is none.
 

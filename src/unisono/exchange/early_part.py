@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from unisono.exchange.arena import Slot
+from unisono.exchange.bucket_layout import bucket_ranges
 from unisono.exchange.parts import Gradients, Parts
 from unisono.plan.summation import Node
-
-BUCKET_BYTES = 4 << 20
 
 
 class EarlyPart:
@@ -18,9 +17,6 @@ class EarlyPart:
 
     A gradient may change after it was published, by a hook of the program, or be taken away: when
     the part is published as a whole, what is another tensor then, or another version of it, counts.
-
-    Args:
-        parts: writes them.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -79,23 +75,15 @@ class PartBuckets:
     """
 
     def __init__(self, slots: Sequence[Slot], num_bytes: int) -> None:
-        self._spans: list[tuple[int, int]] = []
-        self._of: list[int] = [0] * len(slots)
-        self._sizes: list[int] = []
-        stop = slots[-1].end if slots else 0
-        for index in range(len(slots) - 1, -1, -1):  # as gradients come: the last layer's first
-            if not self._spans or self._spans[-1][1] - self._spans[-1][0] >= num_bytes:
-                self._spans.append((slots[index].offset, stop))
-                self._sizes.append(0)
-            stop = slots[index].offset
-            self._spans[-1] = (stop, self._spans[-1][1])
-            self._sizes[-1] += 1
-            self._of[index] = len(self._spans) - 1
+        sizes = [slot.end - slot.offset for slot in slots]
+        self._indices = list(bucket_ranges(sizes, num_bytes, num_bytes))
+        self._spans = [(slots[own[0]].offset, slots[own[-1]].end) for own in self._indices]
+        self._of = {index: at for at, own in enumerate(self._indices) for index in own}
         self.begin()
 
     def begin(self) -> None:
         """Begin a part: nothing of it is there."""
-        self._missing = self._sizes.copy()
+        self._missing = list(map(len, self._indices))
         self._seen: set[int] = set()
         self._unsent = set(range(len(self._spans)))
         self.is_outdated = False
@@ -123,10 +111,9 @@ class PartBuckets:
         self.is_outdated |= not changed <= self._unsent
         self._unsent |= changed
 
-    def indices(self, span: tuple[int, int]) -> list[int]:
-        """List the parameters of the bucket that has these bytes."""
-        bucket = self._spans.index(span)
-        return [index for index, number in enumerate(self._of) if number == bucket]
+    def indices(self, span: tuple[int, int]) -> range:
+        """Give the parameters of the bucket that has these bytes."""
+        return self._indices[self._spans.index(span)]
 
     def rest(self) -> list[tuple[int, int]]:
         """Give the bytes of the buckets that have not been given as they are now."""

@@ -7,7 +7,7 @@
     worker 1   parts ─┘            └─► slice 1 of all parts, added ─┘            └─► all sums
 
 Parameters travel in buckets (``bucket_layout.py``), each as soon as the last backward pass of a
-worker has left its gradients (``bucket_pipeline.py``).
+worker has left its gradients (``bucket_pipeline.py``). On CPUs the group is gloo's, on GPUs NCCL's.
 
 A worker's parts stay in its own memory until the sums are everybody's. If the group breaks before,
 the survivors compute what the lost ones had, make another group and exchange again. Whether the
@@ -26,6 +26,7 @@ from unisono.exchange.communicator import BrokenError, Communicator
 from unisono.exchange.early_part import EarlyPart
 from unisono.exchange.gloo_communicator import GlooCommunicator
 from unisono.exchange.homes import StateKeys
+from unisono.exchange.nccl_communicator import NcclCommunicator
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, OwnParts, Parts
 from unisono.exchange.replicas import ReplicaExchange
@@ -143,15 +144,13 @@ class GroupExchange(ReplicaExchange):
         team, division = self._team, self.division
         if team.size == 1:
             self._pipeline = None
-            self._sum = OrderedSum(self._parts, division.parts, division.num_shards, self.pieces)
+            self._sum = OrderedSum(self._parts, division.parts, self.pieces)
             sums = self._own.gradients[0]
             self.whole = sums.tensors()
             self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
             return
         held = [division.parts_of[rank] for rank in team.membership.ranks]
-        self._sums = BucketSums(
-            self._layout, self._own, held, team.position, division.num_shards, self.device
-        )
+        self._sums = BucketSums(self._layout, self._own, held, team.position, self.device)
         self._pipeline = BucketPipeline(self._sums.buckets, self._layout.bucket_of)
         self.whole, self.totals = self._sums.whole, self._sums.totals
 
@@ -176,7 +175,9 @@ class GroupExchange(ReplicaExchange):
         return _CHANGED if pipeline.is_outdated else ""
 
     def _connect(self) -> Communicator:
-        return GlooCommunicator(self._team)
+        if self.device.is_host:
+            return GlooCommunicator(self._team)
+        return NcclCommunicator(self._team, self.device.torch)  # never run on a GPU
 
     def _connected(self) -> Communicator | None:
         """Give the communicator, if it connects the present members."""

@@ -74,7 +74,6 @@ class GroupSum:
     """Adds up what groups have come to, where their sums lie. Final.
 
     Args:
-        plan: what is added up.
         published: says which parameters a group has a sum for.
         dtype: in which values are sent; they must be of it already.
 
@@ -88,8 +87,7 @@ class GroupSum:
         self._plan, self._dtype = plan, dtype
         self.slices = split(plan.pieces, len(plan.held))
         self.pieces = self.slices[plan.host]
-        groups = plan.groups
-        self._sum = OrderedSum(published, groups, groups[-1].hi, self.pieces)
+        self._sum = OrderedSum(published, plan.groups, self.pieces)
         self.totals = self._sum.totals
 
     def add(self) -> None:

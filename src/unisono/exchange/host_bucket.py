@@ -23,7 +23,7 @@ from unisono.exchange.bucket_pipeline import Rounds
 from unisono.exchange.host_lane import HostLane
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import pieces_within, presence
-from unisono.plan.rounds import as_whole, within
+from unisono.plan.rounds import within
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.workers.memory import Memory, aligned
@@ -53,7 +53,6 @@ class LaneMemory:
     ) -> None:
         self.arena, self.held, self.host = arena, held, host
         self.totals, self.totals_at = totals, totals_at
-        self.num_shards = arena.plan.shards
         self.within = {part: within(part, parts) for part in held[host]}
         num_bytes = size_of(arena.plan.parameters)
         self._sums = {
@@ -73,7 +72,6 @@ class HostBucket:
     Args:
         bucket: which parameters.
         number: which bucket of the lane.
-        memory: of the lane.
     """
 
     def __init__(self, bucket: ParameterBucket, number: int, memory: LaneMemory) -> None:
@@ -87,6 +85,7 @@ class HostBucket:
             part.lo: bytearray(1 + len(bucket.indices)) for parts in memory.held for part in parts
         }
         self._received = self._room()
+        self._workers_parts = _WorkersParts(memory.arena, bucket)
         self._host_sums = [
             self._host_sum(part, inner, list(pieces_within(bucket.slots, 0, end)))
             for part, inner in memory.within.items()
@@ -97,16 +96,14 @@ class HostBucket:
         self._sum = OrderedSum(
             self,
             [part for parts in memory.held for part in parts],
-            memory.num_shards,
             mine,
-            [totals.piece(piece.index, piece.start, piece.stop) for piece in mine],
+            totals.pieces(mine),
         )
 
     def expect(self, lane: HostLane, turn: int) -> None:
         """Say where what comes in a turn is to go, before any of it can come.
 
         Args:
-            lane: what it comes over.
             turn: which exchange of all buckets it is, counted over the lane's life.
         """
         self._turn, (slices, sums) = turn, self._frames(turn)
@@ -127,8 +124,7 @@ class HostBucket:
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """See :class:`~.parts.PublishedParts`: this host's slice of a part."""
-        region = self._region(lo)
-        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+        return self._region(lo).pieces(pieces)
 
     def _frames(self, turn: int) -> tuple[int, int]:
         first = (turn << 32) + _ROUNDS * self._number
@@ -152,22 +148,14 @@ class HostBucket:
         return Region(memory, first + self._bucket.start, self._bucket.slots)
 
     def _host_sum(self, part: Node, inner: Sequence[Node], pieces: Sequence[Piece]) -> OrderedSum:
-        region = self._region(part.lo)
-        return OrderedSum(
-            _WorkersParts(self._memory.arena, self._bucket, part.lo),
-            as_whole(part, inner),
-            part.hi - part.lo,
-            pieces,
-            [region.piece(piece.index, piece.start, piece.stop) for piece in pieces],
-        )
+        return OrderedSum(self._workers_parts, inner, pieces, self.views(part.lo, pieces))
 
     def _make_parts(self) -> None:
         """Add up this host's parts, and say which parameters they have gradients for."""
         for own in self._host_sums:
             own.add()
         for part, inner in self._memory.within.items():
-            workers = _WorkersParts(self._memory.arena, self._bucket, part.lo)
-            rows = [presence(workers.flags(one.lo - part.lo)) for one in inner]
+            rows = [presence(self._workers_parts.flags(one.lo)) for one in inner]
             self._flags[part.lo][1:] = bytes(any(column) for column in zip(*rows, strict=True))
 
     def _of_host(self, host: int) -> list[memoryview]:
@@ -203,19 +191,15 @@ class _WorkersParts:
     """One bucket of parts that workers of this host have published. Final.
 
     Args:
-        arena: where they are.
         bucket: which parameters; they are counted from its first.
-        first: the shard that counts as number 0.
     """
 
-    def __init__(self, arena: Arena, bucket: ParameterBucket, first: int) -> None:
-        self._arena, self._bucket, self._first = arena, bucket, first
+    def __init__(self, arena: Arena, bucket: ParameterBucket) -> None:
+        self._arena, self._bucket = arena, bucket
 
     def flags(self, lo: int) -> bytes:
-        row, here = self._arena.flags[lo + self._first], self._bucket.indices
-        return bytes(row[:1]) + bytes(row[1 + here.start : 1 + here.stop])
+        return self._bucket.flags(self._arena.flags[lo])
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        start = self._arena.gradients[lo + self._first].start + self._bucket.start
-        region = Region(self._arena.memory, start, self._bucket.slots)
-        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+        start = self._arena.gradients[lo].start + self._bucket.start
+        return Region(self._arena.memory, start, self._bucket.slots).pieces(pieces)

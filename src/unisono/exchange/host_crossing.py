@@ -58,9 +58,7 @@ class HostCrossing:
     All methods are collective, but for :meth:`begin` and :meth:`leave`.
 
     Args:
-        team: the workers.
         memory: what those of this host share.
-        buffers: the model's.
         look: counts gradients of this worker that have come into the host's memory since it was
             called last; called now and then, from another thread.
 
@@ -165,7 +163,6 @@ class HostCrossing:
         """Be ready for what is this worker's now.
 
         Args:
-            division: of shards.
             lanes: what each has of the parameters; empty: no buckets cross.
             totals: where the sums of this worker's lane go, laid out from a byte on as a part is.
         """

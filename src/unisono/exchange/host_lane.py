@@ -72,7 +72,6 @@ class HostLane:
         """Begin to send a frame to each host; there is one from each, which is expected.
 
         Args:
-            number: of the frame.
             sent: its bytes, by host; they must not change before the transfer is ready.
         """
         for host, views in sent.items():
@@ -262,7 +261,6 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
     """Connect the workers of a lane. Collective: every worker of every host calls it.
 
     Args:
-        team: the workers.
         ranks: those of this worker's lane, by host; empty: it has none.
 
     Returns:

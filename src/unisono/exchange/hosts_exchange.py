@@ -81,9 +81,9 @@ class HostsExchange(SharedExchange):
 
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`."""
-        everywhere = self.memory.arena.gradients[0]
-        for piece, total in zip(self.pieces, self.totals, strict=True):
-            everywhere.piece(piece.index, piece.start, piece.stop).copy_(total)
+        everywhere = self.memory.arena.gradients[0].pieces(self.pieces)
+        for place, total in zip(everywhere, self.totals, strict=True):
+            place.copy_(total)
         return super().all_sums(purpose)
 
     def collect(self) -> None:
@@ -153,8 +153,7 @@ class HostsExchange(SharedExchange):
         slots = self.memory.arena.plan.parameters
         totals = Memory.private(0 if number is None else size_of(slots))
         crossing.plan(self.division, lanes, (totals, 0))
-        region = Region(totals, 0, slots)
-        self.totals = [region.piece(one.index, one.start, one.stop) for one in self.pieces]
+        self.totals = Region(totals, 0, slots).pieces(self.pieces)
 
     def _plan_groups(self, link: LinkState) -> None:
         crossing, team = self._crossing, self._team

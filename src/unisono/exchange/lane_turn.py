@@ -26,7 +26,6 @@ class LaneTurn(threading.Thread):
         lane: likewise.
         ready: the buckets of all lanes.
         num_ready: tells how many of this lane's are ready.
-        num_buckets: how many there are.
 
     Attributes:
         error: what nobody has foreseen.

@@ -25,10 +25,6 @@ class LinkState:
 
     Args:
         link: how less is sent, with its number of groups.
-
-    Attributes:
-        link: see above.
-        step, weight: see :meth:`begin_sum`.
     """
 
     def __init__(self, link: SlowLink) -> None:
@@ -49,9 +45,7 @@ class LinkState:
         """Begin a loop; the others have to be met before anybody changes anything. Collective.
 
         Args:
-            team: the workers.
             key: names the memory.
-            plan: of the run's memory.
             is_joining: whether the others use the memory already.
         """
         rows, start = self.link.rows(plan.parameters, plan.states), 0
@@ -110,8 +104,7 @@ class LinkState:
 
     def pieces(self, label: str, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of what is kept under a label, as vectors."""
-        region = self._regions[label]
-        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+        return self._regions[label].pieces(pieces)
 
     def state_dict(self) -> dict[str, Any]:
         """Give all values, by label and parameter; to be called between two steps."""

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.exchange.arena import Region
 from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.group_sum import GroupSum, SumPlan
 from unisono.exchange.homes import Homes
@@ -30,7 +29,6 @@ class LocalGroup:
     """One group of this host. Final.
 
     Args:
-        plan: what is added up.
         group: its shards.
 
     Attributes:
@@ -108,9 +106,9 @@ class LocalSteps(CompressedSum):
 
     def _outer_step(self) -> None:
         link, pieces = self._link, self.pieces
-        outer = _views(self._arena.parameters, pieces)
+        outer = self._arena.parameters.pieces(pieces)
         for group in self.groups:
-            local = _views(group.parameters, pieces)
+            local = group.parameters.pieces(pieces)
             for here, there, change in zip(outer, local, group.totals, strict=True):
                 torch.sub(here, there, out=change)
         self._sum.add()
@@ -121,7 +119,7 @@ class LocalSteps(CompressedSum):
             kept.mul_(link.outer_momentum).add_(change)  # as torch's SGD with `nesterov=True`
             here.sub_(change.add_(kept, alpha=link.outer_momentum), alpha=link.outer_lr)
         for group in self.groups:
-            for here, there in zip(outer, _views(group.parameters, pieces), strict=True):
+            for here, there in zip(outer, group.parameters.pieces(pieces), strict=True):
                 there.copy_(here)
 
 
@@ -137,7 +135,3 @@ class _Everything:
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         return self._plan.sums(lo, pieces)
-
-
-def _views(region: Region, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-    return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]

@@ -64,7 +64,6 @@ class NcclCommunicator(Communicator):
 
     Args:
         team: the workers; the communicator connects the present members.
-        device: this worker's.
         make: makes the group of a store, a rank and a size, on that device.
 
     Raises:

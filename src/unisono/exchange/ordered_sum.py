@@ -10,6 +10,7 @@ import torch
 
 from unisono.device import by_device
 from unisono.exchange.parts import PublishedParts, presence
+from unisono.plan.rounds import as_whole
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over, tree_sum
 
@@ -22,13 +23,11 @@ class OrderedSum:
     """Finishes the tree over some pieces. Final.
 
     Args:
-        published: where the parts are.
-        parts: those of all workers; together they are every shard once.
-        num_shards: S.
+        parts: together they are every shard, or every one of a sub-tree, once.
         pieces: what is added up here.
         into: where the sums go, as vectors; then the parts stay as they are. None: into the slots
-            of the parts (the whole sum into that of shard 0), of which nobody else reads these
-            pieces.
+            of the parts (the whole sum into that of the first shard), of which nobody else reads
+            these pieces.
 
     Attributes:
         pieces: what is added up here.
@@ -40,16 +39,16 @@ class OrderedSum:
         self,
         published: PublishedParts,
         parts: Sequence[Node],
-        num_shards: int,
         pieces: Sequence[Piece],
         into: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        self._published = published
-        self._parts = tuple(parts)
-        self.pieces = pieces
-        self._views = [published.views(part.lo, pieces) for part in parts]
-        first = next(at for at, part in enumerate(parts) if part.lo == 0)
-        written = {first} | {into for into, _ in additions_over(num_shards, self._parts)}
+        self._published, self.pieces = published, pieces
+        self._slots = [part.lo for part in parts]
+        whole = Node(min(self._slots), max(part.hi for part in parts))
+        self._parts = tuple(as_whole(whole, parts))
+        self._views = [published.views(lo, pieces) for lo in self._slots]
+        first = self._slots.index(whole.lo)
+        written = {first} | {into for into, _ in additions_over(whole.hi - whole.lo, self._parts)}
         self._sums: list[Sequence[torch.Tensor]] = [
             views if into is None or at not in written else list(map(torch.empty_like, views))
             for at, views in enumerate(self._views)
@@ -72,7 +71,7 @@ class OrderedSum:
             For each parameter, whether any shard had a gradient for it; only then are its totals
             defined.
         """
-        flags = tuple(self._published.flags(part.lo) for part in self._parts)
+        flags = tuple(map(self._published.flags, self._slots))
         program = self._programs.get(flags)
         if program is None:
             if len(self._programs) >= _PROGRAMS_AT_MOST:

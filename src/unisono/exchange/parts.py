@@ -1,4 +1,4 @@
-"""PublishedParts parts in host memory, each in the slot of its first shard.
+"""Published parts in host memory, each in the slot of its first shard.
 
 A parameter that got no gradient from any shard of a part adds nothing to the sum: a byte a
 parameter says which have one.
@@ -12,33 +12,14 @@ from typing import Protocol
 import torch
 
 from unisono.device import Device, by_device
-from unisono.exchange.arena import Region, Slot
-from unisono.exchange.block import Bytes, DividedBlock, Span, private_bytes
+from unisono.exchange.arena import Arena, Region, Slot
+from unisono.exchange.block import Bytes, Span, private_bytes
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 
 Gradients = Sequence["torch.Tensor | None"]
 
 _PRESENT, _ABSENT = 1, 0
-
-
-class Regions(Protocol):
-    """Regions by number."""
-
-    def __getitem__(self, index: int, /) -> Region:
-        """Give one."""
-
-
-class Room(Protocol):
-    """Where parts lie: an arena, or memory of one worker."""
-
-    @property
-    def flags(self) -> Sequence[memoryview]:
-        """Per shard, a byte for all parameters of its part and one for each."""
-
-    @property
-    def gradients(self) -> Regions:
-        """Per shard, the region of its part."""
 
 
 class OwnParts:
@@ -48,7 +29,6 @@ class OwnParts:
         slots: where each parameter lies in a part.
         flags: per shard, which parameters its part has gradients for; all see them.
         num_bytes: how many a part takes.
-        device: where they are.
         spans: on several devices, where which bytes are.
     """
 
@@ -81,23 +61,8 @@ class OwnParts:
     def memory(self, lo: int) -> Bytes:
         """Give the bytes of a part by its first shard."""
         if lo not in self._memories:
-            self._memories[lo] = (
-                DividedBlock(self._spans)
-                if self._spans
-                else private_bytes(self._num_bytes, self._device)
-            )
+            self._memories[lo] = private_bytes(self._num_bytes, self._device, self._spans)
         return self._memories[lo]
-
-
-class SentParts(Protocol):
-    """Parts whose bytes are sent to those who add them up."""
-
-    @property
-    def flags(self) -> Sequence[memoryview]:
-        """Per shard, which parameters its part has gradients for."""
-
-    def memory(self, lo: int, /) -> Bytes:
-        """Give the bytes of the part of shard `lo`."""
 
 
 class PublishedParts(Protocol):
@@ -114,21 +79,16 @@ class Parts:
     """Writes and reads published parts. Final.
 
     Args:
-        room: where they lie.
+        room: where they lie: an arena, or memory of this worker alone.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Arena | OwnParts) -> None:
         self._room = room
         self._slots: dict[int, list[torch.Tensor]] = {}
         self._is_divided = False
 
     def publish_some(self, part: Node, gradients: Gradients, indices: Sequence[int]) -> None:
         """Copy the gradients of some parameters into a part's slot; others do the rest.
-
-        Args:
-            part: which one.
-            gradients: of all parameters.
-            indices: of those that count.
 
         Raises:
             TypeError: a gradient is sparse.
@@ -198,8 +158,7 @@ class Parts:
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of the part in slot `lo`, as vectors."""
-        region = self._room.gradients[lo]
-        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+        return self._room.gradients[lo].pieces(pieces)
 
     def _slots_of(self, part: Node) -> list[torch.Tensor]:
         slots = self._slots.get(part.lo)

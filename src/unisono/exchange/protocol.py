@@ -53,21 +53,16 @@ class Exchange(ABC):
 
     Args:
         model: whose parameters and buffers the exchange keeps alike while it is bound.
-        optimizer: the user's.
         shards: S.
-        team: the workers.
-        device: where this worker computes.
         new_key: names the memory, where a new one is needed.
         previous: the memory of an earlier loop of the same run.
         live: how this worker joins a loop that the others are in; None: it begins with them.
         link: what is kept where a slow link is between groups of shards; None: none is.
 
     Attributes:
-        device: where this worker computes.
         copies: between the device and the host.
         parameters: those that the optimizer updates, in an order that is the same everywhere.
         fixed: those that it does not.
-        buffers: the model's.
         division: which shards, parts and pieces are whose.
         memory: what the workers of this host share.
         homes: where parameters and optimizer state lie in pieces; None: whoever updates does so
@@ -81,7 +76,6 @@ class Exchange(ABC):
         is_spread: whether other hosts alone have some of the state, until it is collected.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
-        link: see above.
         local: the groups of shards that update parameters of their own; None: none do.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
@@ -193,7 +187,6 @@ class Exchange(ABC):
 
         Args:
             part: this worker's last one, as :meth:`publish` gets it.
-            index: of the parameter.
             gradient: its sum over the part.
 
         Raises:

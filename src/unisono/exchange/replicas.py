@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from unisono.device import in_memory_order
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.protocol import Exchange
 from unisono.plan.slices import Piece, cut
@@ -112,11 +113,6 @@ class ReplicaExchange(Exchange):
         with torch.no_grad():
             for piece in pieces:
                 elements = slice(piece.start, piece.stop)
-                here = _in_memory_order(self._all[piece.index])[elements]
-                there = _in_memory_order(kept[piece.index])[elements]
+                here = in_memory_order(self._all[piece.index])[elements]
+                there = in_memory_order(kept[piece.index])[elements]
                 there.copy_(here) if into_slot else here.copy_(there)
-
-
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """View a dense tensor's elements as a vector, in the order in which they lie."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -47,15 +47,12 @@ class RunMemory:
     """One run's memory on this host. Final.
 
     Args:
-        plan: what it holds.
         keys: of the optimizer's state that lies there.
-        team: the workers.
         key: names the memory; None: `previous` is used again where all have it and it fits.
         previous: of an earlier loop of the same run.
         new_key: names a new memory.
 
     Attributes:
-        arena: where everything lies.
         snapshots: both slots of them.
     """
 

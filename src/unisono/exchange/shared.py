@@ -15,20 +15,27 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from unisono.exchange.compressed_sums import CompressedSum
+from unisono.exchange.compressed_sums import Bf16Sum, CompressedSum
 from unisono.exchange.group_sum import SumPlan
 from unisono.exchange.homes import Homes, StateKeys, plan_state
 from unisono.exchange.lane_transfers import LaneTransfers
 from unisono.exchange.link_state import LinkState
-from unisono.exchange.link_sums import sum_of
 from unisono.exchange.local_steps import LocalSteps
 from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.power_sgd import PowerSgdSum
 from unisono.exchange.protocol import Exchange
+from unisono.exchange.slow_link import Bf16Gradients, DiLoCo, PowerSGD, SlowLink
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.state.optimizer_state import apply_state
 from unisono.state.optimizers import is_elementwise
 from unisono.workers.launcher_messages import Live
+
+_SUMS: dict[type[SlowLink], type[CompressedSum]] = {
+    Bf16Gradients: Bf16Sum,
+    DiLoCo: LocalSteps,
+    PowerSGD: PowerSgdSum,
+}
 
 
 class SharedExchange(Exchange):
@@ -101,9 +108,7 @@ class SharedExchange(Exchange):
             pieces = self.link.link.cut(numels, self._team.size)[self._team.position]
             self._sum = self._group_sum(self.link, pieces, [division.groups])
         else:
-            self._sum = OrderedSum(
-                self._parts, division.parts, division.num_shards, division.pieces
-            )
+            self._sum = OrderedSum(self._parts, division.parts, division.pieces)
         self.pieces, self.totals = self._sum.pieces, self._sum.totals
 
     def _group_sum(
@@ -116,7 +121,6 @@ class SharedExchange(Exchange):
         """Be ready to add up the groups that a slow link is between.
 
         Args:
-            link: what is kept.
             pieces: what this worker adds up.
             held: the groups of each host.
             lane: connects it to those that do so on other hosts.
@@ -127,7 +131,7 @@ class SharedExchange(Exchange):
         arena, parts = self.memory.arena, self.division.parts
         leads, own = team.leads_host, self.parameters
         plan = SumPlan(arena, self._keys, own, link, parts, pieces, held, host, lane, leads)
-        groups = sum_of(plan)
+        groups = _SUMS[type(link.link)](plan)
         self.local = groups if isinstance(groups, LocalSteps) else None
         return groups
 

@@ -28,7 +28,6 @@ class Snapshots:
     """The two slots of one arena, as one worker sees them. Final.
 
     Args:
-        arena: where they lie.
         keys: of the optimizer's state that lies there.
 
     Attributes:
@@ -85,7 +84,6 @@ class Snapshots:
         """Copy one worker's share of the state into a slot, or back into the arena.
 
         Args:
-            slot: which.
             copy_of_buffers: which of the two copies is the present one.
             position: of this worker among those that copy.
             size: how many copy.
@@ -113,7 +111,6 @@ class Snapshots:
         """Write what a snapshot means, and what is not in the arena; the leader does.
 
         Args:
-            slot: of the snapshot.
             facts: plain JSON.
             tensors: those that lie nowhere else.
 

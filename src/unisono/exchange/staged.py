@@ -25,8 +25,9 @@ import torch
 
 from unisono.device import Copies
 from unisono.exchange.arena import Arena, Region, size_of, spans_of
-from unisono.exchange.block import Bytes, DividedBlock, Span, private_bytes, within
-from unisono.exchange.early_part import BUCKET_BYTES, EarlyPart, PartBuckets
+from unisono.exchange.block import Block, Bytes, Span, private_bytes, within
+from unisono.exchange.bucket_layout import BUCKET_BYTES
+from unisono.exchange.early_part import EarlyPart, PartBuckets
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, OwnParts, Parts, pieces_within
@@ -165,12 +166,12 @@ class StagedExchange(ReplicaExchange):
         self._slice = start, min(start + share, self._num_bytes)
         self._published = self._published_parts()
         if team.size == 1:
-            self._sum = OrderedSum(self._published, parts, division.num_shards, self.pieces)
+            self._sum = OrderedSum(self._published, parts, self.pieces)
             self.totals = self._sum.totals
         else:
             pieces = list(pieces_within(slots, *self._slice))
-            into = [self._sums.piece(one.index, one.start, one.stop) for one in pieces]
-            self._sum = OrderedSum(self._published, parts, division.num_shards, pieces, into)
+            into = self._sums.pieces(pieces)
+            self._sum = OrderedSum(self._published, parts, pieces, into)
             self.totals = self._all_sums()
         self._view_whole()
 
@@ -196,9 +197,7 @@ class StagedExchange(ReplicaExchange):
     @functools.cached_property
     def _sums_memory(self) -> Bytes:
         """All sums, where the parameters are; a worker alone has them where its part is."""
-        if self._divided:
-            return DividedBlock(self._divided)
-        return private_bytes(self._num_bytes, self.device)
+        return private_bytes(self._num_bytes, self.device, self._divided)
 
     @property
     def _sums(self) -> Region:
@@ -259,7 +258,7 @@ class FetchedParts:
         self._copies, self._own, self._flags = copies, own, arena.flags
         self.num_bytes = sum(span.stop - span.start for span in spans) * len(others)
         # As if each part lay there as a whole: only its slice does.
-        blocks = {lo: DividedBlock(spans) for lo in others}
+        blocks = {lo: Block(spans) for lo in others}
         self._regions = {lo: Region(b, 0, arena.plan.parameters) for lo, b in blocks.items()}
         self._to_copy = [
             (
@@ -281,8 +280,7 @@ class FetchedParts:
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """See :class:`~.parts.PublishedParts`."""
-        region = self._regions.get(lo) or self._own[lo]
-        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+        return (self._regions.get(lo) or self._own[lo]).pieces(pieces)
 
 
 class _Pinned:

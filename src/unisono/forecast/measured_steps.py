@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono.faults import FAULTS_VARIABLE
 from unisono.forecast.spread import Values
-from unisono.forecast.step_profile import SentLess, StepProfile, TimedSteps
+from unisono.forecast.step_profile import BY_STEP, SentLess, StepProfile, TimedSteps
 from unisono.launch.recovery import RESTARTS
 from unisono.train.step_window import COLUMNS, StepWindow, times_of
 from unisono.verify.raw_trace import read_trace
@@ -222,11 +222,7 @@ def _steps_of(
 
 def joined(parts: Sequence[TimedSteps]) -> TimedSteps:
     """Put the steps of several turns behind each other."""
-    return TimedSteps(
-        parts[0].shards,
-        np.concatenate([one.own_s for one in parts]),
-        np.concatenate([one.summing_s for one in parts]),
-        np.concatenate([one.updating_s for one in parts]),
-        np.concatenate([one.rest_s for one in parts]),
-        np.concatenate([one.turns for one in parts]),
-    )
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in parts]) for name in BY_STEP
+    }
+    return replace(parts[0], **columns)

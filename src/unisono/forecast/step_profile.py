@@ -14,6 +14,8 @@ from unisono.forecast.spread import Values
 SHARED = "shared"
 """The exchange whose workers look at one copy of the parameters."""
 _QUANTILES = 1000
+BY_STEP = ("own_s", "summing_s", "updating_s", "rest_s", "turns")
+"""What :class:`TimedSteps` has an entry of for each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +50,7 @@ class TimedSteps:
 
     def some(self, at: npt.NDArray[np.int64]) -> TimedSteps:
         """Give the steps at these places, which may repeat."""
-        return replace(
-            self,
-            own_s=self.own_s[at],
-            summing_s=self.summing_s[at],
-            updating_s=self.updating_s[at],
-            rest_s=self.rest_s[at],
-            turns=self.turns[at],
-        )
+        return replace(self, **{name: getattr(self, name)[at] for name in BY_STEP})
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from unisono.train.boundary import Boundary
 from unisono.train.run import Run
 from unisono.verify.observed import main
 from unisono.verify.recorder import Recorder
+from unisono.verify.wrapping import wrap
 from unisono.workers.launcher_link import STARTED_VARIABLE
 
 STEPS_AT_LEAST = 6
@@ -60,21 +61,11 @@ class StepTimes:
 
     def install(self) -> None:
         """Put the hooks in place."""
-        self._wrap(Run, "_set_up", self._set_up)
-        self._wrap(Boundary, "__init__", self._begin_loop)
-        self._wrap(Boundary, "count", self._count)
-        self._wrap(ShardPasses, "add", self._differentiate)
+        wrap(Run, "_set_up", self._set_up)
+        wrap(Boundary, "__init__", self._begin_loop)
+        wrap(Boundary, "count", self._count)
+        wrap(ShardPasses, "add", self._differentiate)
         self._plain = register_optimizer_step_post_hook(self._after_plain_step)
-
-    @staticmethod
-    def _wrap(kind: type[Any], name: str, around: Callable[..., Any]) -> None:
-        before = getattr(kind, name)
-
-        @functools.wraps(before)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return around(before, *args, **kwargs)
-
-        setattr(kind, name, wrapped)
 
     def _after_plain_step(self, *_: Any) -> None:
         """Leave a program that trains without Unisono."""
@@ -108,7 +99,7 @@ class StepTimes:
         self._plan, self._rows = plan, []
         self._facts = {
             "device": run.device.name,
-            "exchange": run.name_of_exchange,
+            "exchange": run.exchange,
             "gradient_bytes": sizes,
             "sent_less": self._link
             and [
@@ -126,9 +117,10 @@ class StepTimes:
         step, batch = position.step, position.batch
         before(boundary, *args)
         assert self._plan is not None
+        team_size = boundary.run.team.size
         is_full = self._plan.num_batch_samples(batch) == self._plan.batch_size
-        self._rows.append((step, boundary.team.size, is_full, boundary.engine.timers.times))
-        if self._recorder.rank == 0 and self._last is None and self._is_enough(boundary.team.size):
+        self._rows.append((step, team_size, is_full, boundary.engine.timers.times))
+        if self._recorder.rank == 0 and self._last is None and self._is_enough(team_size):
             beside = self._last_file.with_suffix(".part")
             beside.write_text(str(step + 2))
             beside.replace(self._last_file)

@@ -9,17 +9,11 @@ from __future__ import annotations
 import linecache
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict
 
-from unisono.hangs.kernel_view import (
-    KernelView,
-    children,
-    command_of,
-    look_at,
-    thread_time_ns,
-)
+from unisono.hangs.kernel_view import children, command_of, look_at, thread_time_ns
 from unisono.hangs.sampler import Sample, sample
-from unisono.hangs.whereabouts import ProcessLook, RankLook
+from unisono.hangs.whereabouts import ProcessLook, RankLook, RankNotes
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.meeting_point import Departure
 
@@ -27,66 +21,38 @@ _COMPUTES_ABOVE = 0.3  # of the time between two looks
 _CHILDREN_AT_MOST = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RankNotes:
-    """What is known of a rank without looking at its process; see :class:`RankLook`."""
-
-    step: int | None = None
-    meeting: str = ""
-    is_behind: bool = False
-    shown_wait: str = ""
-    call: str = ""
-    num_calls: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """Processes that have been looked at together. By number."""
-
-    samples: Mapping[int, Sample] = field(default_factory=dict)
-    kernel: Mapping[int, KernelView] = field(default_factory=dict)
-    shares: Mapping[int, float] = field(default_factory=dict)
-
-    def process(self, pid: int) -> ProcessLook:
-        """Put together what was seen of one."""
-        kernel, seen = self.kernel[pid], self.samples[pid]
-        innermost = seen.stack[0] if seen.stack else None
-        source = linecache.getline(innermost.file, innermost.line) if innermost else ""
-        # One that has run may be between two waits when it is looked at.
-        computes = kernel.computes or self.shares[pid] > _COMPUTES_ABOVE
-        return ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
-
-
 def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
     """Look at each rank."""
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
-    looked = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
-    looks = []
-    for rank, pid in sorted(pids.items()):
-        known = notes.get(rank, RankNotes())
-        looks.append(
-            RankLook(
-                rank,
-                looked.process(pid),
-                tuple(map(looked.process, below[rank])),
-                step=known.step,
-                meeting=known.meeting,
-                is_behind=known.is_behind,
-                shown_wait=known.shown_wait,
-                call=known.call,
-                num_calls=known.num_calls,
-            )
+    seen = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
+    return [
+        RankLook(
+            rank,
+            seen[pid],
+            tuple(seen[child] for child in below[rank]),
+            **asdict(notes.get(rank, RankNotes())),
         )
-    return looks
+        for rank, pid in sorted(pids.items())
+    ]
 
 
-def _look_at_processes(pids: Collection[int]) -> Looked:
+def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
     before = {pid: thread_time_ns(pid) for pid in pids}
     began_s = time.monotonic()
     samples = sample(pids)
     passed_ns = max(1.0, 1e9 * (time.monotonic() - began_s))
     shares = {pid: (thread_time_ns(pid) - before[pid]) / passed_ns for pid in pids}
-    return Looked(samples, {pid: look_at(pid) for pid in pids}, shares)
+    return {pid: _process(pid, samples[pid], shares[pid]) for pid in pids}
+
+
+def _process(pid: int, seen: Sample, share: float) -> ProcessLook:
+    """Put together what was seen of a process, which has run for a share of the time."""
+    kernel = look_at(pid)
+    innermost = seen.stack[0] if seen.stack else None
+    source = linecache.getline(innermost.file, innermost.line) if innermost else ""
+    # One that has run may be between two waits when it is looked at.
+    computes = kernel.computes or share > _COMPUTES_ABOVE
+    return ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
 
 
 def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNotes]:
@@ -101,15 +67,15 @@ def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[in
     is_behind = any(is_before(mine, count) for count in counts)
     waits = any(is_before(count, mine) for count in counts)
     _, wait = control.wait_of(rank)
-    purpose = control.purpose(rank, mine % 2).decode(errors="replace").rstrip("\0 ")
+    purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace").rstrip("\0 ")
     num_calls, call = control.call_of(rank)
     return RankNotes(
-        control.step_under_way(rank),
-        (purpose or "a meeting") if waits else "",
-        is_behind,
-        "" if wait is None else wait.decode(errors="replace"),
-        call.decode(errors="replace"),
-        num_calls,
+        step=control.step_under_way(rank),
+        meeting=(purpose or "a meeting") if waits else "",
+        is_behind=is_behind,
+        shown_wait="" if wait is None else wait.decode(errors="replace"),
+        call=call.decode(errors="replace"),
+        num_calls=num_calls,
     )
 
 

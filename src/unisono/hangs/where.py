@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from unisono.hangs.explanation import Hang, describe, explain
 from unisono.hangs.kernel_view import ancestors, descendants, look_at
-from unisono.hangs.looking import RankNotes, look_at_ranks, notes_of
+from unisono.hangs.looking import look_at_ranks, notes_of
+from unisono.hangs.whereabouts import RankNotes
 from unisono.workers.control_block import (
     MEMORY_NAME,
     ControlBlock,
@@ -110,11 +111,11 @@ def _of_control(control: ControlBlock) -> FoundJob:
     ranks = range(control.world_size)
     pids = {}
     for rank in ranks:
-        pid, started = control.process(rank)
+        pid, started = control.lines[rank].process
         if pid and started_at(pid) == started:
             pids[rank] = pid
     members = [rank for rank in pids if control.departure(rank) is Departure.PRESENT]
-    ended = tuple(rank for rank in ranks if rank not in pids and any(control.process(rank)))
+    ended = tuple(rank for rank in ranks if rank not in pids and any(control.lines[rank].process))
     return FoundJob(pids, notes_of(control, members), ended)
 
 

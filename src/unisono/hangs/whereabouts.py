@@ -19,7 +19,7 @@ from unisono.hangs.kernel_view import KernelView
 from unisono.hangs.sampler import Sample
 from unisono.hangs.stacks import AT_THE_END, Frame, Owner, Stack, own_place, sample_in
 from unisono.workers.launcher_messages import IN_INIT
-from unisono.workers.stage_wait import awaited_rank
+from unisono.workers.waiting import awaited_rank
 
 SUM_OF_GRADIENTS = "the sum of gradients"
 _TORCHS_CALLS = "torch/distributed/distributed_c10d.py"
@@ -68,19 +68,25 @@ class ProcessLook:
         return self.sample.stack
 
 
-@dataclass(frozen=True, slots=True)
-class RankLook:
-    """What one look at a rank has shown."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNotes:
+    """What is known of a rank without looking at its process."""
 
-    rank: int  # which one
-    process: ProcessLook  # its process
-    children: tuple[ProcessLook, ...] = ()  # what that has started
     step: int | None = None  # the step of a run that it is in; None where there is no run
     meeting: str = ""  # what for it waits at a meeting of Unisono's workers; empty if it does not
     is_behind: bool = False  # others wait at a meeting to which it has not come
     shown_wait: str = ""  # what it has shown the launcher that it waits in; empty if nothing
     call: str = ""  # the newest collective of torch.distributed that it has called, in words
     num_calls: int = 0  # how many it has called
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook(RankNotes):
+    """What one look at a rank has shown."""
+
+    rank: int  # which one
+    process: ProcessLook  # its process
+    children: tuple[ProcessLook, ...] = ()  # what that has started
 
 
 @dataclass(frozen=True, slots=True)

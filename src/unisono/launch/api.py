@@ -7,7 +7,6 @@ Neither torch nor, before the first call, cloudpickle is loaded here.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from unisono.launch.environment import launch_environment
 from unisono.launch.exceptions import name_cells, unpack_exception
 from unisono.launch.forkserver import server_pool
 from unisono.launch.gpus import IN_PYTHON
-from unisono.launch.job import FUNCTION, Job, too_many_workers
+from unisono.launch.job import FUNCTION, Job
 from unisono.launch.placement import Asked, Machine, place_workers
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
@@ -29,7 +28,8 @@ from unisono.launch.report import failure_message
 from unisono.launch.signals import interrupts
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import JobResult, supervise
-from unisono.timeouts import STALL
+from unisono.timeouts import STALL, check_seconds
+from unisono.whole import check_whole
 from unisono.workers.launcher_link import PID_VARIABLE, is_worker
 from unisono.world import threads_per_worker, world
 
@@ -97,18 +97,21 @@ def launch(
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True
     if workers is not None:
-        workers = _num_workers(workers)
+        workers = check_whole("workers", workers, at_least=1)
     if workers_per_gpu is not None:
-        workers_per_gpu = _at_least("workers_per_gpu", workers_per_gpu, 1)
-    asked = Asked(workers, gpus, workers_per_gpu, _at_least("stages", stages, 1))
+        workers_per_gpu = check_whole("workers_per_gpu", workers_per_gpu, at_least=1)
+    stages = check_whole("stages", stages, at_least=1)
+    asked = Asked(workers, gpus, workers_per_gpu, stages)
     placement = place_workers(IN_PYTHON, asked, os.environ, Machine.here())
     workers = placement.num_workers
-    threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
+    threads = (
+        threads_per_worker() if threads is None else check_whole("threads", threads, at_least=1)
+    )
     check_backend("backend", backend)
     _refuse_inside_worker()
-    restarts = _at_least("restarts", restarts, 0)
+    restarts = check_whole("restarts", restarts, at_least=0)
     stall_timeout_s = STALL.in_s() if stall_timeout_s is None else stall_timeout_s
-    _check_seconds("stall_timeout_s", stall_timeout_s)
+    check_seconds("stall_timeout_s", stall_timeout_s, STALL)
     job = Job(
         kind=FUNCTION,
         payload=pack_call(fn, args),
@@ -170,30 +173,6 @@ def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | No
     original = unpack_exception(cause.said.payload) if cause.said.payload else None
     # A SystemExit of a worker must not end the caller.
     return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
-
-
-def _num_workers(count: int) -> int:
-    count = _at_least("workers", count, 1)
-    if reason := too_many_workers("workers", count):
-        raise ValueError(reason)
-    return count
-
-
-def _at_least(name: str, count: int, least: int) -> int:
-    if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(f"`{name}` must be a whole number, but is {count!r}: pass `{name}=2`.")
-    if count < least:
-        raise ValueError(f"`{name}` must be at least {least}, but is {count}: pass `{name}=2`.")
-    return count
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds < math.inf:
-        raise ValueError(
-            f"`{name}` must be a number of seconds above 0, but is {seconds!r}: "
-            f"pass `{name}={STALL.default_s:.0f}`."
-        )
 
 
 def _refuse_inside_worker() -> None:

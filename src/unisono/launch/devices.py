@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from unisono.launch.job import Job
 from unisono.workers.launcher_messages import ComputesOn
 
 
+@dataclass(eq=False)
 class Devices:
-    """Waits until every worker has told its device. Final.
+    """Waits until every worker has told its device. Final."""
 
-    Args:
-        job: what the workers do, and how many GPUs they see; without one nothing is said.
-        say: shows the user one line.
-    """
-
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
-        self._job, self._say = job, say
-        self._told: dict[int, ComputesOn] = {}
+    _job: Job  # says how many GPUs workers see; without one nothing is said
+    _say: Callable[[str], None]  # shows the user one line
+    _told: dict[int, ComputesOn] = field(default_factory=dict)
 
     def hear(self, rank: int, device: ComputesOn) -> None:
         """Take what a worker tells; its replacement, and its next run, tell the same."""

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.per_process import per_process
@@ -45,20 +46,14 @@ _START = (
 )
 
 
+@dataclass(eq=False)
 class ForkServer:
     """A running server. Final; made by :meth:`start`."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        channel: Channel,
-        lifeline: Lifeline,
-        environ: dict[str, str],
-    ) -> None:
-        self.channel = channel
-        self._lifeline = lifeline
-        self._process = process
-        self._environ = environ
+    _process: subprocess.Popen[bytes]
+    channel: Channel
+    _lifeline: Lifeline
+    _environ: dict[str, str]
 
     @classmethod
     def start(cls, environ: Mapping[str, str]) -> ForkServer:

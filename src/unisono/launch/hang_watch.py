@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from unisono.hangs.explanation import Hang, explain
 from unisono.hangs.kernel_view import thread_time_ns
-from unisono.hangs.looking import RankNotes, look_at_ranks, notes_of
+from unisono.hangs.looking import look_at_ranks, notes_of
 from unisono.hangs.pace import Pauses, Usual
+from unisono.hangs.whereabouts import RankNotes
 from unisono.notices import listed
 from unisono.workers.control_block import ControlBlock
 
@@ -189,10 +190,7 @@ class HangWatch:
 class _Answer:
     """A look at all processes, in a thread of its own: the launcher has other things to do.
 
-    Attributes:
-        key: which wait it is about.
-        thread: looks.
-        text: what there is to say; empty if nothing, or not yet.
+    Its text says what there is to say of the wait `key`; empty: nothing, or nothing yet.
     """
 
     def __init__(

@@ -14,8 +14,11 @@ nobody knows here that it computes on the CPU, so `on_cpu` is told if it does.
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from unisono.cublas import fix_workspaces
 from unisono.launch.gpus import (
@@ -28,7 +31,6 @@ from unisono.launch.gpus import (
 )
 from unisono.launch.job import too_many_workers
 from unisono.launch.nvml import gpus_of_driver
-from unisono.launch.torch_build import torch_for_cpus_alone
 from unisono.world import WORKERS_PER_GPU_VARIABLE, indivisible, num_devices, workers_per_gpu
 
 
@@ -81,6 +83,8 @@ def place_workers(
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.
     """
+    if asked.workers is not None and (reason := too_many_workers(names.workers, asked.workers)):
+        raise ValueError(reason)
     gpus = _gpus(names, asked, environ, machine)
     if asked.workers is not None and (
         reason := indivisible(names.stages, asked.stages, asked.workers)
@@ -188,3 +192,20 @@ def _said_on_cpu(names: OptionNames, machine: Machine) -> str:
         f"`{names.on_cpu}` starts one worker for each core instead of one for each GPU "
         f"({machine.num_cores} here), with the same bits"
     )
+
+
+def torch_for_cpus_alone() -> str:
+    """Return the version of a torch that cannot use GPUs; empty if it can, or nobody knows.
+
+    Read from its files, without loading it.
+    """
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return ""
+        facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    except Exception:  # whatever is wrong with it is told when workers load it
+        return ""
+    if "cuda" not in facts or facts["cuda"] or facts.get("hip"):
+        return ""
+    return str(facts.get("__version__", "without a version"))

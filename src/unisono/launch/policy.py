@@ -20,7 +20,7 @@ import math
 import signal
 from dataclasses import dataclass, replace
 
-from unisono.launch.job_events import MarkDeparture
+from unisono.launch.job_actions import MarkDeparture
 from unisono.workers.launcher_messages import ProgramFailed
 from unisono.workers.meeting_point import Departure
 

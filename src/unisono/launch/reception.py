@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from unisono.checkpoint.places import Places
 from unisono.checkpoint.writer import CheckpointWriter, Kept, newest_kept
 from unisono.errors import CheckpointError
-from unisono.launch import job_events, recovery
+from unisono.launch import job_actions, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.report import joined_message, loss_message
 from unisono.workers import codec
@@ -112,8 +112,8 @@ class Reception:
             case messages.WriteRequest(slot, wait):
                 self._to_write.append((codec.from_fields(Kept, slot), rank, wait))
                 self._write_next()
-            case _ if isinstance(message, job_events.OfRecovery):
-                self._take(job_events.Said(rank, message))
+            case _ if isinstance(message, recovery.OfRecovery):
+                self._take(recovery.said(self.state, rank, message))
 
     def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
         """Make up for a worker that was killed; `how`, in words.
@@ -126,10 +126,10 @@ class Reception:
         self._memories.forget(rank)
         self._let_go(rank)
         in_short = f"worker {rank} {how}".partition(" (")[0]
-        lost = job_events.Lost(rank, now, had_begun=rank in self._begun, how=in_short)
+        had_begun = rank in self._begun
         self._begun.discard(rank)
-        decision = recovery.decide(self.state, lost)
-        if job_events.GiveUp() in decision.actions:
+        decision = recovery.lost(self.state, rank, now, had_begun=had_begun, how=in_short)
+        if job_actions.GiveUp() in decision.actions:
             self.state = decision.state
             return decision.reason
         self._say(loss_message(rank, pid, how, step, before, decision.state))
@@ -139,7 +139,7 @@ class Reception:
     def gone(self, rank: int) -> None:
         """Note that a worker will do nothing with the others any more."""
         self._let_go(rank)
-        self._take(job_events.Gone(rank))
+        self._take(recovery.gone(self.state, rank))
 
     def is_spare(self, rank: int, *, others_are_done: bool) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
@@ -153,7 +153,7 @@ class Reception:
         self._say("finishing the step, then writing a checkpoint; once more ends it at once")
         # Before the wish that it explains.
         self._control.head.end = signum
-        self._take(job_events.StopWanted())
+        self._take(recovery.stop_wanted(self.state))
         return True
 
     def written(self) -> None:
@@ -189,34 +189,33 @@ class Reception:
         """Let nobody join or go on any more: the job ends."""
         self._has_stood_down = True
 
-    def _take(self, event: job_events.Event) -> None:
-        if self._has_stood_down:
-            return
-        self._do(recovery.decide(self.state, event))
+    def _take(self, decision: recovery.RecoveryDecision) -> None:
+        if not self._has_stood_down:
+            self._do(decision)
 
     def _do(self, decision: recovery.RecoveryDecision) -> None:
         self.state = decision.state
         for action in decision.actions:
             self._act(action)
 
-    def _act(self, action: job_events.Action) -> None:
+    def _act(self, action: job_actions.Action) -> None:
         match action:
-            case job_events.Seat(rank, arrivals):
+            case job_actions.Seat(rank, arrivals):
                 self._control.come_back(rank, arrivals)
-            case job_events.MarkDeparture(rank, how):
+            case job_actions.MarkDeparture(rank, how):
                 self._control.leave(rank, how)
-            case job_events.Spawn(rank):
+            case job_actions.Spawn(rank):
                 self._staff.spawn(rank)
-            case job_events.Answer(rank, messages.Live(loop=loop) as live) if loop is not None:
+            case job_actions.Answer(rank, messages.Live(loop=loop) as live) if loop is not None:
                 number = self._number_of_snapshot(loop)
                 self._staff.send(rank, replace(live, snapshot=number))
-            case job_events.Answer(rank, message):
+            case job_actions.Answer(rank, message):
                 self._staff.send(rank, message)
-            case job_events.Wish(value):
+            case job_actions.Wish(value):
                 self._control.head.wish = value
-            case job_events.Joined(ranks):
+            case job_actions.Joined(ranks):
                 self._say(joined_message(ranks, self._staff.pid, self.state))
-            case job_events.KeepAndEnd():
+            case job_actions.KeepAndEnd():
                 self._is_ending = True
                 kept = self._newest_snapshot()
                 if kept is not None:
@@ -237,7 +236,7 @@ class Reception:
         try:
             self._writer.locks.hold(directory)
         except CheckpointError as error:
-            return messages.Refused(str(error), messages.Why.CHECKPOINT)
+            return messages.Refused(str(error), is_of_checkpoint=True)
         return messages.Acknowledged()
 
     def _memory(self, rank: int, key: int, num_bytes: int) -> messages.ToWorker:

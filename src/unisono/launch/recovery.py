@@ -1,13 +1,14 @@
 """Who goes on when a worker is lost, and who joins? (state, event) → decision, with its reason.
 
-Pure: no process, clock or socket is touched here; ``supervise`` does what a decision says.
+Pure: no process, clock or socket is touched here. Each event is a function; ``reception`` calls it
+and does what the decision says.
 
 Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
 next meeting, stop, and hear who continues. A replacement runs the program from its start, gets the
 outcomes of the others' joint calls, and waits once it has caught up; between two steps the
 membership stops for it::
 
-    Lost ──► membership without it, replacement started ──► all have stopped ──► continue
+    lost ──► membership without it, replacement started ──► all have stopped ──► continue
     CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
 Invariant: nobody continues before every worker of the membership has stopped: all know the same.
@@ -19,21 +20,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from unisono.launch.job_events import (
+from unisono.launch.job_actions import (
     Action,
     Answer,
-    Event,
     GiveUp,
-    Gone,
     Joined,
     KeepAndEnd,
-    Lost,
     MarkDeparture,
-    OfRecovery,
-    Said,
     Seat,
     Spawn,
-    StopWanted,
     Wish,
 )
 from unisono.workers.launcher_messages import (
@@ -54,6 +49,9 @@ from unisono.workers.membership import Membership
 
 PERIOD_S = 60.0
 RESTARTS = 3
+
+# What a worker says that decides who computes.
+OfRecovery = Ready | NoRecovery | Stopped | CatchUp | JointResult | LoopBegan
 
 T = TypeVar("T")
 
@@ -132,21 +130,19 @@ def start(
     )
 
 
-def decide(state: RecoveryState, event: Event) -> RecoveryDecision:
-    """Say what follows from `event`."""
-    match event:
-        case Said(rank, message):
-            return _said(state, rank, message)
-        case Lost():
-            return _lost(state, event)
-        case Gone(rank):
-            state = replace(_without(state, rank), gone=state.gone | {rank})
-            return _settled(state, f"worker {rank} has nothing left to do")
-        case StopWanted():
-            return _settled(replace(state, is_ending=True), "asked to end after this step")
+def gone(state: RecoveryState, rank: int) -> RecoveryDecision:
+    """A worker takes no part any more: its program has ended, or it has left."""
+    state = replace(_without(state, rank), gone=state.gone | {rank})
+    return _settled(state, f"worker {rank} has nothing left to do")
 
 
-def _said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
+def stop_wanted(state: RecoveryState) -> RecoveryDecision:
+    """The job shall end after the step under way."""
+    return _settled(replace(state, is_ending=True), "asked to end after this step")
+
+
+def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
+    """A worker has sent a message."""
     match message:
         case Ready():
             state = replace(state, is_ready=not state.trouble)
@@ -170,12 +166,23 @@ def _said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecis
             return _settled(state, "a loop has begun", _refusals(elsewhere))
 
 
-def _lost(state: RecoveryState, event: Lost) -> RecoveryDecision:
-    losses = (*(at for at in state.losses if event.now - at < PERIOD_S), event.now)
-    how_lost = (*state.how_lost, event.how) if event.how else state.how_lost
-    state = _without(replace(state, losses=losses, how_lost=how_lost), event.rank)
+def lost(
+    state: RecoveryState, rank: int, now: float, *, had_begun: bool = True, how: str = ""
+) -> RecoveryDecision:
+    """A worker was killed.
+
+    Args:
+        state: what is known.
+        rank: which worker.
+        now: the time of a monotonic clock, in seconds.
+        had_begun: whether its program had begun; one that had not can always be run.
+        how: in words, such as "worker 1 was killed by SIGKILL".
+    """
+    losses = (*(at for at in state.losses if now - at < PERIOD_S), now)
+    how_lost = (*state.how_lost, how) if how else state.how_lost
+    state = _without(replace(state, losses=losses, how_lost=how_lost), rank)
     trouble = ""
-    if not state.is_ready and event.had_begun:
+    if not state.is_ready and had_begun:
         trouble = state.trouble or "the program had not made a `Run` or `Trainer` yet"
     elif len(losses) > state.restarts:
         trouble = (
@@ -191,10 +198,10 @@ def _lost(state: RecoveryState, event: Lost) -> RecoveryDecision:
         )
     if trouble:
         return RecoveryDecision(state, (GiveUp(),), trouble)
-    actions: tuple[Action, ...] = (MarkDeparture(event.rank, Departure.LOST),)
+    actions: tuple[Action, ...] = (MarkDeparture(rank, Departure.LOST),)
     if state.replaces:
-        actions = (*actions, Spawn(event.rank))
-    return _settled(state, f"worker {event.rank} was lost; the others go on", actions)
+        actions = (*actions, Spawn(rank))
+    return _settled(state, f"worker {rank} was lost; the others go on", actions)
 
 
 def _without(state: RecoveryState, rank: int) -> RecoveryState:
@@ -255,7 +262,9 @@ def _settled(
         state, more = _of_hosts(state)
         return RecoveryDecision(state, (*actions, *more), reason)
     if membership is None and state.asking:
-        state, more = _go_on_alone(state)
+        # The first one that has caught up; the others will join it.
+        first = min(state.asking)
+        state, more = _let_go_on(state, (), (first,), leader=first)
         actions = (*actions, *more)
     elif membership is not None and all(rank in state.stopped for rank in membership.ranks):
         state, more = _go_on(state, membership)
@@ -286,20 +295,7 @@ def _begin_again(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...
     ranks = state.stopped.keys() | state.asking.keys()
     if not ranks or len(ranks | state.gone) < state.world_size:
         return state, ()
-    waiting, joining, loop = sorted(state.stopped), sorted(state.asking), state.loop
-    state, new = _of_members(state, ranks, leader=min(ranks))
-    seats = [Seat(rank, 0) for rank in joining]
-    answers = [Answer(rank, Continue(new)) for rank in waiting]
-    lives = [_live(rank, new, loop, is_alone=True) for rank in joining]
-    told = [Joined(tuple(joining))] if joining else []
-    return state, (*seats, *answers, *lives, *told)
-
-
-def _go_on_alone(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
-    """Let the first replacement that has caught up go on; the others will join it."""
-    rank = min(state.asking)
-    state, new = _of_members(state, (rank,), leader=rank)
-    return state, (Seat(rank, 0), _live(rank, new, state.loop, is_alone=True), Joined((rank,)))
+    return _let_go_on(state, state.stopped, state.asking, leader=min(ranks))
 
 
 def _go_on(
@@ -312,25 +308,27 @@ def _go_on(
     may_join = (
         stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
     )
-    joining = sorted(state.asking) if may_join else []
-    num_members = len(membership.ranks) + len(joining)
-    if may_join and state.needs_all and num_members < state.world_size:
+    joining = state.asking if may_join else ()
+    if may_join and state.needs_all and len(membership.ranks) + len(joining) < state.world_size:
         return state, ()  # they stand still until the missing ones have come
-    state, new = _of_members(state, (*membership.ranks, *joining), leader=membership.leader)
-    answers = [Answer(rank, Continue(new)) for rank in membership.ranks]
-    # Before anybody goes on: the seat still shows to how many meetings its last owner came.
-    seats = [Seat(rank, stop.arrivals) for rank in joining]
-    lives = [_live(rank, new, state.loop, is_alone=False) for rank in joining]
-    told = [Joined(tuple(joining))] if joining else []
-    return state, (*seats, *answers, *lives, *told)
+    return _let_go_on(state, membership.ranks, joining, leader=membership.leader, stop=stop)
 
 
-def _of_members(
-    state: RecoveryState, ranks: Collection[int], leader: int
-) -> tuple[RecoveryState, Membership]:
-    """Have these workers compute together, all of whom stand still."""
-    generation = state.generation + 1
-    new = Membership(tuple(sorted(ranks)), leader, generation, "; ".join(state.how_lost))
+def _let_go_on(
+    state: RecoveryState,
+    waiting: Collection[int],
+    joining: Collection[int],
+    *,
+    leader: int,
+    stop: Stopped | None = None,
+) -> tuple[RecoveryState, tuple[Action, ...]]:
+    """Have those who have stopped, and replacements, compute together from now on.
+
+    Where none of them stands still at `stop`, what they share may be torn.
+    """
+    generation, loop, ranks = state.generation + 1, state.loop, tuple(sorted((*waiting, *joining)))
+    joining = tuple(sorted(joining))
+    new = Membership(ranks, leader, generation, "; ".join(state.how_lost))
     state = replace(
         state,
         membership=new,
@@ -340,7 +338,14 @@ def _of_members(
         has_lost=False,
         how_lost=(),
     )
-    return state, new
+    live = Live(new, None if loop is None else loop.facts, is_alone=stop is None)
+    return state, (
+        # Before anybody goes on: the seat still shows to how many meetings its last owner came.
+        *(Seat(rank, 0 if stop is None else stop.arrivals) for rank in joining),
+        *(Answer(rank, Continue(new)) for rank in sorted(waiting)),
+        *(Answer(rank, live) for rank in joining),
+        *([Joined(joining)] if joining else ()),
+    )
 
 
 def _but(of_ranks: Mapping[int, T], without: Collection[int]) -> dict[int, T]:
@@ -369,7 +374,3 @@ def _refused(rank: int, asked: CatchUp, *, seen: str = "another place", why: str
     if why:
         reason = f"a replacement must be able to catch up, but cannot any more: {why}."
     return Answer(rank, Refused(reason))
-
-
-def _live(rank: int, membership: Membership, loop: LoopBegan | None, *, is_alone: bool) -> Answer:
-    return Answer(rank, Live(membership, None if loop is None else loop.facts, is_alone))

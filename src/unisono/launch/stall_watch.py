@@ -16,7 +16,7 @@ from unisono.launch.stalls import LOOK_EVERY_S, Observation
 from unisono.procfs import read_stat, read_text
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.membership import Membership
-from unisono.workers.stage_wait import awaited_rank
+from unisono.workers.waiting import awaited_rank
 
 # gloo's wakes a hundred times a second, whether anything comes or not.
 _IDLE_THREADS = ("gloo_tcp_loop",)
@@ -108,7 +108,7 @@ class StallWatch:
         stages_wait_for = {awaited_rank(self._control.wait_of(r)[1]) for r in others}
         is_awaited = is_awaited or rank in stages_wait_for
         if is_at_meeting:
-            place = f"at `{self._control.purpose(rank, mine % 2).decode().rstrip()}`"
+            place = f"at `{self._control.lines[rank].purposes[mine % 2].value.decode().rstrip()}`"
         else:
             place = "" if wait is None else f"in {wait.decode(errors='replace')}"
         # A worker that waits wakes up now and then, which is no sign of life; but the one to blame

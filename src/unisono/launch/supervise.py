@@ -29,7 +29,7 @@ from unisono.launch.failure_files import note_end
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.hang_watch import HangWatch, Scene
 from unisono.launch.job import FUNCTION, Job
-from unisono.launch.job_events import MarkDeparture
+from unisono.launch.job_actions import MarkDeparture
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.report import ending, spare_message
@@ -269,7 +269,7 @@ class _Supervision:
                 case messages.Forked(rank, pid):
                     self._pids[rank] = pid
                     # For whoever asks from outside before the program takes its seat.
-                    self._control.set_process(rank, pid, started_at(pid) or 0)
+                    self._control.lines[rank].take(pid, started_at(pid) or 0)
                 case messages.WorkerExited(rank, exit_code):
                     # What a worker said before it left must be known before its leaving is judged.
                     self._read_worker(rank)

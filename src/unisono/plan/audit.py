@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-SHARE_OF_TIME = 0.01
+SHARE_OF_TIME = 0.01  # for audits
 
 Digests = Mapping[str, str]
 """Of what was computed or kept, by its name."""
@@ -171,15 +171,14 @@ def is_audited(step: int, every: int, end_step: int) -> bool:
     return (step + 1) % every == 0 or step + 1 == end_step
 
 
-def interval_for(audit_s: float, step_s: float, share: float = SHARE_OF_TIME) -> int:
-    """Give the smallest `audit_every` with which audits take at most a share of the time.
+def interval_for(audit_s: float, step_s: float) -> int:
+    """Give the smallest `audit_every` with which audits take at most that share of the time.
 
     Args:
         audit_s: what an audit adds to a step, in seconds.
         step_s: what a step takes without, in seconds.
-        share: of the time.
     """
-    return max(1, -int(-audit_s // (share * step_s)))
+    return max(1, -int(-audit_s // (SHARE_OF_TIME * step_s)))
 
 
 def _differing(many: Sequence[Digests]) -> tuple[str, ...]:

@@ -27,25 +27,17 @@ ENDLESS = 1 << 62
 class SamplePlan:
     """How a dataset is cut into global batches and shards. Pure arithmetic.
 
-    Args:
-        num_samples: N, samples of one epoch, at least 1: the dataset's length, or the sampler's.
-        batch_size: B, samples of one global batch, at least S.
-        shards: S.
-        shuffle: whether each epoch has another order.
-        seed: the run's seed.
-        sampler: the name of the sampler that defines the order, if there is one.
-        order_of: its order: takes an epoch to N indices, which may repeat.
-
     Raises:
         ValueError: a number does not fit the others.
     """
 
-    num_samples: int
-    batch_size: int
-    shards: int
-    shuffle: bool = True
-    seed: int = 0
-    sampler: str | None = None
+    num_samples: int  # N, of one epoch, at least 1: the dataset's length, or the sampler's
+    batch_size: int  # B, samples of one global batch, at least S
+    shards: int  # S
+    shuffle: bool = True  # whether each epoch has another order
+    seed: int = 0  # the run's
+    sampler: str | None = None  # the name of the sampler that defines the order, if there is one
+    # its order: takes an epoch to N indices, which may repeat
     order_of: Callable[[int], torch.Tensor] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.report.figure import Figure, Key, curve_trace, drawn_marks, series_colour
+from unisono.report.figure import Figure, Key, band_traces, curve_trace, drawn_marks, series_colour
 from unisono.report.history import History, ValidationCurve
 from unisono.report.marks import Mark
 from unisono.report.series import Series, smoothed
@@ -66,7 +66,9 @@ def _curve(series: Series, label: str, colour: str) -> tuple[list[dict[str, Any]
     if series.buckets.width > 1:
         note = f"A point is the mean of {series.buckets.width} steps; the band goes from the least "
         note += f"to the greatest of them.{left_out}"
-        return [*_band(series, label, colour), line], note
+        kept = [one for one in series.values if one.mean is not None]
+        steps, ends = [one.middle_step for one in kept], [(one.low, one.high) for one in kept]
+        return [*band_traces(steps, ends, label, colour, opacity=0.25), line], note
     if len(means) <= _FEW:
         return [line], left_out.strip()
     reach = max(len(means) // _SMOOTH_PART, 1)
@@ -81,22 +83,6 @@ def _curve(series: Series, label: str, colour: str) -> tuple[list[dict[str, Any]
 def _not_drawn(series: Series) -> str:
     number = sum(one.num_not_finite for one in series.values)
     return f" Not finite, so not drawn: {plural(number, 'step')}." if number else ""
-
-
-def _band(series: Series, label: str, colour: str) -> list[dict[str, Any]]:
-    kept = [one for one in series.values if one.mean is not None]
-    common: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [one.middle_step for one in kept],
-        "line": {"width": 0, "color": colour},
-        "opacity": 0.25,
-        "hoverinfo": "skip",
-        "legendgroup": label,
-    }
-    low, high = [one.low for one in kept], [one.high for one in kept]
-    fill = {"fill": "tonexty", "fillcolor": colour.replace("var(--s", "var(--band")}
-    return [{**common, "y": low}, {**common, "y": high, **fill}]
 
 
 def validation_trace(

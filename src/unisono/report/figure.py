@@ -81,6 +81,32 @@ def curve_trace(
     }
 
 
+def band_traces(
+    xs: Sequence[float], pairs: Sequence[Sequence[float]], label: str, colour: str, **change: Any
+) -> list[dict[str, Any]]:
+    """Return the traces of a band between two curves.
+
+    Args:
+        xs: the steps.
+        pairs: the lower and the upper end at each.
+        label: what it belongs to.
+        colour: that of what it belongs to, such as ``var(--s0)``.
+        change: what is otherwise, in plotly's words.
+    """
+    common: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": xs,
+        "line": {"width": 0, "color": colour},
+        "hoverinfo": "skip",
+        "legendgroup": label,
+        **change,
+    }
+    fill = {"fill": "tonexty", "fillcolor": colour.replace("var(--s", "var(--band")}
+    low, high = ([pair[i] for pair in pairs] for i in (0, 1))
+    return [{**common, "y": low}, {**common, "y": high, **fill}]
+
+
 def drawn_marks(
     marks: Sequence[Mark],
     place: Callable[[Mark], float],

@@ -6,10 +6,9 @@ that name is replaced only if it was written here before: `-o train.py` by mista
 
 from __future__ import annotations
 
-import contextlib
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -128,16 +127,14 @@ def write_whole(
     advice = "choose another folder, or change its permissions"
     try:
         _check_name(target, mark, option)
-        beside, name = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".part")
-        advice = "make room, or choose another folder"
+        beside = target.with_name(f".{secrets.token_hex(8)}.part")
         try:
-            with open(beside, "w", encoding="utf-8", newline="\n", errors="replace") as file:
+            with beside.open("x", encoding="utf-8", newline="\n", errors="replace") as file:
+                advice = "make room, or choose another folder"
                 file.writelines(parts)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, target)
+            os.replace(beside, target)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(
             f"`{option}` must name a file that can be written, but {str(path)!r} cannot "
@@ -180,9 +177,3 @@ def _check_name(target: Path, mark: str, option: str) -> None:
             f"`{option}` must name a new file, or one that this command wrote, but "
             f"{str(target)!r} is something else: choose another name, or remove it."
         )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

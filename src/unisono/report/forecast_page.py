@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.report.document import MARK, Page, footer, section, table
-from unisono.report.figure import Figure, Key, curve_trace, series_colour
+from unisono.report.figure import Figure, Key, band_traces, curve_trace, series_colour
 from unisono.report.files import write_whole
 from unisono.report.forecast_table import columns_of
 from unisono.report.text import in_page
@@ -78,8 +78,9 @@ def _speed_up(rows: Sequence[Mapping[str, Any]]) -> Figure:
         hovertemplate=f"{of_row}expected: %{{y:,.4g}}<extra></extra>",
     )
     note = "Samples a second over those of one worker; both scales are logarithmic."
-    data = [*_band(rows, colour), ideal, expected]
-    if len(data) > 2:
+    data, bands = [ideal, expected], [row["speed_up_band"] for row in rows]
+    if None not in bands:
+        data = [*band_traces(workers, bands, _EXPECTED, colour), *data]
         note += " The band is what 90 % of the resampled measurements give."
     axes = {
         "xaxis": {"type": "log", "title": {"text": "workers"}, **_ticks(workers)},
@@ -87,25 +88,6 @@ def _speed_up(rows: Sequence[Mapping[str, Any]]) -> Figure:
     }
     keys = (Key(_IDEAL, "var(--muted)", _IDEAL), Key(_EXPECTED, colour, _EXPECTED))
     return Figure("Speed-up and the ideal line", note, data, axes, 380, keys, is_wide=True)
-
-
-def _band(rows: Sequence[Mapping[str, Any]], colour: str) -> list[dict[str, Any]]:
-    bands = [row["speed_up_band"] for row in rows]
-    if None in bands:
-        return []
-    common: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [row["workers"] for row in rows],
-        "line": {"width": 0, "color": colour},
-        "hoverinfo": "skip",
-        "legendgroup": _EXPECTED,
-    }
-    fill = {"fill": "tonexty", "fillcolor": colour.replace("var(--s", "var(--band")}
-    return [
-        {**common, "y": [low for low, _ in bands]},
-        {**common, "y": [high for _, high in bands], **fill},
-    ]
 
 
 def _causes(rows: Sequence[Mapping[str, Any]]) -> Figure:

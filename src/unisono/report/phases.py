@@ -1,12 +1,8 @@
 """Where does the time of a step go, in each worker?
 
-For each stretch of steps, and each group of ranks that computed some of them together, the sum of
-the seconds in each phase is kept: of all workers at once, as nearly all steps have the same. ::
-
-    ranks (0, 1)   loading of 0, of 1, forward of 0, of 1, backward of 0, …
-
-What a step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is
-lost) is called *between*.
+For each stretch of steps, and each worker that computed some of them, the sum of the seconds in
+each phase is kept. What a step lasted beyond its phases (callbacks, evaluation, the time to find
+out that a worker is lost) is called *between*.
 """
 
 from __future__ import annotations
@@ -14,17 +10,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, TypeAlias, TypeVar
 
 from unisono.report.events import PHASES, StepDone
 from unisono.report.series import Buckets
 
-MAX_GROUPS_OF_RANKS = 1000  # only a made-up file has more
 MAX_WORKERS = 64  # as many rows as can be told apart
-
-K = TypeVar("K")
-Ranks: TypeAlias = "tuple[int, ...]"
 
 
 @dataclass(slots=True)
@@ -61,25 +51,20 @@ class Spent:
 
 @dataclass(slots=True)
 class PhaseSpan:
-    """What the workers spent in some neighbouring steps, by those who computed a step together."""
+    """What each worker spent in some neighbouring steps."""
 
     first_step: int
     last_step: int
     num_steps: int
     seconds: float
-    by_ranks: dict[Ranks, Spent]
+    by_rank: dict[int, Spent]
 
     def absorb(self, later: PhaseSpan, /) -> None:
         """Take in the steps that follow."""
         self.last_step = later.last_step
         self.num_steps += later.num_steps
         self.seconds += later.seconds
-        add_up(self.by_ranks, later.by_ranks)
-
-    @property
-    def by_rank(self) -> dict[int, Spent]:
-        """What each worker spent."""
-        return _by_rank(self.by_ranks)
+        add_up(self.by_rank, later.by_rank)
 
     @property
     def per_step_s(self) -> list[float]:
@@ -105,30 +90,17 @@ class PhaseTimes:
         self.buckets: Buckets[PhaseSpan] = Buckets(max_buckets)
         self.num_left_out = 0
         self._ranks: set[int] = set()
-        self._groups: set[Ranks] = set()
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
-        ranks = step.ranks
-        seconds: list[Any] = list(chain.from_iterable(step.phases))
-        is_whole = len(seconds) == len(ranks) * len(PHASES) and None not in seconds
-        if ranks not in self._groups or not is_whole:
-            ranks, seconds = self._with_a_row(spent_by_rank(step))
-        if ranks:
-            spent = {ranks: Spent(seconds, 1)}
-            self.buckets.add(PhaseSpan(step.step, step.step, 1, step.seconds or 0.0, spent))
-
-    def _with_a_row(self, spent: Mapping[int, Spent]) -> tuple[Ranks, list[Any]]:
-        for rank in spent:
+        found = spent_by_rank(step)
+        for rank in found:
             if len(self._ranks) < MAX_WORKERS:
                 self._ranks.add(rank)
-        ranks = tuple(rank for rank in spent if rank in self._ranks)
-        if len(self._groups) < MAX_GROUPS_OF_RANKS:
-            self._groups.add(ranks)
-        elif ranks not in self._groups:
-            ranks = ()
-        self.num_left_out += len(spent) - len(ranks)
-        return ranks, [spent[rank].phases_s[i] for i in range(len(PHASES)) for rank in ranks]
+        spent = {rank: one for rank, one in found.items() if rank in self._ranks}
+        self.num_left_out += len(found) - len(spent)
+        if spent:
+            self.buckets.add(PhaseSpan(step.step, step.step, 1, step.seconds or 0.0, spent))
 
     @property
     def stretches(self) -> list[PhaseSpan]:
@@ -143,30 +115,19 @@ class PhaseTimes:
     @property
     def by_rank(self) -> dict[int, Spent]:
         """What each worker spent in the whole run; at most :data:`MAX_WORKERS` of them."""
-        return _by_rank(self._whole())
-
-    def _whole(self) -> dict[Ranks, Spent]:
-        found: dict[Ranks, Spent] = {}
-        for stretch in self.buckets.stretches:
-            add_up(found, stretch.by_ranks)
+        found: dict[int, Spent] = {}
+        for stretch in self.stretches:
+            add_up(found, stretch.by_rank)
         return found
 
 
-def add_up(sums: dict[K, Spent], more: Mapping[K, Spent]) -> None:
-    """Add what each spent to what it had spent."""
-    for key, spent in more.items():
-        if key in sums:
-            sums[key].add(spent)
+def add_up(sums: dict[int, Spent], more: Mapping[int, Spent]) -> None:
+    """Add what each worker spent to what it had spent."""
+    for rank, spent in more.items():
+        if rank in sums:
+            sums[rank].add(spent)
         else:
-            sums[key] = Spent(list(spent.phases_s), spent.num_steps)
-
-
-def _by_rank(by_ranks: Mapping[Ranks, Spent]) -> dict[int, Spent]:
-    found: dict[int, Spent] = {}
-    for ranks, spent in by_ranks.items():
-        for at, rank in enumerate(ranks):
-            add_up(found, {rank: Spent(spent.phases_s[at :: len(ranks)], spent.num_steps)})
-    return found
+            sums[rank] = Spent(list(spent.phases_s), spent.num_steps)
 
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from unisono.procfs import ProcessStat, read_stat, read_text
+from unisono.procfs import ProcessStat, parse_kilobytes, read_stat, read_text
 
 _SLACK_S = 2.0  # between the kernel's clock and the one that events are written by
 _LOOKS = 5  # processor time is counted in hundredths of a second: too coarse from look to look
@@ -89,12 +89,12 @@ class Processes:
             return GONE if (self._root / "1").exists() else UNKNOWN
         if stat.has_ended or not self._is_meant(stat, name):
             return GONE
-        memory_bytes, peak_bytes = read_memory(read_text(self._root / str(name.pid) / "status"))
+        memory = parse_kilobytes(read_text(self._root / str(name.pid) / "status"))
         return Process(
             ProcessState.STOPPED if stat.is_stopped else ProcessState.RUNNING,
             self._cpu(name.pid, stat),
-            memory_bytes,
-            peak_bytes,
+            memory.get("VmRSS"),
+            memory.get("VmHWM"),
             waits_for_disk=stat.letter == "D",
         )
 
@@ -112,14 +112,3 @@ class Processes:
         if last_s <= first_s:
             return None
         return (last.cpu - first.cpu) / self._ticks_per_s / (last_s - first_s)
-
-
-def read_memory(text: str) -> tuple[int | None, int | None]:
-    """Read from /proc/<pid>/status the bytes in memory, and the most they have been."""
-    found = {}
-    for line in text.splitlines():
-        key, _, rest = line.partition(":")
-        words = rest.split()
-        if key in ("VmRSS", "VmHWM") and len(words) == 2 and words[0].isdecimal():
-            found[key] = int(words[0]) * 1024
-    return found.get("VmRSS"), found.get("VmHWM")

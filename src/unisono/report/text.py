@@ -58,15 +58,13 @@ def count(number: float) -> str:
     return f"{number:,.0f}".replace(",", "\u202f") if abs(number) < 1e12 else f"{number:.3g}"
 
 
-def amount(number: float | None, digits: int = 4) -> str:
+def amount(number: float | None) -> str:
     """Return a measured value with a few digits."""
     if number is None:
         return "–"
     if not math.isfinite(number):
         return {math.inf: "∞", -math.inf: "−∞"}.get(number, "NaN")
-    if 10**digits <= abs(number) < 1e12:
-        return count(number)
-    return f"{number:.{digits}g}"
+    return count(number) if 1e4 <= abs(number) < 1e12 else f"{number:.4g}"
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,6 @@ class Watch:
     Args:
         directory: the run's folder.
         processes: tells of processes.
-        wall: seconds since 1970.
         host: the name of this machine.
     """
 
@@ -45,12 +44,10 @@ class Watch:
         self,
         directory: str | os.PathLike[str],
         processes: Processes | None = None,
-        wall: Callable[[], float] = time.time,
         host: str | None = None,
     ) -> None:
         self._path = Path(directory) / FILE_NAME
         self._processes = Processes() if processes is None else processes
-        self._wall = wall
         self._host = os.uname().nodename if host is None else host
         self._begin()
 
@@ -71,7 +68,7 @@ class Watch:
         start = self._status.progress.latest
         is_here = start is not None and start.host == self._host
         found = self._processes.look(self._status.progress.named) if is_here else {}
-        return see(self._status, found, self._wall())
+        return see(self._status, found, time.time())
 
     def _begin(self) -> None:
         self._reader = EventReader(self._path, RECENT_BYTES)

@@ -36,42 +36,16 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from unisono.device import default_generator
+from unisono.stages.operations import is_in_place
 
 # Views, which gradients flow through; other properties are those of the tensor as it is.
 _VIEWS = ("data", "T", "H", "mT", "mH", "real", "imag")
 _AS_THEY_ARE = (
-    "backward",
-    "grad",
-    "register_hook",
-    "register_post_accumulate_grad_hook",
-    "requires_grad_",
-    "retain_grad",
-    "size",
-    "dim",
-    "stride",
-    "numel",
-    "__len__",
-    "is_floating_point",
-    "is_complex",
-    "is_inference",
+    *("backward", "grad", "register_hook", "register_post_accumulate_grad_hook"),
+    *("requires_grad_", "retain_grad", "size", "dim", "stride", "numel", "__len__"),
+    *("is_floating_point", "is_complex", "is_inference"),
 )
 _WHERE_IT_SAYS = ("to", "type_as", "type")  # these name a device themselves
-_IN_PLACE = (
-    "__setitem__",
-    "__iadd__",
-    "__isub__",
-    "__imul__",
-    "__itruediv__",
-    "__ifloordiv__",
-    "__imod__",
-    "__ipow__",
-    "__iand__",
-    "__ior__",
-    "__ixor__",
-    "__ilshift__",
-    "__irshift__",
-)
-
 _UNDER_WAY: ContextVar[Crossing | None] = ContextVar("crossing", default=None)
 
 
@@ -309,7 +283,7 @@ def _kind_of(func: Callable[..., Any]) -> str:
         return "as it is"
     if name in _WHERE_IT_SAYS:
         return "where it says"
-    if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+    if is_in_place(name):
         return "in place"
     return "where it is"
 

@@ -24,10 +24,6 @@ _NOT_CAST = (nn.Embedding, nn.EmbeddingBag)  # by autocast
 class Stages:
     """Where the parts of a model are. Final.
 
-    Args:
-        devices: of the stages, in order.
-        of_units: by the name of each unit, its stage.
-
     Attributes:
         devices: of the stages, in order.
         of_units: by the name of each unit, its stage.

@@ -64,16 +64,22 @@ def forget(tensor: torch.Tensor) -> None:
     tensor.__dict__.pop(_ATTRIBUTE, None)
 
 
-def tensors_in(value: Any, found: list[torch.Tensor]) -> None:
-    """Collect the tensors in arguments, lists, tuples and dicts, in their order."""
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """List the tensors in arguments, lists, tuples and dicts, in their order."""
+    found: list[torch.Tensor] = []
+    _collect(values, found)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
         found.append(value)
     elif isinstance(value, (list, tuple)):
         for one in value:
-            tensors_in(one, found)
+            _collect(one, found)
     elif isinstance(value, dict):
         for one in value.values():
-            tensors_in(one, found)
+            _collect(one, found)
 
 
 def with_tensors(value: Any, by: dict[int, Any]) -> Any:

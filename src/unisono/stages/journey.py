@@ -7,43 +7,15 @@ All workers of a replica keep the same notes, as they all run the same program; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 
 from unisono.device import HOST
+from unisono.stages.flight import Flight
 from unisono.stages.held import Held, forget, held, note
 from unisono.stages.operations import checkpointed_region
 
 Notes = Sequence[tuple[torch.Tensor, "Held | None"]]
-
-
-class Crossings(Protocol):
-    """Brings values from one stage to another."""
-
-    def send(self, stage: int, tensor: torch.Tensor) -> None:
-        """Send a value to a later stage."""
-
-    def receive(self, stage: int) -> torch.Tensor:
-        """Wait for a value of an earlier stage."""
-
-    def lend(self, stage: int, parameter: torch.Tensor) -> None:
-        """Have a later stage compute with a parameter of this one."""
-
-    def borrow(self, stage: int, parameter: torch.Tensor) -> torch.Tensor:
-        """Compute with a parameter of an earlier stage."""
-
-    def hand_on(self, stage: int) -> None:
-        """Tell a later stage where the generators stand."""
-
-    def take_on(self, stage: int) -> None:
-        """Have the generators where an earlier stage has left them."""
-
-    def generators(self) -> torch.Tensor:
-        """Tell where the generators stand, as bytes."""
-
-    def correct_generators(self) -> None:
-        """Have them where `take_on` had them, if they are where they were before it."""
 
 
 class Journey:
@@ -56,11 +28,11 @@ class Journey:
 
     Attributes:
         place: the stage that computes now.
-        crossings: of the shard under way.
+        flight: of the shard under way.
         is_apart: whether a stage has computed something that the others have not.
     """
 
-    crossings: Crossings
+    flight: Flight
 
     def __init__(self, stage: int, stage_of: Mapping[int, int], buffers: frozenset[int]) -> None:
         self._stage, self._stage_of, self._buffers = stage, stage_of, buffers
@@ -70,14 +42,14 @@ class Journey:
         self._moved: dict[int, tuple[torch.Tensor, int]] = {}
         self._region: object = None
 
-    def begin(self, crossings: Crossings) -> None:
+    def begin(self, flight: Flight) -> None:
         """Begin with another shard."""
         for tensor in self._noted:
             forget(tensor)
         self._noted.clear()
         self._parameters.clear()
         self._moved.clear()
-        self.crossings, self.place, self.is_apart = crossings, 0, False
+        self.flight, self.place, self.is_apart = flight, 0, False
         self._region = None
 
     @property
@@ -129,9 +101,9 @@ class Journey:
                 "checkpoint the parts."
             )
         if self.place == self._stage:
-            self.crossings.hand_on(stage)
+            self.flight.hand_on(stage)
         elif stage == self._stage:
-            self.crossings.take_on(self.place)
+            self.flight.take_on(self.place)
         self.place = stage
 
     def cross(self, notes: Notes, *, is_use: bool = False) -> None:
@@ -155,14 +127,14 @@ class Journey:
             if mine == source:
                 value = tensor if found.value is None else found.value
                 if found.is_parameter:
-                    self.crossings.lend(place, value)
+                    self.flight.lend(place, value)
                 else:
-                    self.crossings.send(place, value)
+                    self.flight.send(place, value)
             elif mine == place:
                 if found.is_parameter:
-                    found.value = self.crossings.borrow(source, tensor)
+                    found.value = self.flight.borrow(source, tensor)
                 else:
-                    found.value = self.crossings.receive(source)
+                    found.value = self.flight.receive(source)
                     _warn_gradients(tensor)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:

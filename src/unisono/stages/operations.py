@@ -38,15 +38,17 @@ def changed_by(
     if func in _STATISTICS:
         return _STATISTICS[func](args, kwargs)
     name = getattr(func, "__name__", "")
-    changed: list[torch.Tensor] = []
-    is_in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-    if (is_in_place or kwargs.get("inplace") is True) and args:
-        tensors_in(args[0], changed)
-    elif kwargs.get("inplace") is True and "input" in kwargs:
-        tensors_in(kwargs["input"], changed)
-    if "out" in kwargs:
-        tensors_in(kwargs["out"], changed)
-    return changed
+    into: tuple[Any, ...] = ()
+    if (is_in_place(name) or kwargs.get("inplace") is True) and args:
+        into = (args[0],)
+    elif kwargs.get("inplace") is True:
+        into = (kwargs.get("input"),)
+    return tensors_in(*into, kwargs.get("out"))
+
+
+def is_in_place(name: str) -> bool:
+    """Tell whether a function of this name changes its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
 
 
 def _running_statistics(first: int, training: int) -> Callable[[Any, Any], list[torch.Tensor]]:

@@ -32,9 +32,8 @@ from unisono.timeouts import MEETING
 from unisono.workers import futex
 from unisono.workers.meeting_point import SLEEP_AT_MOST_S, Departure, spin_s
 from unisono.workers.memory import ALIGNMENT_BYTES, aligned
-from unisono.workers.stage_wait import stage_wait_in_words
 from unisono.workers.team import StepBrokenError, Team
-from unisono.workers.waiting import ShownWait
+from unisono.workers.waiting import ShownWait, stage_wait_in_words
 
 _HEADER = struct.Struct("<IIIIqqq")  # kind, dtype, dimensions, flags, shard, elements, phase
 _HEADER_BYTES = 256

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from unisono.stages.flight import Flight
 from unisono.stages.held import Held, held, note, tensors_in, with_tensors
-from unisono.stages.journey import Crossings, Journey, Notes
+from unisono.stages.journey import Journey, Notes
 from unisono.stages.operations import (
     ANYWHERE,
     DEVICES,
@@ -57,11 +58,11 @@ class StageMode(TorchFunctionMode):
         self._stage, self._device = stage, device
         self._stand_ins = StandIns()
         self.is_active = False
-        self._again: Crossings | None = None
+        self._again: Flight | None = None
 
-    def begin(self, crossings: Crossings) -> None:
+    def begin(self, flight: Flight) -> None:
         """Begin a shard's forward pass."""
-        self.journey.begin(crossings)
+        self.journey.begin(flight)
         self.is_active = True
 
     def end(self, returned: Any) -> Any:
@@ -74,8 +75,7 @@ class StageMode(TorchFunctionMode):
             The same with values at the place; None elsewhere.
         """
         self.is_active = False
-        tensors: list[torch.Tensor] = []
-        tensors_in(returned, tensors)
+        tensors = tensors_in(returned)
         self.journey.cross([(tensor, self.journey.note_of(tensor)) for tensor in tensors])
         if not self.journey.is_here:
             return None
@@ -96,9 +96,7 @@ class StageMode(TorchFunctionMode):
             self.journey.move_to(stage)
         if stage != self.journey.place:
             return None
-        tensors: list[torch.Tensor] = []
-        tensors_in(args, tensors)
-        notes = [(tensor, self.journey.note_of(tensor)) for tensor in tensors]
+        notes = [(tensor, self.journey.note_of(tensor)) for tensor in tensors_in(args)]
         self.journey.cross(notes)
         if not self.journey.is_here:
             return None
@@ -125,12 +123,8 @@ class StageMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in DEVICES:
             return func(torch.empty(0, device=self._device) if args[0].is_meta else args[0])
-        tensors: list[torch.Tensor] = []
-        tensors_in(args, tensors)
-        if kwargs:
-            tensors_in(kwargs, tensors)
         journey = self.journey
-        notes = [(tensor, journey.note_of(tensor)) for tensor in tensors]
+        notes = [(tensor, journey.note_of(tensor)) for tensor in tensors_in(args, kwargs)]
         homes = [journey.home_of(tensor, found) for tensor, found in notes if found is not None]
         furthest = max(homes, default=-1)
         if furthest < 0:
@@ -161,25 +155,21 @@ class StageMode(TorchFunctionMode):
         return self._elsewhere(func, args, kwargs, notes)
 
     @contextmanager
-    def recomputing(self, crossings: Crossings) -> Iterator[None]:
+    def recomputing(self, flight: Flight) -> Iterator[None]:
         """Have a shard's backward pass, in a block, compute parts of the forward pass once more."""
-        self._again = crossings
+        self._again = flight
         try:
             yield
         finally:
             self._again = None
 
     def _compute_again(
-        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], crossings: Crossings
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], flight: Flight
     ) -> Any:
         """Compute an operation of a checkpointed function, of this stage, in a backward pass."""
-        crossings.correct_generators()
-        tensors: list[torch.Tensor] = []
-        tensors_in(args, tensors)
-        tensors_in(kwargs, tensors)
-        notes = ((tensor, held(tensor)) for tensor in tensors)
-        values = {id(t): at.value for t, at in notes if at is not None and at.value is not None}
-        if values:
+        flight.correct_generators()
+        notes = [(tensor, held(tensor)) for tensor in tensors_in(args, kwargs)]
+        if values := _values_of(notes):
             args, kwargs = with_tensors(args, values), with_tensors(kwargs, values)
         return func(*args, **kwargs)
 
@@ -187,11 +177,10 @@ class StageMode(TorchFunctionMode):
         """Compute what depends on no stage: on all workers."""
         if not self.journey.is_apart:  # all draw the same
             return func(*args, **kwargs)
-        before = self.journey.crossings.generators()
+        before = self.journey.flight.generators()
         result = func(*args, **kwargs)
-        if not torch.equal(before, self.journey.crossings.generators()):
-            tensors: list[torch.Tensor] = []
-            tensors_in(result, tensors)
+        if not torch.equal(before, self.journey.flight.generators()):
+            tensors = tensors_in(result)
             if self.journey.is_here:
                 for tensor in tensors:
                     self.journey.add_note(tensor)
@@ -210,12 +199,7 @@ class StageMode(TorchFunctionMode):
         notes: Notes,
     ) -> Any:
         """Compute an operation of this stage."""
-        others = {
-            id(tensor): found.value
-            for tensor, found in notes
-            if found is not None and found.value is not None
-        }
-        if others:
+        if others := _values_of(notes):
             args, kwargs = with_tensors(args, others), with_tensors(kwargs, others)
         alike = [(t, t._version) for t, found in notes if found is None]
         result = func(*args, **kwargs)
@@ -298,19 +282,14 @@ class StageMode(TorchFunctionMode):
         for one, is_one in zip(index, is_mask, strict=True):
             parts += one.nonzero(as_tuple=True) if is_one else [one]
         args = (args[0], tuple(parts), *args[2:])
-        tensors: list[torch.Tensor] = []
-        tensors_in(args, tensors)
-        return args, [(tensor, self.journey.note_of(tensor)) for tensor in tensors]
+        return args, [(tensor, self.journey.note_of(tensor)) for tensor in tensors_in(args)]
 
     def _noted_result(self, result: Any, by_value: dict[int, torch.Tensor]) -> Any:
         """Note where results are; give the program its own tensors in the place of their values."""
         if isinstance(result, _Tensor):
             return self._result(result, by_value)
-        if isinstance(result, (list, tuple, dict)):
-            found: list[torch.Tensor] = []
-            tensors_in(result, found)
-            if found:
-                return with_tensors(result, {id(one): self._result(one, by_value) for one in found})
+        if found := tensors_in(result):
+            return with_tensors(result, {id(one): self._result(one, by_value) for one in found})
         return result
 
     def _result(self, tensor: torch.Tensor, by_value: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -327,6 +306,11 @@ class _NoHook:
 
     def remove(self) -> None:
         """Nothing is to be removed."""
+
+
+def _values_of(notes: Notes) -> dict[int, torch.Tensor]:
+    """Give what stands for tensors on this worker, by their ids, where it is another object."""
+    return {id(t): at.value for t, at in notes if at is not None and at.value is not None}
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -106,9 +107,8 @@ class StageWorker:
         flight = Flight(self._pipe, self._num_flights, shard, self._device)
         self._num_flights += 1
         for module, stage in self._units:
-            self._hooks.callback(
-                module.register_forward_pre_hook(_entering(self._mode, stage)).remove
-            )
+            enter = functools.partial(self._enter, stage)
+            self._hooks.callback(module.register_forward_pre_hook(enter).remove)
         self._mode.begin(flight)
         return flight
 
@@ -134,12 +134,8 @@ class StageWorker:
         holder = self._journey.holder_of(buffer)
         return (self._journey.place if holder is None else holder) == self._team.stage
 
-
-def _entering(mode: StageMode, stage: int) -> Any:
-    def enter(module: nn.Module, args: Any) -> Any:
-        return mode.enter(stage, args)
-
-    return enter
+    def _enter(self, stage: int, module: nn.Module, args: Any) -> Any:
+        return self._mode.enter(stage, args)
 
 
 def stages_of_layers(

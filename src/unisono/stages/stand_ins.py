@@ -111,10 +111,9 @@ def _key(value: Any, stand_ins: dict[int, torch.Tensor]) -> Hashable:
 
 def _described(result: Any, given: list[torch.Tensor]) -> Any:
     """Describe what came of an operation: specs in the place of tensors."""
-    found: list[torch.Tensor] = []
-    tensors_in(result, found)
     places = {id(tensor): _Argument(at) for at, tensor in enumerate(given)}
-    return _Result(result, {id(one): places.get(id(one)) or _spec(one) for one in found})
+    parts = {id(one): places.get(id(one)) or _spec(one) for one in tensors_in(result)}
+    return _Result(result, parts)
 
 
 class _Result(NamedTuple):

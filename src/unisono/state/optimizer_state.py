@@ -67,7 +67,6 @@ def join_state(
     Args:
         tensors: copied; those of the program are left out.
         rest: by parameter and key.
-        named: the parameters.
 
     Raises:
         CheckpointError: it is not of the form that it gives, or of other parameters.

@@ -135,7 +135,6 @@ def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
     """Refuse, before any training, what cannot be split over workers with the same bits.
 
     Args:
-        optimizer: the user's.
         on_host: whether it updates on the CPU.
 
     Raises:

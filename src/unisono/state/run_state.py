@@ -71,7 +71,6 @@ class RunState:
         """Take it apart into plain JSON and tensors.
 
         Args:
-            identity: the run's.
             with_optimizer: whether to include the optimizer's state of parameters; else the
                 exchange holds it.
             was_left: whether the program has left a loop early, perhaps during a validation.

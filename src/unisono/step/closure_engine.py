@@ -33,8 +33,6 @@ class ClosureEngine(StepEngine):
             step under way.
     """
 
-    takes_closure = True
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         exchange: Exchange = self.exchange

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.device import Copies
+from unisono.device import Copies, in_memory_order
 from unisono.state.contents import is_dense
 
 SMALL_BYTES = 2**20
@@ -46,7 +46,7 @@ def cross(
         for at in large:
             each.to_other(there[at], source[at])
     for places in small.values():
-        joined = torch.cat([_flat(source[at]) for at in places])
+        joined = torch.cat([in_memory_order(source[at]) for at in places])
         for each, there in far:
             _arrive(each, [there[at] for at in places], joined)
 
@@ -55,15 +55,10 @@ def _arrive(copies: Copies, into: list[torch.Tensor], joined: torch.Tensor) -> N
     arrived = torch.empty_like(joined, device=into[0].device)
     copies.to_other(arrived, joined)
     parts = torch.split(arrived, [tensor.numel() for tensor in into])
-    torch._foreach_copy_([_flat(tensor) for tensor in into], list(parts))
+    torch._foreach_copy_([in_memory_order(tensor) for tensor in into], list(parts))
 
 
 def _is_alike(there: torch.Tensor, here: torch.Tensor) -> bool:
     """Tell whether elements lie in the same order in two dense tensors."""
     is_strided = here.layout == torch.strided
     return is_strided and there.stride() == here.stride() and is_dense(here.shape, here.stride())
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """View a dense tensor's elements as a vector, in the order in which they lie."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))

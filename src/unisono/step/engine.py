@@ -68,8 +68,6 @@ class StepEngine:
     Args:
         model, optimizer: the user's, as `exchange` has bound them.
         exchange: carries gradients.
-        seed: the run's.
-        team: the workers.
         clipping: how gradients are clipped, by optimizer; not at all where one is missing.
         scaling: how losses are scaled, likewise.
         is_deterministic: whether torch refuses operations that have no deterministic form.
@@ -79,21 +77,16 @@ class StepEngine:
         carried: what shards hand from batch to batch, if they do.
 
     Attributes:
-        exchange: carries gradients.
-        model: the user's.
-        passes: over this worker's shards.
         refusals: says where operations are called that torch refuses.
         non_finite: says what has made a loss, or gradients, not finite.
         gradient_norm: of the last update's gradients, before they were clipped by it; else None.
         is_skipped: whether the last update's gradients were not finite with a scaled loss.
         present: of which parameters the last update had a gradient.
         members: the optimizers, by name.
-        timers: where the time of the step under way goes on this worker.
         is_staged: whether this worker computes a part of the model alone.
-        carried: see above.
     """
 
-    takes_closure = False
+    is_staged = False
 
     def __init__(
         self,
@@ -145,8 +138,6 @@ class StepEngine:
         self._sizes: Sequence[int] = ()
         self._follow()
 
-    is_staged = False
-
     @property
     def is_spread(self) -> bool:
         """Whether other hosts alone have some of the run's state, until it is collected."""
@@ -183,7 +174,6 @@ class StepEngine:
         """Begin one of the step's updates: passes whose gradients are for some of the optimizers.
 
         Args:
-            members: those.
             turn: how many updates the step has had.
         """
         self._active, self._turn, self._scaling = members, turn, members[0].scaling
@@ -250,9 +240,7 @@ class StepEngine:
         """Differentiate one shard's loss and take its gradients.
 
         Args:
-            shard: which one.
             returned: what the loss function returned.
-            num_samples: of the shard.
             share: the shard's part of the global batch's samples, the weight of a mean.
 
         Raises:

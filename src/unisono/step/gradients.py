@@ -58,7 +58,6 @@ class GradientStack:
         gradient, and :meth:`push` takes what counts in the end.
 
         Args:
-            index: of the parameter.
             gradient: what is in its ``.grad`` now.
 
         Returns:

@@ -14,12 +14,7 @@ from unisono.step.records import Form, Record, Records
 
 
 class LocalGradients:
-    """Weighs and clips this worker's pieces of them. Final.
-
-    Args:
-        exchange: whose groups they are.
-        local: those of this host.
-    """
+    """Weighs and clips this worker's pieces of them. Final."""
 
     def __init__(self, exchange: Exchange, local: LocalSteps) -> None:
         self._exchange, self._local = exchange, local

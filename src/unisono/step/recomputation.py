@@ -32,10 +32,7 @@ class Recomputation:
     """Computes some parts of the step under way again. Final; for one step.
 
     Args:
-        exchange: holds the parameters.
-        bound: the model.
         scaling: how losses are scaled; None: not at all.
-        timers: of the step.
         parts: what is computed again.
         first_shard: the first one that has samples in this step.
 
@@ -105,7 +102,6 @@ def published_digests(
     """Sum up what this worker has published, once all have met and before anybody adds it up.
 
     Args:
-        exchange: holds it.
         parts: this worker's.
         first_shard: the first one that has samples in this step.
 

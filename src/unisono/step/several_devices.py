@@ -33,6 +33,7 @@ from unisono.state.model_copies import ModelCopies
 from unisono.state.optimizers import changes_what_has_gradients
 from unisono.step.crossings import cross
 from unisono.step.gradients import add_gradients
+from unisono.step.graph_notes import graph_of
 from unisono.step.shard_passes import Backward, DeviceReplica, Finished, ShardPasses
 
 _LOOKED_THROUGH_AT_FIRST = 2  # steps
@@ -51,8 +52,6 @@ class SeveralDevices(ShardPasses):
 
     Args:
         model, exchange, seed: as of :class:`ShardPasses`.
-        optimizer: the user's.
-        others: the other devices.
 
     Raises:
         ValueError: the optimizer updates what is no part of the model.
@@ -298,12 +297,6 @@ def check_within(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
 
 def leaves_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
     """Find the tensors whose gradients a backward pass accumulates."""
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graph_of([loss]):
         if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
             yield leaf
-        waiting += [before for before, _ in node.next_functions]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -26,7 +27,6 @@ from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.step.crossings import cross
-from unisono.step.early import published_early
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.placeholders import another_backward
 
@@ -45,7 +45,6 @@ class DeviceReplica:
         model: the user's on the first device, a copy of it on the others.
         parameters: those that the optimizer updates, in the exchange's order.
         fixed: those that it does not.
-        buffers: the model's.
 
     Attributes:
         stack: the sums of the step under way.
@@ -119,7 +118,6 @@ class ShardPasses:
     Args:
         model: the user's, as `exchange` has bound it.
         exchange: knows the first device alone.
-        seed: the run's.
 
     Attributes:
         home: the first device with the user's model.
@@ -201,7 +199,6 @@ class ShardPasses:
         """Take a shard's loss, once its forward pass is issued.
 
         Args:
-            shard: which.
             backward: what to differentiate; None: nothing, as the loss is not finite.
 
         Returns:
@@ -243,7 +240,6 @@ class ShardPasses:
         """Say on which device, and in which shard's pass, torch has raised an error.
 
         Args:
-            error: what was raised.
             shard: whose pass was issued last; None: outside of passes.
         """
         return self._device, shard
@@ -262,3 +258,39 @@ class ShardPasses:
         place = self._step * self._num_shards + shard
         replica.device.seed(seed_of("train", self._seed, place, self._turn))
         replica.buffers.restore()
+
+
+@contextmanager
+def published_early(
+    parameters: Sequence[torch.nn.Parameter],
+    stack: GradientStack,
+    exchange: Exchange,
+    others: Sequence[torch.nn.Parameter] = (),
+) -> Iterator[None]:
+    """Publish each gradient that the backward pass in the block leaves, summed over the last part.
+
+    Bytes travel while the rest is still computed. Hooks are set before that pass and removed after
+    it, so they come behind all hooks of the program.
+
+    Args:
+        parameters: those that the optimizers update.
+        stack: has the shards before this one, which is the last.
+        others: those of `parameters` that stay as they are in this update.
+    """
+
+    def publish(index: int, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            part, total = stack.add_early(index, parameter.grad)
+            exchange.publish_early(part, index, total)
+
+    unwanted = set(map(id, others))
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(publish, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
+        if parameter.requires_grad and id(parameter) not in unwanted
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

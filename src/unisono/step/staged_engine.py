@@ -47,11 +47,7 @@ class _Landed:
 
 
 class StagedEngine(StepEngine):
-    """Computes the steps of one loop on one stage. Final; arguments as of :class:`StepEngine`.
-
-    Args:
-        stages: this worker's.
-    """
+    """Computes the steps of one loop on one stage. Final; arguments as of :class:`StepEngine`."""
 
     is_staged = True
 
@@ -136,9 +132,7 @@ class StagedEngine(StepEngine):
         self._is_in_passes = False
         self._landed.clear()
         self.passes.home.stack.discard()
-        self._bound.remove_placeholders()
-        self._bound.clear_gradients()
-        self._pending.losses.clear()
+        super().abandon()
 
     def _take_loss(self, landed: _Landed, returned: Any, num_samples: int, share: float) -> None:
         """Take the loss of a shard, on the last stage."""

@@ -41,7 +41,6 @@ class Member:
 
     Attributes:
         name: its own among several; one alone has "".
-        optimizer: the user's.
         clipping: how the gradients of its parameters are clipped.
         scaling: how losses are scaled for it; None: not at all.
         parameters: those that it updates, by their positions in the exchange.
@@ -70,9 +69,7 @@ class SlicedUpdate:
     """Element-wise optimizers: each worker updates its pieces; state lies with them. Final.
 
     Args:
-        member: the optimizer.
         pieces, totals: this worker's, with the sums of their gradients.
-        homes: where they lie.
         is_shown: whether the user's optimizer has this state, too.
     """
 

@@ -40,6 +40,7 @@ from unisono.train.interrupts import Interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.run_context import RunContext
 from unisono.workers.launcher_messages import ComputesWrong
+from unisono.workers.membership import Membership
 from unisono.workers.team import StepBrokenError
 
 _TIMED_AUDITS = 3
@@ -52,10 +53,8 @@ class AuditedBoundary(Boundary):
     """A :class:`Boundary` that snapshots audited steps alone. Final.
 
     Attributes:
-        run: whose loop it is.
         is_audited: whether the audit of the step under way has found nothing, or, between steps,
             that of the one before, or the run has just gone back to its newest snapshot.
-        is_postponed: whether the next step is audited in the place of this one.
     """
 
     def __init__(
@@ -63,9 +62,9 @@ class AuditedBoundary(Boundary):
     ) -> None:
         super().__init__(run, engine, plan.samples, interrupts)
         assert run.options.audit_every is not None
-        self.run, self._every = run, run.options.audit_every
-        self._plan = plan
-        self.is_audited, self.is_postponed = True, False
+        self._every, self._plan = run.options.audit_every, plan
+        self.is_audited = True
+        self._postponed: Membership | None = None  # of those who know that the next step is audited
         self._deferred = BoundaryTasks.NOTHING
         self._reports: list[Audit] = []
         self._disputed: _Dispute | None = None
@@ -87,8 +86,8 @@ class AuditedBoundary(Boundary):
 
     def begin_audited(self) -> bool:
         """Tell, before a step begins, whether it is audited; the same on every worker."""
-        position, was_postponed = self._kept.position, self.is_postponed
-        self.is_audited = self.is_postponed = False
+        position, was_postponed = self._kept.position, self._is_postponed
+        self.is_audited, self._postponed = False, None
         end_step = self._plan.totals.end_step(self._plan.samples, position)
         planned = BoundaryTasks(self._team.planned(position.step))
         return (
@@ -97,6 +96,10 @@ class AuditedBoundary(Boundary):
             or is_audited(position.step, self._every, end_step)
             or self._ends_at_checkpoint(position)
         )
+
+    def postpone(self) -> None:
+        """Have the next step audited in the place of this one. Every rank calls it."""
+        self._postponed = self._team.membership
 
     def plan_next(self) -> None:
         """See :class:`Boundary`; what needs a snapshot waits for an audited step."""
@@ -125,8 +128,8 @@ class AuditedBoundary(Boundary):
 
     def is_disputed(self, step: int) -> bool:
         """Tell whether workers kept different things when they came to a step before."""
-        known = self._disputed
-        return known is not None and (known.step, known.is_done) == (step, False)
+        known, generation = self._disputed, self._team.membership.generation
+        return known is not None and known[:3] == (step, False, generation)
 
     def still_agree(self, step: int) -> bool:
         """See whether all workers keep the same once a step is done. Collective.
@@ -315,6 +318,12 @@ class AuditedBoundary(Boundary):
         each_alone = len(self._hosts_of(judgement.wrong)) == len(judgement.wrong)
         return not (each_alone and self._shared.isdisjoint(judgement.names))
 
+    @property
+    def _is_postponed(self) -> bool:
+        """Whether the next step is audited; not if somebody has joined who does not know."""
+        before, now = self._postponed, self._team.membership
+        return before is not None and (before == now or set(now.ranks) < set(before.ranks))
+
     def _kept_before(self, step: int) -> Digests | None:
         """Give what all kept at the end of the step before, if that is known to all."""
         agreed, generation = self._agreed, self._team.membership.generation
@@ -337,7 +346,7 @@ class AuditedBoundary(Boundary):
             self.settle(audit, judgement, team.membership.ranks)
             return
         self._disputed = _Dispute(step, is_done, team.membership.generation, opinions)
-        self.is_postponed = True  # the first step that comes again, and then those that follow
+        self.postpone()  # the first step that comes again, and then those that follow
         if team.position == 0:
             self.run.say(
                 f"what workers keep must be the same, but an audit found that it differs in step "
@@ -402,16 +411,9 @@ class _Agreed(NamedTuple):
 
 
 class _Dispute(NamedTuple):
-    """What workers keep was different in a step, and it is not known who is wrong.
+    """What workers keep was different in a step, and it is not known who is wrong."""
 
-    Attributes:
-        step: which.
-        is_done: whether it was done.
-        generation: of the membership: who has joined since does not know.
-        opinions: what each kept.
-    """
-
-    step: int
-    is_done: bool
-    generation: int
-    opinions: list[Opinion]
+    step: int  # which
+    is_done: bool  # whether it was
+    generation: int  # of the membership: who has joined since does not know
+    opinions: list[Opinion]  # what each kept

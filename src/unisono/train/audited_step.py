@@ -89,7 +89,7 @@ class AuditedStep(Step):
         yield from super()._batches()
         if self._team.membership != membership:
             # Parts may have been added up by now; the next step is as good.
-            self._audited.is_postponed = True
+            self._audited.postpone()
         elif self._engine.failing_shard is None:  # else nobody updates anything
             start_s = perf_counter()
             self._engine.begin_passes(self._shard_sizes)

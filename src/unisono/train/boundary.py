@@ -10,28 +10,23 @@ from __future__ import annotations
 import enum
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from unisono.device import Device
-from unisono.errors import CheckpointError, UnisonoError
+from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
-from unisono.step.non_finite import NonFiniteCause, in_json
 from unisono.timeouts import NOTICE
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
-from unisono.train.out_of_memory import explained
 from unisono.train.run_context import RunContext
 from unisono.workers.launcher_messages import NoRecovery
-from unisono.workers.team import StepBrokenError, Team
+from unisono.workers.team import StepBrokenError
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001
@@ -61,7 +56,7 @@ class Boundary:
         interrupts: whether this process is to end, where nobody launched it.
 
     Attributes:
-        engine: computes the loop's steps.
+        run, engine: as above.
         is_between_steps: no step is under way.
         has_ended: what the loop has led to is kept.
         snapshots_s: how long snapshots have taken here, in seconds.
@@ -76,7 +71,7 @@ class Boundary:
         self.is_between_steps = self.is_watched = True
         self.has_ended = False
         self.snapshots_s = self.disk_s = 0.0
-        self._run, self._kept, self._team = run, run.kept, run.team
+        self.run, self._kept, self._team = run, run.kept, run.team
         self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
@@ -91,7 +86,7 @@ class Boundary:
     def facts(self) -> dict[str, Any]:
         """What a worker that joins the loop has to know."""
         places = self._memory.snapshots.places.as_json()
-        return {**places, "shards": self._shards, "by speed": bool(self._run.kinds)}
+        return {**places, "shards": self._shards, "by speed": bool(self.run.kinds)}
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""
@@ -125,39 +120,6 @@ class Boundary:
         """Note that a step is under way."""
         self.is_between_steps = False
         self._team.note_step(step)
-
-    def explained(
-        self, error: Exception, phase: str, step: int, shard: int | None, device: Device
-    ) -> Exception:
-        """Explain an error of the step under way if it is one of a full memory."""
-        return explained(error, self._run, phase, step=step, shard=shard, device=device)
-
-    @property
-    def team(self) -> Team:
-        """The workers."""
-        return self._team
-
-    @property
-    def device(self) -> Device:
-        """Where this worker computes."""
-        return self._run.device
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The run's."""
-        return self._kept.optimizer
-
-    @property
-    def loss(self) -> Callable[[nn.Module, Any], Any] | None:
-        """Compute a batch's loss, where the program has given a function for that."""
-        return self._run.loss
-
-    def hear_finding(self, mine: NonFiniteCause | None) -> NonFiniteCause | None:
-        """Hear what the workers have found of what is not finite. Collective."""
-        with suppress(UnisonoError):  # somebody is lost; the step fails in any case
-            heard = self._team.gather(in_json(mine), "what is not finite")
-            return self.engine.non_finite.together(heard.values())
-        return None
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""
@@ -200,15 +162,16 @@ class Boundary:
         self._planned = BoundaryTasks.NOTHING
         self.is_between_steps = True
         if len(self._team.hosts) > 1:
-            self._run.has_joined = True  # as those have that replace lost workers
+            self.run.has_joined = True  # as those have that replace lost workers
+            self.run.joint_calls.is_undone = True
         while not self._team.can_compute:  # a stage of the model is missing
-            self._run.observer.before_pause()
+            self.run.observer.before_pause()
             self._team.pause()
 
     def undo(self) -> None:
         """Put back what an exchange does not: what the program changed after a lost step, say."""
         self._kept.apply_beside(*self._memory.newest())
-        if self._run.link is not None:
+        if self.run.link is not None:
             self.engine.follow_state()
 
     def end(self) -> bool:
@@ -299,7 +262,7 @@ class Boundary:
         if is_last:
             self._interrupts.end()
         if planned & BoundaryTasks.STOP:
-            self._run.observer.before_pause()
+            self.run.observer.before_pause()
             self._team.pause()
 
     def _keep_end(self) -> bool:
@@ -317,7 +280,7 @@ class Boundary:
                     # The leader was lost, perhaps before it could ask; the next one does.
                     self._checkpoint(slot, wait=True)
         except StepBrokenError:
-            end = self._run.joint_calls.end_of_loop
+            end = self.run.joint_calls.end_of_loop
             if end is None:
                 return False
             # Others have met everybody here, so all is kept.
@@ -332,7 +295,7 @@ class Boundary:
             self.disk_s += time.monotonic() - start_s
 
     def _snapshot(self, *, wait: bool) -> int | None:
-        self._run.observer.before_snapshot()
+        self.run.observer.before_snapshot()
         start_s = time.monotonic()
         if not self._team.leads_host:
             self._kept.note_modes()

@@ -26,8 +26,8 @@ from unisono.state.position import Position
 from unisono.state.saved import Snapshot
 from unisono.train.directory_use import DirectoryUse
 from unisono.train.identity import compare, of_every_loop
+from unisono.train.loop_plan import Totals
 from unisono.train.run_options import RunOptions
-from unisono.train.totals import Totals
 from unisono.workers.jobname import num_restarts
 from unisono.workers.team import Team
 
@@ -52,6 +52,7 @@ class Checkpoints:
 
     Attributes:
         is_on_each_host: whether each of several hosts writes them to a directory of its own.
+        kept_step: the steps that the run had done at its newest checkpoint; None before the first.
     """
 
     def __init__(
@@ -64,15 +65,10 @@ class Checkpoints:
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
         self._kept_at_s = time.monotonic()
-        self._kept_step: int | None = None
+        self.kept_step: int | None = None
         self._kept_by: int | None = None
         self._place: Place | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
-
-    @property
-    def kept_step(self) -> int | None:
-        """How many steps the run had done at its newest checkpoint; None before the first."""
-        return self._kept_step
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -187,7 +183,7 @@ class Checkpoints:
     def begin(self, step: int | None) -> None:
         """Count from here; `step` is that of the checkpoint the run goes on from."""
         self._kept_at_s = time.monotonic()
-        self._kept_step = step
+        self.kept_step = step
 
     def is_due(self, after: Position) -> bool:
         """Tell, as the leader, whether a checkpoint is due at this place."""
@@ -211,9 +207,9 @@ class Checkpoints:
             step: steps done.
             wait: return on the leader only when it is on the disk, or has failed.
         """
-        is_new = self._kept_step != step
+        is_new = self.kept_step != step
         self._is_kept_elsewhere = False
-        self._kept_step, self._kept_at_s = step, time.monotonic()
+        self.kept_step, self._kept_at_s = step, time.monotonic()
         self._kept_by = self._team.membership.leader
         if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
             return
@@ -241,7 +237,7 @@ class Checkpoints:
         place = place_of(self.directory)
         if place is not None and place != self._place:  # else it cannot be seen just now
             self._place = place
-            self._is_kept_elsewhere = self._kept_step is not None
+            self._is_kept_elsewhere = self.kept_step is not None
         return ""
 
     def tell_slow_disk(self, waited_s: float) -> None:

@@ -23,6 +23,7 @@ class ClosureStep(Step):
         super().__init__(boundary, plan, loader, position)
         assert isinstance(self._engine, ClosureEngine)
         self._closures: ClosureEngine = self._engine
+        self._given = boundary.run.loss
         self._compute_loss_again: Callable[[Any], Any] | None = None
 
     def again(self, loss: Callable[[Any], Any]) -> None:
@@ -45,7 +46,7 @@ class ClosureStep(Step):
         traceback: TracebackType | None,
     ) -> bool:
         try:
-            if error is None and self._compute_loss_again is None and self._boundary.loss is None:
+            if error is None and self._compute_loss_again is None and self._given is None:
                 self._engine.end_passes()
                 raise RuntimeError(
                     f"an optimizer that takes a closure asks for the loss again, but in step "
@@ -65,5 +66,5 @@ class ClosureStep(Step):
     def _loss_of(self, batch: Any) -> Any:
         if self._compute_loss_again is not None:
             return self._compute_loss_again(batch)
-        assert self._boundary.loss is not None
-        return self._boundary.loss(self.model, batch)
+        assert self._given is not None
+        return self._given(self.model, batch)

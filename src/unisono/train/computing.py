@@ -29,21 +29,15 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Computing:
     """How passes through a model are computed, in training, evaluation and prediction alike.
 
-    Attributes:
-        precision: one of :data:`DTYPES`.
-        channels_last: whether images have their channels last in memory.
-        tf32: whether GPUs may round factors to TF32; None: as the program has it.
-        compile: whether the model's forward pass is compiled.
-
     Raises:
         ValueError: there is no such precision.
         TypeError: a switch is neither True nor False.
     """
 
-    precision: str
-    channels_last: bool
-    tf32: bool | None
-    compile: bool
+    precision: str  # one of `DTYPES`
+    channels_last: bool  # whether images have their channels last in memory
+    tf32: bool | None  # whether GPUs may round factors to TF32; None: as the program has it
+    compile: bool  # whether the model's forward pass is compiled
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:

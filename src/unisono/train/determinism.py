@@ -5,7 +5,7 @@ On the CPU torch's kernels are deterministic as they are, so nothing is touched 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,14 +26,6 @@ def deterministic_kernels(is_needed: bool) -> Iterator[None]:
     if not is_needed:
         yield
         return
-    put_back = _switch()
-    try:
-        yield
-    finally:
-        put_back()
-
-
-def _switch() -> Callable[[], None]:
     inductor: Any = torch._inductor.config  # which torch's own switch sets, too, in newer versions
     memory: Any = torch.utils.deterministic
     cudnn = torch.backends.cudnn
@@ -42,15 +34,14 @@ def _switch() -> Callable[[], None]:
     compiled = getattr(inductor, "deterministic", None)
     fills = memory.fill_uninitialized_memory
     tries, repeats = cudnn.benchmark, cudnn.deterministic
-
-    def put_back() -> None:
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
         if compiled is not None:
             inductor.deterministic = compiled
         memory.fill_uninitialized_memory = fills
         cudnn.benchmark, cudnn.deterministic = tries, repeats
-
-    torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False
-    cudnn.benchmark, cudnn.deterministic = False, True
-    return put_back

@@ -77,7 +77,9 @@ class FailureNotes:
             b"",
         )
         state = failed(start(team.world.world_size), WorkerFailure(rank, 1, said), 0.0).state
-        facts = failure_facts(state, team.world.world_size, team.step_under_way, ends_others=False)
+        facts = failure_facts(
+            state, team.world.world_size, team.supervisor.control.step_under_way, ends_others=False
+        )
         add_failure(self._directories, facts, self._began_unix_s, say)
 
     def _leave(self) -> None:

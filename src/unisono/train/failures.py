@@ -11,7 +11,8 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _SAMPLES_AT_MOST = 8
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -38,6 +39,33 @@ def raised(told: bytes) -> Exception:
     if "note" in said:
         error.add_note(said["note"])
     return error
+
+
+def heard_by_all(
+    hear: Callable[[Callable[[], bytes]], Sequence[bytes]], act: Callable[[], Any], rank: int
+) -> list[Any]:
+    """Have some workers do something, and all hear of it; what one raises, all raise. Collective.
+
+    Args:
+        hear: has those workers call a function, and gives what it has returned on each.
+        act: does it; gives plain JSON.
+        rank: this worker's.
+    """
+    caught: Exception | None = None
+
+    def speak() -> bytes:
+        nonlocal caught
+        try:
+            return json.dumps(act()).encode()
+        except Exception as error:
+            caught = error
+            return b"\n" + failure(error, rank)
+
+    heard = hear(speak)
+    for answer in heard:
+        if answer.startswith(b"\n"):
+            raise raised(answer[1:]) if caught is None else caught
+    return [json.loads(answer) for answer in heard]
 
 
 def note_place(error: BaseException, place: str) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from unisono.callbacks.callback import Audit, Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
@@ -31,8 +30,9 @@ from unisono.train.loop_plan import LoopPlan
 from unisono.train.memory_watch import MemoryWatch
 from unisono.train.passes import PassWatch
 from unisono.train.run import Run
+from unisono.train.run_context import Observer
 from unisono.train.schedule import Schedule
-from unisono.train.speed_report import SpeedReport
+from unisono.train.slowdown import SpeedReport
 from unisono.train.step import Step
 from unisono.train.surroundings import surroundings
 from unisono.train.tally import Tally
@@ -44,7 +44,7 @@ from unisono.workers.team import StepBrokenError
 _NOBODY = Membership((), leader=-1, generation=-1)
 
 
-class FitUnderWay:
+class FitUnderWay(Observer):
     """A :class:`unisono.callbacks.callback.Fit`, and the run's observer. Final; for one call.
 
     Args:
@@ -84,8 +84,7 @@ class FitUnderWay:
         self.end_step = run.position.step
         self.has_ended = False
         self.speed: Mapping[str, Any] | None = None
-        self.model: nn.Module = run.model
-        self.optimizer: Optimizer = run.optimizer
+        self.rank, self.model, self.optimizer = run.world.rank, run.model, run.optimizer
 
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
@@ -130,11 +129,6 @@ class FitUnderWay:
         return self._run.team.membership.ranks
 
     @property
-    def rank(self) -> int:
-        """See :class:`Fit`."""
-        return self._run.world.rank
-
-    @property
     def is_leader(self) -> bool:
         """See :class:`Fit`."""
         return self._run.team.is_leader and not self._run.joint_calls.is_behind
@@ -163,7 +157,7 @@ class FitUnderWay:
             "world_size": run.world.world_size,
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
             "identity": identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None),
-            "loader_workers": self._plan.loader_workers,
+            "loader_workers": self._plan.reading.loader_workers,
             **surroundings(run.device),
         }
 

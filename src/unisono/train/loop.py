@@ -27,8 +27,7 @@ from unisono.stages.stage_worker import StageWorker
 from unisono.state.several_optimizers import members_of
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
-from unisono.step.phase_timers import PhaseTimers
-from unisono.step.run_delay import RunDelay
+from unisono.step.phase_timers import PhaseTimers, RunDelay
 from unisono.step.staged_engine import StagedEngine
 from unisono.train.alternation import open_loop
 from unisono.train.audited_boundary import AuditedBoundary
@@ -115,6 +114,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if balance.is_needed:
                 balance.before_step()
             if not boundary.act() or run.is_over(plan.totals):
+                run.joint_calls.is_undone = False
                 # Who has joined there, in the place of a lost stage, comes behind that, too.
                 is_agreed = run.team.needs_all
                 continue
@@ -124,6 +124,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
+                run.joint_calls.is_undone = False
                 boundary.undo()
                 is_agreed = run.team.needs_all
                 continue
@@ -225,7 +226,7 @@ def _bound(
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen(run.name_of_exchange, run.device)(
+    exchange = chosen(run.exchange, run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,

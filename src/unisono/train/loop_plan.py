@@ -1,63 +1,96 @@
-"""What one loop over steps goes over: the samples, how they are read, and where it ends."""
+"""What one loop over steps goes over: the samples, how they are read, and where it ends.
+
+Of the totals of epochs and steps, the first to be reached counts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.fetch import Fetch, fetcher
 from unisono.data.loader import Loader
 from unisono.device import Device
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.train.totals import Totals
 from unisono.whole import check_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How far a run is to come.
+
+    Raises:
+        TypeError: a total is not a whole number.
+        ValueError: there is none, or one is below 0.
+    """
+
+    epochs: int | None  # in total; None: as many as there are steps for
+    steps: int | None  # in total; None: as many as there are epochs for
+
+    def __post_init__(self) -> None:
+        if self.epochs is None and self.steps is None:
+            raise ValueError(
+                "`epochs` or `steps` must say when the run ends: pass `epochs=3`, say."
+            )
+        for name, total in (("epochs", self.epochs), ("steps", self.steps)):
+            if total is not None:
+                check_whole(name, total, at_least=0)
+
+    def are_reached(self, position: Position) -> bool:
+        """Tell whether a run that has come so far is to go no further."""
+        return (self.steps is not None and position.step >= self.steps) or (
+            self.epochs is not None and position.epoch >= self.epochs
+        )
+
+    def are_passed(self, position: Position) -> bool:
+        """Tell whether a run has come further than to these totals, so in another loop."""
+        return (self.steps is not None and position.step > self.steps) or (
+            self.epochs is not None and (position.epoch, position.batch) > (self.epochs, 0)
+        )
+
+    def end_step(self, plan: SamplePlan, position: Position) -> int:
+        """Count the steps that a run which has come so far will have done.
+
+        One that has nothing to do stays where it is.
+        """
+        ends = [] if self.steps is None else [self.steps]
+        if self.epochs is not None:
+            epochs_to_go = max(0, self.epochs - position.epoch)
+            ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
+        return max(position.step, min(ends))
+
+    def num_batches(self, plan: SamplePlan, position: Position) -> int:
+        """Count the global batches from the first epoch's first to the end of the run.
+
+        Epochs may have had other lengths before, so steps are counted from here.
+        """
+        here = position.epoch * plan.steps_per_epoch + position.batch
+        return here + self.end_step(plan, position) - position.step
 
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
     """One loop of a run; see :meth:`unisono.Run.steps` for its arguments.
 
-    Attributes:
-        dataset: the samples.
-        samples: which of them are computed where.
-        totals: how far the run is to come.
-        loader_workers, collate_fn, pin_memory: how samples are read.
-
     Raises:
         TypeError, ValueError: `loader_workers` is no count.
     """
 
-    dataset: Any
-    samples: SamplePlan
-    totals: Totals
-    loader_workers: int = 0
-    collate_fn: Collate | None = None
-    pin_memory: bool = False
+    reading: Reading  # the dataset, and how it is read
+    samples: SamplePlan  # which samples are computed where
+    totals: Totals  # how far the run is to come
 
     def __post_init__(self) -> None:
-        check_whole("loader_workers", self.loader_workers, at_least=0)
+        check_whole("loader_workers", self.reading.loader_workers, at_least=0)
 
-    @classmethod
-    def of(cls, reading: Reading, samples: SamplePlan, totals: Totals) -> LoopPlan:
-        """Plan a loop over what a program reads."""
-        return cls(
-            reading.dataset,
-            samples,
-            totals,
-            reading.loader_workers,
-            reading.collate_fn,
-            reading.pin_memory,
-        )
-
-    def fetch(self) -> Fetch:
+    def fetch(self, stream: str = "train") -> Fetch:
         """Make the function that reads batches; raises as :func:`fetcher` does."""
         return fetcher(
-            self.dataset,
+            self.reading.dataset,
             seed=self.samples.seed,
-            collate_fn=self.collate_fn,
+            stream=stream,
+            collate_fn=self.reading.collate_fn,
             batch_size=self.samples.batch_size,
             shards=self.samples.shards,
         )
@@ -67,8 +100,8 @@ class LoopPlan:
         return Loader(
             fetch,
             self.samples,
-            num_processes=int(self.loader_workers),
+            num_processes=int(self.reading.loader_workers),
             num_batches=self.totals.num_batches(self.samples, position),
             device=device,
-            pin_memory=bool(self.pin_memory),
+            pin_memory=bool(self.reading.pin_memory),
         )

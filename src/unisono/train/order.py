@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.length import is_stream, length_of
 from unisono.errors import MismatchError
@@ -18,22 +19,16 @@ from unisono.whole import check_whole
 
 
 def plan_samples(
-    dataset: Any,
-    batch_size: int,
-    shuffle: bool | None,
-    sampler: Sampler | None,
-    *,
-    shards: int,
-    seed: int,
-    may_be_endless: bool = False,
+    reading: Reading, shards: int, seed: int, *, may_be_endless: bool = False
 ) -> SamplePlan:
-    """Plan which samples are computed where; arguments as of :meth:`unisono.Run.steps`.
+    """Plan which samples are computed where.
 
     Raises:
         TypeError: the dataset has no samples or no length, or `batch_size` is not whole.
         ValueError: a number does not fit, or two say the order.
     """
-    batch_size = check_whole("batch_size", batch_size, at_least=1)
+    dataset, shuffle, sampler = reading.dataset, reading.shuffle, reading.sampler
+    batch_size = check_whole("batch_size", reading.batch_size, at_least=1)
     length = length_of(dataset)
     if length == ENDLESS and not may_be_endless:
         raise TypeError(

@@ -18,7 +18,7 @@ from typing import Any
 from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
 from unisono.step.refused_operation import refusals_explained
-from unisono.train.failures import failure, raised
+from unisono.train.failures import heard_by_all
 from unisono.train.host_rows import share_rows
 from unisono.train.late_rows import LateRows
 from unisono.train.ledger import Ledger
@@ -224,26 +224,20 @@ class Predictor:
             OSError: it could not be written.
             Exception: what else a leader has raised.
         """
-        caught: Exception | None = None
 
-        def speak() -> bytes:
-            nonlocal caught
+        def attempt() -> Said:
             try:
-                try:
-                    return json.dumps(act()).encode()
-                except OSError as error:
-                    where = "memory" if self._path is None else self._path
-                    seen = str(error).removesuffix(".")
-                    raise OSError(f"predictions must be written to {where}, but: {seen}.") from None
-            except Exception as error:
-                caught = error
-                return b"\n" + failure(error, self._team.world.rank)
+                return act()
+            except OSError as error:
+                where = "memory" if self._path is None else self._path
+                seen = str(error).removesuffix(".")
+                raise OSError(f"predictions must be written to {where}, but: {seen}.") from None
 
-        heard = self._team.hear_host_leaders(speak, "file of predict")
-        for answer in heard:
-            if answer.startswith(b"\n"):
-                raise raised(answer[1:]) if caught is None else caught
-        return [json.loads(answer) for answer in heard]
+        return heard_by_all(
+            lambda speak: self._team.hear_host_leaders(speak, "file of predict"),
+            attempt,
+            self._team.world.rank,
+        )
 
 
 def _take(said: Said, fd: int) -> Any:

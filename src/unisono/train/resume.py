@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
 
 from unisono.errors import CheckpointError
 from unisono.state.saved import Snapshot, bytes_at_most
 from unisono.train.checkpoints import Checkpoints, FoundCheckpoint
+from unisono.train.failures import heard_by_all
 from unisono.train.host_directories import settle_directory
 from unisono.train.identity import identity
 from unisono.train.loop_plan import LoopPlan
@@ -39,17 +39,14 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     settle_directory(run)
     found: FoundCheckpoint | None = None
 
-    def speak() -> bytes:
+    def find() -> dict[str, Any]:
         nonlocal found
         answer, found = _find(run, checkpoints, plan)
-        return json.dumps(answer).encode()
+        return answer
 
-    heard = run.joint_calls.hear_leader(speak, "taking up")
-    answer = json.loads(heard)
-    if "error" in answer:
-        raise CheckpointError(answer["error"])
-    if "mistake" in answer:
-        raise ValueError(answer["mistake"])
+    (answer,) = heard_by_all(
+        lambda speak: [run.joint_calls.hear_leader(speak, "taking up")], find, run.team.world.rank
+    )
     checkpoints.go_to(answer["directory"])
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
@@ -77,15 +74,10 @@ def _find(
             bytes_at_most(kept.model),
         )
     except OSError as error:
-        trouble = (
+        raise CheckpointError(
             f"`directory` must be a folder that can be read and written, or that can be made, but "
             f"“{error}”: pass another one, or make room for it."
-        )
-        return {"error": trouble}, None
-    except CheckpointError as error:
-        return {"error": str(error)}, None
-    except ValueError as error:
-        return {"mistake": str(error)}, None
+        ) from None
     answer: dict[str, Any] = {"directory": str(checkpoints.directory)}
     if found is None:
         return answer, None

@@ -10,14 +10,13 @@ in the order of the dataset. The leader calls the functions and tells the others
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from unisono.plan.samples import SamplePlan
-from unisono.train.failures import failure, raised
+from unisono.train.failures import heard_by_all
 from unisono.train.metric_states import MetricState, States, merged
 from unisono.workers.team import Team
 
@@ -58,20 +57,12 @@ class RowMetrics:
         Raises:
             Exception: what a function has raised on the leader.
         """
-        caught: Exception | None = None
-
-        def speak() -> bytes:
-            nonlocal caught
-            try:
-                return json.dumps(self._compute(shards, plan)).encode()
-            except Exception as error:
-                caught = error
-                return b"\n" + failure(error, team.world.rank)
-
-        heard = team.hear_leader(speak, "metrics")
-        if heard.startswith(b"\n"):
-            raise raised(heard[1:]) if caught is None else caught
-        results: dict[str, Any] = json.loads(heard)
+        results: dict[str, Any]
+        (results,) = heard_by_all(
+            lambda speak: [team.hear_leader(speak, "metrics")],
+            lambda: self._compute(shards, plan),
+            team.world.rank,
+        )
         return results
 
     def _compute(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:

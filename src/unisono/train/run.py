@@ -22,8 +22,8 @@ from torch import nn
 from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
-from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
+from unisono.errors import PeerLostError
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
 from unisono.exchange.link_state import SLOW_LINK_KEY, LinkState
@@ -41,12 +41,11 @@ from unisono.step.scaling import LossScaling
 from unisono.train.carrying import check_rows
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.failure_notes import failure_notes
-from unisono.train.host_checks import check_hosts
 from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
-from unisono.train.loop_plan import LoopPlan
+from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.order import no_epochs, plan_samples
-from unisono.train.out_of_memory import explained, memory_explained
+from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.several_models import Models, Optimizers, check_together, joined
@@ -55,7 +54,6 @@ from unisono.train.split_model import check_split_before, devices_of_run, place_
 from unisono.train.stage_checks import check_stages
 from unisono.train.start import start
 from unisono.train.step import Step
-from unisono.train.totals import Totals
 from unisono.workers.context import context
 from unisono.workers.launcher_messages import Ready
 
@@ -158,7 +156,6 @@ class Run:
         self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
         self.seed = options.seed
         self.device, *others = devices_of_run(model, options, self.world)
-        check_hosts(self.team)
         check_stages(self.team, model, self.device, options, 1 + len(others))
         check_contents(model, optimizer, self.device)
         check_together(optimizer, options, self.team.num_stages)
@@ -199,7 +196,7 @@ class Run:
         if options.carry:
             fixed["carry"] = True
         fixed[SLOW_LINK_KEY] = None if link is None else repr(link)
-        self._context = RunContext(
+        self.context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
             self.team,
@@ -207,10 +204,11 @@ class Run:
             scaling,
             fixed,
             is_unseeded,
+            exchange,
             self.device,
             others,
         )
-        with memory_explained(self._context, "move of the model"):
+        with memory_explained(self.context, "move of the model"):
             place_on(model, optimizer, self.device)
         for name in scaling:
             key = SCALER_KEY
@@ -218,9 +216,9 @@ class Run:
                 key = f"{SCALER_KEY}.{name}"
             self.state[key] = options.scaler_of(name)
         if options.carry:
-            self._context.carried = self.state[CARRIED_KEY] = CarriedStates(self.shards)
+            self.context.carried = self.state[CARRIED_KEY] = CarriedStates(self.shards)
         if link is not None:
-            self._context.link = self.state[SLOW_LINK_KEY] = LinkState(link)
+            self.context.link = self.state[SLOW_LINK_KEY] = LinkState(link)
         extra_state = ExtraState(model)
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state
@@ -228,7 +226,7 @@ class Run:
         if options.directory is not None:
             failure_notes()
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
-            self._context.checkpoints = self.checkpoints
+            self.context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
         names = dict.fromkeys(device.name for device in (self.device, *others))
         context().tell_device(" + ".join(names), self.device.model)
@@ -236,7 +234,7 @@ class Run:
     @property
     def position(self) -> Position:
         """How far the run has come."""
-        return self._context.kept.position
+        return self.context.kept.position
 
     @property
     def state(self) -> dict[str, Any]:
@@ -246,37 +244,27 @@ class Run:
         them before the first loop. The state is restored from checkpoints, in replacements of lost
         workers, and in repeated steps. The modules' `get_extra_state` is saved without your doing.
         """
-        return self._context.kept.state
+        return self.context.kept.state
 
     @property
     def last(self) -> dict[str, Any]:
         """The results of the last step (``"means"``), and notes of the trainer; plain JSON."""
-        return self._context.kept.last
+        return self.context.kept.last
 
     @property
     def fixed(self) -> dict[str, Any]:
         """What else determines the run's bits, by name, as plain JSON."""
-        return self._context.fixed
-
-    @property
-    def fingerprints(self) -> Fingerprints:
-        """Of the data sets that the workers have compared."""
-        return self._context.fingerprints
-
-    @property
-    def is_deterministic(self) -> bool:
-        """Whether torch uses deterministic kernels during the run; always True on the CPU."""
-        return self._context.is_deterministic
+        return self.context.fixed
 
     @property
     def has_joined(self) -> bool:
         """Whether this worker has joined the newest loop as, or together with, a replacement."""
-        return self._context.has_joined
+        return self.context.has_joined
 
     @property
     def is_ahead(self) -> bool:
         """Whether the checkpoint that the run resumes from is past this loop, now a no-op."""
-        return self._context.is_ahead
+        return self.context.is_ahead
 
     def steps(
         self,
@@ -312,7 +300,7 @@ class Run:
             pin_memory=pin_memory,
         )
         samples = self.plan(reading, may_be_endless=epochs is None)
-        return self.begin_loop(LoopPlan.of(reading, samples, Totals(epochs, steps)))
+        return self.begin_loop(LoopPlan(reading, samples, Totals(epochs, steps)))
 
     def begin_loop(
         self,
@@ -327,19 +315,19 @@ class Run:
             observer: follows the run from here on; None: whoever did before.
             loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
         """
-        every = self._context.options.every
+        every = self.context.options.every
         if plan.samples.is_endless and every is not None and every.epochs is not None:
             raise no_epochs("checkpoint_every")
-        self._context.loss = loss
+        self.context.loss = loss
         if observer is not None:
-            self._context.observer = observer
+            self.context.observer = observer
         check_split_before(self.model, self.device)
         if not self.device.is_host:
             # Since the run was made the program may have moved it, or added layers and groups.
             check_contents(self.model, self.optimizer, self.device)
             place_on(self.model, self.optimizer, self.device)
-        start(self._context, plan)
-        return steps_of(self._context, plan, plan.fetch())
+        start(self.context, plan)
+        return steps_of(self.context, plan, plan.fetch())
 
     def stop(self) -> None:
         """End the current loop after the current step, as if that were its last.
@@ -348,17 +336,18 @@ class Run:
         nothing more, also after a restart from its checkpoint, until :meth:`go_on` is called.
         """
         self.last["stopped_at"] = self.position.step
-        self._context.goes_on = False
+        self.context.goes_on = False
 
     def go_on(self) -> None:
         """Undo `stop`, also one from before the program was started again. Collective."""
         self.last.pop("stopped_at", None)
-        self._context.goes_on = True
+        self.context.goes_on = True
 
     def digest(self) -> str:
         """Hash parameters, buffers and optimizer state; equal digests mean equal bits.
 
-        Collective: every rank calls it and gets rank 0's.
+        Collective: every rank calls it and gets rank 0's. If a worker of several hosts is lost
+        meanwhile between two steps of a custom loop, each tells its own, which are equal.
 
         Returns:
             64 hexadecimal digits.
@@ -367,19 +356,20 @@ class Run:
         def speak() -> bytes:
             return digest_of(self.model, self.optimizer).encode()
 
-        return self.joint_calls.hear_leader(speak, "digest").decode()
+        engine = self.context.engine
+        knows_all = engine is not None and engine.exchange.acts
+        if knows_all and self.joint_calls.is_undone:
+            return speak().decode()
+        try:
+            return self.joint_calls.hear_leader(speak, "digest").decode()
+        except PeerLostError:
+            if not (knows_all and self.team.will_begin_again):
+                raise
+            return speak().decode()  # the next step finds out, and all go back
 
     def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
-        samples = plan_samples(
-            reading.dataset,
-            reading.batch_size,
-            reading.shuffle,
-            reading.sampler,
-            shards=self.shards,
-            seed=self.seed,
-            may_be_endless=may_be_endless,
-        )
+        samples = plan_samples(reading, self.shards, self.seed, may_be_endless=may_be_endless)
         if self.carried is not None:
             check_rows(samples)
         return samples
@@ -387,15 +377,11 @@ class Run:
     @property
     def carried(self) -> CarriedStates | None:
         """What shards hand from batch to batch; None: nothing."""
-        return self._context.carried
-
-    def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:
-        """Explain an exception of a pass over batches of this size, if memory is full."""
-        return explained(error, self._context, phase, batch_size=batch_size)
+        return self.context.carried
 
     def say(self, line: str) -> None:
         """Show the user one line, in the terminal or the notebook."""
-        self._context.say(line)
+        self.context.say(line)
 
 
 def _rules(scaling: Mapping[str, LossScaling]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +12,6 @@ from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.carried_states import CarriedStates
-from unisono.exchange.choice import name_of_exchange
 from unisono.exchange.link_state import LinkState
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
@@ -21,18 +20,19 @@ from unisono.state.run_state import RunState
 from unisono.step.engine import StepEngine
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
+from unisono.train.loop_plan import Totals
 from unisono.train.run_options import RunOptions
-from unisono.train.speed_report import SpeedReport
-from unisono.train.totals import Totals
+from unisono.train.slowdown import SpeedReport
 from unisono.workers.joint_calls import JointCalls
 from unisono.workers.team import Team
 
 
-class Observer(Protocol):
-    """Follows a run: shows its messages, and is called where its state is saved."""
+class Observer:
+    """Follows a run; this one is for custom training loops and prints what is to be said."""
 
     def say(self, line: str) -> None:
         """Show the user one line."""
+        say(line)
 
     def before_snapshot(self) -> None:
         """Called on every worker before the state of the run is copied."""
@@ -42,117 +42,64 @@ class Observer(Protocol):
 
     def note_speed(self, report: SpeedReport) -> None:
         """Called on the leader now and then, and at the end, with what slows the steps."""
-
-    def after_audit(self, audit: Audit) -> None:
-        """Called on every worker after a step was audited, or its audit found something."""
-
-
-class Unobserved:
-    """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
-
-    def say(self, line: str) -> None:
-        """See :class:`Observer`."""
-        say(line)
-
-    def before_snapshot(self) -> None:
-        """See :class:`Observer`."""
-
-    def before_pause(self) -> None:
-        """See :class:`Observer`."""
-
-    def note_speed(self, report: SpeedReport) -> None:
-        """See :class:`Observer`."""
         if report.is_final:
             for line in report.in_words.splitlines():
                 say(line)
 
     def after_audit(self, audit: Audit) -> None:
-        """See :class:`Observer`."""
+        """Called on every worker after a step was audited, or its audit found something."""
 
 
 @dataclass(slots=True)
 class RunContext:
-    """One run, as its parts see it. Final.
+    """One run, as its parts see it. Final."""
 
-    Attributes:
-        options: what the program passed.
-        kept: how far the run has come, and all that is saved with it.
-        team: the workers.
-        joint_calls: what they have done together.
-        fixed: what fixes the run's bits, by name, beside samples and versions.
-        scaling: how losses are scaled, by the names of optimizers.
-        carried: what shards hand from batch to batch; None: nothing.
-        link: what a slow link keeps from step to step; None: there is none.
-        checkpoints: where they go; None: nowhere.
-        observer: who follows the run now.
-        loss: computes a batch's loss; None in loops where the program does that.
-        engine: computes the steps of the loop under way; None between loops.
-        memory: of the newest loop.
-        plan: which samples the epoch under way has.
-        fingerprints: of the data sets that the workers have compared.
-        has_resumed: whether no checkpoint is to be looked for any more.
-        has_joined, is_ahead: see :class:`unisono.Run`.
-        goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
-        device: where this worker computes; the first, if there are several.
-        other_devices: the others.
-        is_unseeded: whether random numbers were drawn without a seed before the run was made.
-        kinds: by rank, what computes the same bits; empty if all devices do, None before the first
-            loop.
-        has_told_slow: whether it was said that samples are not compared.
-        has_told_unused: whether parameters without a gradient were looked for.
-        has_told_inexact: whether it was said that results may differ from one run to the next.
-        has_told_cost: whether it was said what audits cost.
-        has_told_hosts: whether it was said which number of shards would send less between hosts.
-    """
-
-    options: RunOptions
-    kept: RunState
-    team: Team
-    joint_calls: JointCalls
-    scaling: Mapping[str, LossScaling]
-    fixed: dict[str, Any]
-    is_unseeded: bool
-    device: Device
-    other_devices: Sequence[Device] = ()
-    carried: CarriedStates | None = None
-    link: LinkState | None = None
-    checkpoints: Checkpoints | None = None
-    observer: Observer = field(default_factory=Unobserved)
+    options: RunOptions  # what the program passed
+    kept: RunState  # how far the run has come, and all that is saved with it
+    team: Team  # the workers
+    joint_calls: JointCalls  # what they have done together
+    scaling: Mapping[str, LossScaling]  # how losses are scaled, by the names of optimizers
+    fixed: dict[str, Any]  # what fixes the run's bits, by name, beside samples and versions
+    is_unseeded: bool  # random numbers were drawn without a seed before the run was made
+    exchange: str  # the name of what sums gradients
+    device: Device  # where this worker computes; the first, if there are several
+    other_devices: Sequence[Device] = ()  # the others
+    carried: CarriedStates | None = None  # what shards hand from batch to batch
+    link: LinkState | None = None  # what a slow link keeps from step to step
+    checkpoints: Checkpoints | None = None  # where they go; None: nowhere
+    observer: Observer = field(default_factory=Observer)  # who follows the run now
+    # computes a batch's loss; None in loops where the program does that
     loss: Callable[[nn.Module, Any], Any] | None = None
-    engine: StepEngine | None = None
-    memory: RunMemory | None = None
-    plan: SamplePlan | None = None
+    engine: StepEngine | None = None  # computes the steps of the loop under way
+    memory: RunMemory | None = None  # of the newest loop
+    plan: SamplePlan | None = None  # which samples the epoch under way has
+    # of the data sets that the workers have compared
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
-    has_resumed: bool = False
-    has_joined: bool = False
-    is_ahead: bool = False
-    goes_on: bool = False
+    has_resumed: bool = False  # no checkpoint is to be looked for any more
+    has_joined: bool = False  # see `unisono.Run`
+    is_ahead: bool = False  # likewise
+    goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
+    # by rank, what computes the same bits; empty if all devices do, None before the first loop
     kinds: dict[int, str] | None = None
-    has_told_slow: bool = False
-    has_told_unused: bool = False
-    has_told_inexact: bool = False
-    has_told_cost: bool = False
-    has_told_hosts: bool = False
+    has_told_unused: bool = False  # parameters without a gradient were looked for
+    has_told_cost: bool = False  # it was said what audits cost
+    told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
 
     def say(self, line: str) -> None:
         """Show the user one line."""
         self.observer.say(line)
 
+    def say_once(self, line: str) -> None:
+        """Show one line in the whole run, if this is the worker that speaks for all."""
+        if line not in self.told:
+            self.told.add(line)
+            if self.team.position == 0 and not self.joint_calls.is_behind:
+                self.say(line)
+
     @property
     def takes_closure(self) -> bool:
         """Whether the optimizer is called with a closure."""
         return self.options.takes_closure(self.kept.optimizer)
-
-    @property
-    def name_of_exchange(self) -> str:
-        """The exchange of this worker's loops."""
-        replicas_for = self.options.replicas_for(self.kept.optimizer)
-        return name_of_exchange(
-            self.options.exchange,
-            self.device,
-            replicas_for=replicas_for,
-            num_hosts=len(self.team.hosts),
-        )
 
     @property
     def is_deterministic(self) -> bool:

@@ -51,7 +51,9 @@ def check_together(optimizer: Optimizer, options: RunOptions, num_stages: int) -
     names = members_of(optimizer)
     for option in PER_OPTIMIZER:
         given = getattr(options, option)
-        unknown = [name for name in given if name not in names] if _is_by_name(given) else []
+        unknown = (
+            [name for name in given if name not in names] if isinstance(given, Mapping) else []
+        )
         if unknown:
             raise ValueError(
                 f"`{option}` must name optimizers of the run, which are {_listed(names)}, but "
@@ -157,10 +159,6 @@ def _check_trained(models: Mapping[str, nn.Module], optimizer: Optimizer) -> Non
                 f"{name!r}: make an optimizer over its parameters, or freeze it with "
                 f"`{name}.requires_grad_(False)`."
             )
-
-
-def _is_by_name(given: Any) -> bool:
-    return isinstance(given, Mapping)
 
 
 def _listed(names: Any) -> str:

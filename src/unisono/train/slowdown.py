@@ -1,9 +1,10 @@
-"""One thing that makes steps slower, in numbers and in words."""
+"""What makes steps slower, in numbers and in words: one finding, and what a watch reports."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Any
 
 COSTS = 0.05  # of the steps' time: less is not worth telling
 
@@ -60,6 +61,40 @@ class Slowdown:
     def costing(self, cost: float) -> Slowdown:
         """Give the same with another cost."""
         return replace(self, cost=cost)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedReport:
+    """What watching has found so far."""
+
+    # what costs time now, the costliest first; at the end: what did in the whole loop
+    findings: tuple[Slowdown, ...]
+    facts: dict[str, Any]  # the rest, as plain JSON, for the event file
+    is_final: bool = False  # whether the loop is over
+
+    @property
+    def in_words(self) -> str:
+        """What the end of a run says of it, a line each; empty where nothing cost enough."""
+        told = [one for one in self.findings if one.cause in TOLD and one.cost >= COSTS]
+        return "\n".join(one.line for one in told)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as plain JSON."""
+        found = [
+            {
+                "cause": one.cause.value,
+                "rank": one.rank,
+                "phases": list(one.phases),
+                "excess_s": round(one.excess_s, 6),
+                "of_step": round(one.of_step, 4),
+                "cost": round(one.cost, 4),
+                "sentence": one.sentence,
+                "remedy": one.remedy,
+            }
+            for one in self.findings
+        ]
+        return {"is_final": self.is_final, "findings": found, **self.facts}
 
 
 def percent(share: float) -> str:

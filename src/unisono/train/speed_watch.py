@@ -22,9 +22,8 @@ from unisono.train.confirmation import Confirmed
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.mixed_devices import SPEEDS
 from unisono.train.run_context import RunContext
-from unisono.train.slowdown import Slowdown
+from unisono.train.slowdown import Slowdown, SpeedReport
 from unisono.train.slowness import judge
-from unisono.train.speed_report import SpeedReport
 from unisono.train.step_window import StepWindow, ToldStep, times_of
 from unisono.world import threads_per_worker
 
@@ -172,6 +171,6 @@ class SpeedWatch:
             self._machine,
             threads_per_worker() > 1,
             run.device.is_host,
-            int(self._plan.loader_workers),
+            int(self._plan.reading.loader_workers),
             tuple(at for at, host in enumerate(hosts) for _ in host) if len(hosts) > 1 else (),
         )

@@ -32,6 +32,11 @@ def check_stages(
     """
     if team.num_stages == 1:
         return
+    if len(team.hosts) > 1:
+        raise ValueError(
+            "`UNISONO_STAGES` must be 1 where workers are on several hosts, as the stages of a "
+            "model share memory: unset it, or start all workers on one host."
+        )
     if not device.is_host:
         raise ValueError(
             f"`device` must be the CPU where workers compute stages of a model, but is "

@@ -11,16 +11,16 @@ from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.exchange.choice import check_devices
 from unisono.exchange.link_state import SLOW_LINK_KEY
+from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
 from unisono.state.contents import signature
 from unisono.state.digest import digest_of
 from unisono.state.modes import told_modes
-from unisono.train.host_checks import told_hosts
-from unisono.train.loop_plan import LoopPlan
+from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.mixed_devices import compare_devices, read_kinds
 from unisono.train.order import facts_of_order
 from unisono.train.resume import resume
 from unisono.train.run_context import RunContext
-from unisono.train.totals import Totals
+from unisono.workers.team import Team
 from unisono.world import threads_per_worker
 
 _TOO_SLOW = (
@@ -55,8 +55,14 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     if not run.is_ahead:
         run.plan = plan.samples
     _tell_unseeded(run)
-    _tell_inexact(run)
-    _tell_hosts(run, plan)
+    if not (run.options.exact or run.device.is_host):
+        run.say_once(
+            "`exact=False`: operations without a deterministic form are allowed on "
+            f"{run.device.name}, so results may differ from one run to the next"
+        )
+    line = "" if run.link is not None else _told_hosts(run.team, plan.samples.shards)
+    if line:
+        run.say_once(line)
     payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
     run.kinds = read_kinds(payload)
     if run.kinds and run.options.audit_every is not None:
@@ -111,30 +117,27 @@ def _tell_unseeded(run: RunContext) -> None:
         run.say(line)
 
 
-def _tell_inexact(run: RunContext) -> None:
-    """Say once that results may differ from one run to the next, where that is so."""
-    if run.options.exact or run.device.is_host or run.has_told_inexact:
-        return
-    run.has_told_inexact = True
-    if run.team.position == 0 and not run.joint_calls.is_behind:
-        run.say(
-            "`exact=False`: operations without a deterministic form are allowed on "
-            f"{run.device.name}, so results may differ from one run to the next"
-        )
-
-
-def _tell_hosts(run: RunContext, plan: LoopPlan) -> None:
-    """Say once that another number of shards would send less between hosts."""
-    line = "" if run.link is not None else told_hosts(run.team, plan.samples.shards)
-    if line and not run.has_told_hosts:
-        run.has_told_hosts = True
-        if run.team.position == 0:
-            run.say(line)
+def _told_hosts(team: Team, num_shards: int) -> str:
+    """Say in a sentence that another number of shards would send less; empty where none would."""
+    workers = list(map(len, team.hosts))
+    if len(workers) == 1:
+        return ""
+    most = max(parts_of_hosts(num_shards, workers))
+    if most == 1:
+        return ""
+    told = (
+        f"with `shards={num_shards}` on hosts with {', '.join(map(str, workers))} workers a host "
+        f"sends {most} parts of the gradients a step, {(most + 1) / 2:g} times the bytes that one "
+        f"part would take"
+    )
+    better = shards_for_hosts(num_shards, workers)
+    if better is None:
+        return f"{told}: hosts with equally many workers would send less"
+    return f"{told}: pass `shards={better}`, which changes the result as any other number does"
 
 
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
-    exchange = run.name_of_exchange
     known = _known(run, plan)
     run.team.agree(
         {
@@ -154,30 +157,29 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
             "the type of device": run.device.torch.type,
-            "`exchange`": exchange,
+            "`exchange`": run.exchange,
         },
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
-    check_devices(exchange, run.device, run.team)
+    check_devices(run.exchange, run.device, run.team)
     return compare_devices(run)
 
 
 def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
     """Look at the data set, where there are other workers to compare it with."""
-    length = length_of(plan.dataset)
+    length = length_of(plan.reading.dataset)
     if run.team.size == 1 or run.is_ahead:
         return {"dataset length": length}
     seen = run.fingerprints.of(
-        plan.dataset,
+        plan.reading.dataset,
         length,
         run.team.membership,
         seed=plan.samples.seed,
         stream="train",
         epoch=run.kept.position.epoch,
-        in_fork=plan.loader_workers > 0,
+        in_fork=plan.reading.loader_workers > 0,
     )
-    if seen.is_slow and run.team.position == 0 and not run.has_told_slow:
-        run.has_told_slow = True
-        run.say(_TOO_SLOW)
+    if seen.is_slow:
+        run.say_once(_TOO_SLOW)
     return {"dataset length": length, **seen.facts}

@@ -11,15 +11,16 @@ from typing import Any
 
 from unisono.data.loader import Loader, Place
 from unisono.device import Device
-from unisono.errors import NonFiniteLossError
+from unisono.errors import NonFiniteLossError, UnisonoError
 from unisono.exchange.carried_states import CarriedStates
 from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.step.non_finite import NonFiniteCause
+from unisono.step.non_finite import NonFiniteCause, in_json
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
+from unisono.train.out_of_memory import explained
 from unisono.train.several_models import members_named
 from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
 from unisono.workers.team import StepBrokenError
@@ -259,7 +260,7 @@ class Step:
             ValueError: there are no such ones, or nothing reaches their parameters.
             RuntimeError: it is not used as said.
         """
-        self._begin_update(members_named(self._boundary.optimizer, names))
+        self._begin_update(members_named(self._boundary.run.kept.optimizer, names))
         try:
             yield self
         except BaseException as error:
@@ -317,12 +318,12 @@ class Step:
                 "`step.gather` must be called once, within `with step:`, in the place of a loop "
                 "over `step.shards`."
             )
-        engine, team, device = self._engine, self._boundary.team, self._boundary.device
+        engine, run = self._engine, self._boundary.run
         shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
         whole = WholeBatchLoss(WholeBatch(self._plan, self.batch, shards), embed, loss)
 
         def compute(some: Sequence[int]) -> Features:
-            found = {}
+            found: Features = {}
             engine.begin_passes(self._shard_sizes)
             for shard in some:
                 here = engine.passes.devices[shard]
@@ -333,11 +334,11 @@ class Step:
                 self._waiting = shard  # for errors
                 leaves = whole.features_of(batch, self._shard_sizes[shard])
                 self._waiting = None
-                found[shard] = [leaf.detach().to(device.torch) for leaf in leaves]
+                found[shard] = [leaf.detach().to(run.device.torch) for leaf in leaves]
             engine.end_passes()
-            return Features(found)
+            return found
 
-        features = gathered(shards, team, device, engine.passes.shards, compute)
+        features = gathered(shards, run.team, run.device, engine.passes.shards, compute)
         engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
         engine.begin_again()
         for batch in self.shards:
@@ -366,7 +367,8 @@ class Step:
     def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""
         device, shard = self._engine.passes.found_in(error, shard)
-        ours = self._boundary.explained(error, phase, self.number, shard, device)
+        run = self._boundary.run
+        ours = explained(error, run, phase, step=self.number, shard=shard, device=device)
         if ours is not error:
             raise ours
 
@@ -491,16 +493,19 @@ class Step:
                 place = Place(self.epoch, self.batch, error.shard)
                 finding = search.of_loss(self._loader.indices(place))
             elif error.shard is None:
-                shards = sorted(self._done) if self._boundary.loss is not None else ()
+                shards = sorted(self._done) if self._boundary.run.loss is not None else ()
                 finding = search.of_gradients(shards, self._compute_loss, self._pass)
         search.close()
         self._engine.clear_repeated()
-        return self._boundary.hear_finding(finding)
+        with contextlib.suppress(UnisonoError):  # somebody is lost; the step fails in any case
+            heard = self._boundary.run.team.gather(in_json(finding), "what is not finite")
+            return search.together(heard.values())
+        return None
 
     def _compute_loss(self, shard: int) -> Any:
-        assert self._boundary.loss is not None
+        assert self._boundary.run.loss is not None
         batch = self._read_again(shard)
-        return self._boundary.loss(self.model, batch)
+        return self._boundary.run.loss(self.model, batch)
 
     def _pass(self, shard: int, returned: Any) -> None:
         num_samples = self._shard_sizes[shard]

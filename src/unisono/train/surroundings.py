@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unisono.device import Device
-from unisono.procfs import read_stat
+from unisono.procfs import read_stat, read_text
 from unisono.version import __version__
 from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE, has_launcher
 from unisono.world import world
@@ -83,9 +83,6 @@ def _started_unix_s() -> float | None:
 
 def _processor() -> str:
     """Name the processor as the kernel does; else its kind."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = read_text(Path("/proc/cpuinfo")).splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())

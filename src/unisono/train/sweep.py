@@ -10,28 +10,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.data.collating import Collate
-from unisono.data.fetch import fetcher
-from unisono.data.fingerprint import REMEDY, Fingerprints
-from unisono.data.loader import Loader, Place
-from unisono.device import Device, num_threads
+from unisono.data.fingerprint import REMEDY
+from unisono.data.loader import Place
+from unisono.device import num_threads
 from unisono.exchange.carried_states import CarriedStates
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
-from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.state.digest import digest_of_weights
 from unisono.state.model_buffers import buffers_put_back
+from unisono.state.position import Position
 from unisono.step.refused_operation import refusals_explained
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
 from unisono.train.failures import failure, raised
-from unisono.workers.team import Team
+from unisono.train.loop_plan import LoopPlan
+from unisono.train.out_of_memory import explained
+from unisono.train.run_context import RunContext
 from unisono.world import threads_per_worker
 
 
@@ -48,29 +48,36 @@ PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
 
 
-def _as_it_is(error: Exception) -> Exception:
-    return error
-
-
-@dataclass(frozen=True, slots=True)
 class Sweep:
-    """One pass of all workers. Final."""
+    """One pass of all workers. Final.
 
-    model: nn.Module  # in whatever mode; it computes in `eval()` mode
-    dataset: Any  # as for training
-    plan: SamplePlan  # of the dataset, without shuffling
-    team: Team  # the workers
-    device: Device  # where this worker computes
-    fingerprints: Fingerprints  # the run's
-    loader_workers: int  # as for training
-    collate_fn: Collate | None  # likewise
-    pin_memory: bool  # likewise
-    facts: Mapping[str, object]  # what must not differ between the workers, by name
-    # takes what a pass has raised to what is to be raised in its place
-    explain: Callable[[Exception], Exception] = _as_it_is
-    is_deterministic: bool = False  # whether torch is to choose deterministic kernels
-    # what shards hand from batch to batch, for each function that does so
-    carried: Sequence[CarriedStates] = ()
+    Args:
+        run: whose workers they are.
+        name: of the trainer's method.
+        loop: goes over the dataset once, without shuffling.
+        model: in whatever mode; it computes in ``eval()`` mode. None: the one that is trained.
+        carried: what shards hand from batch to batch, for each function that does so.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        name: str,
+        loop: LoopPlan,
+        model: nn.Module | None,
+        carried: Sequence[CarriedStates],
+    ) -> None:
+        self._run, self._name, self._loop, self._carried = run, name, loop, carried
+        self.plan, self.team, self.device = loop.samples, run.team, run.device
+        self.is_deterministic = run.is_deterministic
+        self.model = run.kept.model if model is None else model
+        # One that is not the trained one may differ between the workers.
+        self._digest = None if model is None else digest_of_weights(model)
+
+    def explain(self, error: Exception) -> Exception:
+        """Explain what a pass has raised, if memory is full."""
+        phase, batch_size = f"pass of `{self._name}`", self.plan.batch_size
+        return explained(error, self._run, phase, batch_size=batch_size)
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
@@ -82,19 +89,21 @@ class Sweep:
         Raises:
             MismatchError: they do not.
         """
-        plan = self.plan
+        plan, reading = self.plan, self._loop.reading
         known: dict[str, object] = {"dataset length": plan.num_samples}
         if self.team.size > 1:
-            known |= self.fingerprints.of(
-                self.dataset,
+            known |= self._run.fingerprints.of(
+                reading.dataset,
                 plan.num_samples,
                 self.team.membership,
                 seed=plan.seed,
                 stream="evaluate",
                 epoch=0,
-                in_fork=self.loader_workers > 0,
+                in_fork=reading.loader_workers > 0,
             ).facts
-        facts = {"`batch_size`": plan.batch_size, **more, **self.facts}
+        facts = {"`batch_size`": plan.batch_size, **more}
+        if self._digest is not None:
+            facts["the digest of `model`"] = self._digest
         self.team.agree(facts, purpose, known=known, remedy=REMEDY)
 
     @contextmanager
@@ -105,15 +114,7 @@ class Sweep:
             A function that gives, for some shards, their parts that have samples, batch by batch;
             it raises RuntimeError behind one whose pass has changed a parameter.
         """
-        plan = self.plan
-        fetch = fetcher(
-            self.dataset,
-            seed=plan.seed,
-            stream="evaluate",
-            collate_fn=self.collate_fn,
-            batch_size=plan.batch_size,
-            shards=plan.shards,
-        )
+        plan, fetch = self.plan, self._loop.fetch("evaluate")
         check_unchanged = _watching(self.model)
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
@@ -126,18 +127,11 @@ class Sweep:
                 every_shape_compiled(),
                 collectives_watched(),
                 buffers_put_back(self.model) as put_buffers_back,
-                Loader(
-                    fetch,
-                    plan,
-                    num_processes=self.loader_workers,
-                    num_batches=plan.steps_per_epoch,
-                    device=self.device,
-                    pin_memory=self.pin_memory,
-                ) as loader,
+                self._loop.loader(fetch, Position(), self.device) as loader,
             ):
 
                 def parts_of(shards: Sequence[int]) -> Iterator[Part]:
-                    for states in self.carried:
+                    for states in self._carried:
                         states.begin(0, is_new=True)
                     for batch in range(plan.steps_per_epoch):
                         for shard in shards:
@@ -148,7 +142,7 @@ class Sweep:
                             number = batch * plan.shards + shard
                             self.device.seed(seed_of("evaluate", plan.seed, number))
                             put_buffers_back()
-                            for states in self.carried:
+                            for states in self._carried:
                                 states.start(shard, self.device)
                             before = forbid(IN_A_PASS)
                             try:
@@ -156,7 +150,7 @@ class Sweep:
                             finally:
                                 forbid(before)
                             check_unchanged()
-                        for states in self.carried:
+                        for states in self._carried:
                             states.commit()
 
                 yield parts_of

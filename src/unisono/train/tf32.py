@@ -35,31 +35,22 @@ def tf32_switched(tf32: bool | None) -> Iterator[None]:
     if tf32 is None:
         yield
         return
-    put_back = _switch(tf32)
-    try:
-        yield
-    finally:
-        put_back()
-
-
-def _switch(tf32: bool) -> Any:
     news = _new_switches()
     new_values = [switch.fp32_precision for switch in news]
     old_values = _old_values()
-
-    def put_back() -> None:
-        if old_values is not None:
-            product, torch.backends.cudnn.allow_tf32 = old_values
-            torch.set_float32_matmul_precision(product)
-        for switch, value in zip(news, new_values, strict=True):
-            switch.fp32_precision = value
-
     if old_values is not None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
     for switch in news[:3]:
         switch.fp32_precision = "tf32" if tf32 else "ieee"
-    return put_back
+    try:
+        yield
+    finally:
+        if old_values is not None:
+            product, torch.backends.cudnn.allow_tf32 = old_values
+            torch.set_float32_matmul_precision(product)
+        for switch, value in zip(news, new_values, strict=True):
+            switch.fp32_precision = value
 
 
 def _new_switches() -> list[Any]:

@@ -24,15 +24,15 @@ from unisono.device import AUTO
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.slow_link import SlowLink
 from unisono.stages.stage_worker import BY_MEMORY, Balance
-from unisono.state.digest import digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.carrying import carrying
 from unisono.train.computing import Computing
 from unisono.train.default_forward import WITH_STATE, forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
+from unisono.train.failures import heard_by_all
 from unisono.train.fit import FitUnderWay
-from unisono.train.loop_plan import LoopPlan
+from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
 from unisono.train.metrics import Metrics
 from unisono.train.order import no_epochs
@@ -45,9 +45,7 @@ from unisono.train.several_models import Optimizers, check_one_loss
 from unisono.train.split_model import check_computing, over_cuts
 from unisono.train.stage_checks import refusal_of
 from unisono.train.sweep import Forward, Sweep
-from unisono.train.totals import Totals
 from unisono.train.validation import Validation
-from unisono.whole import check_whole
 
 
 class Trainer:
@@ -315,7 +313,7 @@ class Trainer:
         samples = run.plan(reading, may_be_endless=epochs is None)
         if samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule_every")
-        plan = LoopPlan.of(reading, samples, Totals(epochs, steps))
+        plan = LoopPlan(reading, samples, Totals(epochs, steps))
         metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
         self._metrics(**metrics)
         find_means: Callable[[], dict[str, Any]] | None = None
@@ -478,23 +476,13 @@ class Trainer:
             OSError: the folder does not exist or cannot be written.
             ValueError: there are weights that no such file can hold.
         """
-        check_weights(self._model_or(model))  # on every rank; rank 0 alone writes
-        failure: OSError | None = None
-
-        def speak() -> bytes:
-            nonlocal failure
-            try:
-                save_weights(self._model_or(model), path)
-            except OSError as caught:
-                failure = caught
-                return str(caught).encode(errors="backslashreplace")
-            return b""
-
-        heard = self.run.joint_calls.hear_leader(speak, "save")
-        if failure is not None:
-            raise failure
-        if heard:
-            raise OSError(heard.decode())
+        chosen = self.run.model if model is None else _checked(model)
+        check_weights(chosen)  # on every rank; rank 0 alone writes
+        heard_by_all(
+            lambda speak: [self.run.joint_calls.hear_leader(speak, "save")],
+            lambda: save_weights(chosen, path),
+            self.run.world.rank,
+        )
 
     def digest(self) -> str:
         """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""
@@ -533,25 +521,9 @@ class Trainer:
         return means
 
     def _sweep(self, name: str, reading: Reading, model: nn.Module | None) -> Sweep:
-        plan = self.run.plan(reading)
-        chosen = self._model_or(model)
-        # One that is not the trained one may differ between the workers.
-        facts = {} if model is None else {"the digest of `model`": digest_of_weights(model)}
-        return Sweep(
-            chosen,
-            reading.dataset,
-            plan,
-            self.run.team,
-            self.run.device,
-            self.run.fingerprints,
-            check_whole("loader_workers", reading.loader_workers, at_least=0),
-            reading.collate_fn,
-            reading.pin_memory,
-            facts,
-            lambda error: self.run.explained(error, f"pass of `{name}`", plan.batch_size),
-            self.run.is_deterministic,
-            self._carried,
-        )
+        loop = LoopPlan(reading, self.run.plan(reading), Totals(epochs=1, steps=None))
+        other = None if model is None else _checked(model)
+        return Sweep(self.run.context, name, loop, other, self._carried)
 
     def _prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
         """Have a loss or a forward function computed as the program wishes."""
@@ -568,15 +540,6 @@ class Trainer:
         if metrics is None:
             return None
         return Metrics(metrics, self._prepared(self._with_states(forward), to_first=True))
-
-    def _model_or(self, model: nn.Module | None) -> nn.Module:
-        if model is None:
-            return self.run.model
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
-            )
-        return model
 
     def _forget_other_runs(self) -> None:
         """Have callbacks begin anew, but for those that this run has already gone on with."""
@@ -602,3 +565,11 @@ class Trainer:
         usual: list[type[Callback]] = [Progress, EventLog]
         missing = [kind for kind in usual if not any(isinstance(c, kind) for c in callbacks)]
         return [*(kind() for kind in missing), *callbacks]
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
+        )
+    return model

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,25 +32,21 @@ Embed = Callable[[Any], Any]
 """Takes a batch to a tensor with a row for each sample, or to several in a tuple, list or dict."""
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """The features of some shards: by shard, the tensors that `embed` has given, in order."""
-
-    of_shard: dict[int, list[torch.Tensor]]
-
-    def written(self) -> bytes:
-        """Write them for the others."""
-        tensors = {
-            f"{shard}/{at}": on_host(leaf).contiguous()
-            for shard, leaves in self.of_shard.items()
-            for at, leaf in enumerate(leaves)
-        }
-        head = json.dumps({shard: len(leaves) for shard, leaves in self.of_shard.items()})
-        return head.encode() + b"\n" + to_safetensors(tensors)
+Features = dict[int, list[torch.Tensor]]
+"""By shard, the tensors that `embed` has given, in order."""
 
 
-def read_features(told: bytes, device: Device) -> dict[int, list[torch.Tensor]]:
-    """Read what :meth:`Features.written` has written, onto a device."""
+def _written(features: Features) -> bytes:
+    tensors = {
+        f"{shard}/{at}": on_host(leaf).contiguous()
+        for shard, leaves in features.items()
+        for at, leaf in enumerate(leaves)
+    }
+    head = json.dumps({shard: len(leaves) for shard, leaves in features.items()})
+    return head.encode() + b"\n" + to_safetensors(tensors)
+
+
+def _read(told: bytes, device: Device) -> Features:
     head, _, data = told.partition(b"\n")
     tensors = from_safetensors(data)
     return {
@@ -159,16 +154,15 @@ def gathered(
     device: Device,
     own: Sequence[int],
     compute: Callable[[Sequence[int]], Features],
-) -> dict[int, list[torch.Tensor]]:
+) -> Features:
     """Have every shard's features computed by some worker, and heard by all. Collective."""
-    features: dict[int, list[torch.Tensor]] = {}
+    features: Features = {}
     mine = [shard for shard in missing if shard in own]
     while missing:
         found = compute(mine)
-        heard = team.gather(found.written(), "features of the global batch")
+        heard = team.gather(_written(found), "features of the global batch")
         for rank, told in heard.items():
-            is_own = rank == team.world.rank
-            features |= found.of_shard if is_own else read_features(told, device)
+            features |= found if rank == team.world.rank else _read(told, device)
         # Those of a worker that was lost are divided among the others.
         missing = [shard for shard in missing if shard not in features]
         bounds = [len(missing) * part // team.size for part in range(team.size + 1)]

@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono.verify.recorder import Recorder
+from unisono.verify.wrapping import wrap
 
 # Those that put together what ranks have; a broadcast or a barrier does not.
 _SUMS = ("all_reduce", "reduce")
@@ -36,43 +37,30 @@ class CollectiveHooks:
             return
         for name in (*_SUMS, *_GATHERS):
             if hasattr(distributed_c10d, name):
-                function = self._watching(name, getattr(distributed_c10d, name))
-                setattr(distributed_c10d, name, function)
-                setattr(dist, name, function)
-        self._wrap_no_sync()
+                wrap(distributed_c10d, name, functools.partial(self._watch, name), dist)
+        wrap(DistributedDataParallel, "no_sync", self._no_sync)
 
-    def _watching(self, name: str, before: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(before)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._depth or self._recorder.is_exact:
-                return before(*args, **kwargs)
-            given: list[float] = []
-            with self._recorder.guarded():
-                given = _facts(name, args, kwargs)["values"]
-            self._depth += 1
-            try:
-                result = before(*args, **kwargs)
-            finally:
-                self._depth -= 1
-            with self._recorder.guarded():
-                facts = _facts(name, args, kwargs)
-                self._recorder.write("collective", name=name, given=given, **facts)
-            return result
+    def _watch(self, name: str, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._depth or self._recorder.is_exact:
+            return before(*args, **kwargs)
+        given: list[float] = []
+        with self._recorder.guarded():
+            given = _facts(name, args, kwargs)["values"]
+        self._depth += 1
+        try:
+            result = before(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        with self._recorder.guarded():
+            facts = _facts(name, args, kwargs)
+            self._recorder.write("collective", name=name, given=given, **facts)
+        return result
 
-        return call
-
-    def _wrap_no_sync(self) -> None:
-        before = DistributedDataParallel.no_sync
-        recorder = self._recorder
-
-        @functools.wraps(before)
-        @contextlib.contextmanager
-        def no_sync(model: Any) -> Iterator[None]:
-            recorder.write("no_sync")
-            with before(model):
-                yield
-
-        DistributedDataParallel.no_sync = no_sync  # type: ignore[method-assign,assignment]
+    @contextlib.contextmanager
+    def _no_sync(self, before: Callable[..., Any], model: Any) -> Iterator[None]:
+        self._recorder.write("no_sync")
+        with before(model):
+            yield
 
 
 def _facts(name: str, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unisono.verify.findings import CAUSES_FIRST, Finding, ok, unknown, wrong
+from unisono.verify.findings import CAUSES_FIRST, Finding, around_mistake, ok, unknown, wrong
 from unisono.verify.raw_trace import RawTrace
 
 
@@ -25,15 +25,6 @@ class ExactRun:
     # digests after each step, by name; one entry for each worker
     parameters: dict[int, list[Mapping[str, str]]] = field(default_factory=dict)
     buffers: dict[int, list[Mapping[str, str]]] = field(default_factory=dict)  # likewise
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first one."""
-
-    check: str  # whose finding it is
-    evidence: str  # in words
-    remedy: str  # likewise
 
 
 def exact_run(traces: Sequence[RawTrace]) -> ExactRun:
@@ -71,68 +62,48 @@ def check_exact(runs: Sequence[ExactRun]) -> list[Finding]:
     )
     if difference is None:
         return [ok(check, told) for check in CAUSES_FIRST]
-    at = CAUSES_FIRST.index(difference.check)
-    return [
-        wrong(check, difference.evidence, difference.remedy)
-        if check == difference.check
-        else ok(check, "No sign of it.")
-        if n < at
-        else unknown(check, f"Hidden behind `{difference.check}`.")
-        for n, check in enumerate(CAUSES_FIRST)
-    ]
+    return around_mistake(difference, CAUSES_FIRST)
 
 
-def first_difference(runs: Sequence[ExactRun], steps: Sequence[int]) -> Difference | None:
+def first_difference(runs: Sequence[ExactRun], steps: Sequence[int]) -> Finding | None:
     """Find the first difference of any run from the first run."""
     base = runs[0]
     for step in steps:
         for run in runs[1:]:
-            found = (
-                _in_samples(base, run, step)
-                or _in_gradients(base, run, step)
-                or _in_state(base, run, step)
-            )
+            found = _in_shards(base, run, step) or _in_state(base, run, step)
             if found is not None:
                 return found
     return None
 
 
-def _shards(run: ExactRun, step: int) -> list[int]:
-    return sorted(shard for at, shard in run.samples if at == step)
-
-
-def _in_samples(base: ExactRun, run: ExactRun, step: int) -> Difference | None:
-    for shard in _shards(base, step):
+def _in_shards(base: ExactRun, run: ExactRun, step: int) -> Finding | None:
+    """Look for the first difference in samples, then for that in gradients."""
+    shards = sorted(shard for at, shard in base.samples if at == step)
+    for shard in shards:
         if run.samples.get((step, shard)) != base.samples[step, shard]:
-            return Difference(
+            return wrong(
                 "samples-lost",
                 f"Step {step}, shard {shard}: on {run.world_size} workers it has other samples "
                 f"than on one; what the dataset returns depends on the worker.",
                 "Let a sample depend on its index and on the default generators alone: not on "
                 "RANK, the time, the process, or a generator of its own.",
             )
-    return None
-
-
-def _in_gradients(base: ExactRun, run: ExactRun, step: int) -> Difference | None:
-    for shard in _shards(base, step):
+    for shard in shards:
         ours, theirs = base.gradients.get((step, shard)), run.gradients.get((step, shard))
-        if ours is None or theirs is None:
-            continue
-        for name in ours:
-            if theirs.get(name) != ours[name]:
-                return Difference(
-                    "gradients-not-averaged",
-                    f"Step {step}, shard {shard}: the gradient of `{name}` on {run.world_size} "
-                    f"workers differs from that on one, from the same samples, parameters and "
-                    f"buffers.",
-                    "Look in the forward pass and the loss for what each worker has for itself: "
-                    "attributes that change from call to call, generators of your own, RANK.",
-                )
+        apart = ours and theirs and [name for name in ours if theirs.get(name) != ours[name]]
+        if apart:
+            return wrong(
+                "gradients-not-averaged",
+                f"Step {step}, shard {shard}: the gradient of `{apart[0]}` on {run.world_size} "
+                f"workers differs from that on one, from the same samples, parameters and "
+                f"buffers.",
+                "Look in the forward pass and the loss for what each worker has for itself: "
+                "attributes that change from call to call, generators of your own, RANK.",
+            )
     return None
 
 
-def _in_state(base: ExactRun, run: ExactRun, step: int) -> Difference | None:
+def _in_state(base: ExactRun, run: ExactRun, step: int) -> Finding | None:
     for check, ours, theirs in (
         ("buffers-differ", base.buffers[step][0], run.buffers[step]),
         ("parameters-differ", base.parameters[step][0], run.parameters[step]),
@@ -141,7 +112,7 @@ def _in_state(base: ExactRun, run: ExactRun, step: int) -> Difference | None:
         for rank, of_worker in enumerate(theirs):
             for name in ours:
                 if of_worker.get(name) != ours[name]:
-                    return Difference(
+                    return wrong(
                         check,
                         f"Step {step}: after the update worker {rank} of {run.world_size} has "
                         f"other {kind} than one worker; the first is `{name}`.",

@@ -5,7 +5,6 @@ There every number must be the same, bit for bit, whoever computes it, so digest
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from unisono.verify.recorder import Recorder
 from unisono.verify.replay_facts import replay_facts
 from unisono.verify.sample_contents import hash_of_sample
 from unisono.verify.sketches import digest_of_tensor
+from unisono.verify.wrapping import wrap
 
 
 class ExactHooks:
@@ -37,69 +37,49 @@ class ExactHooks:
 
     def install(self) -> None:
         """Put the hooks in place."""
-        self._wrap_run()
-        self._wrap_loader()
-        self._wrap_engine()
-        self._wrap_stack()
+        wrap(RunContext, "__init__", self._begin_run)
+        wrap(Loader, "batch", self._read_batch)
+        wrap(StepEngine, "__init__", self._make_engine)
+        wrap(StepEngine, "begin", self._begin_step)
+        wrap(StepEngine, "finish", self._finish_step)
+        wrap(ClosureEngine, "finish", self._finish_step)
+        wrap(GradientStack, "push", self._push)
 
-    def _wrap_run(self) -> None:
-        before = RunContext.__init__
+    def _begin_run(self, before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if not self._recorder.is_exact:
+            self._recorder.is_exact = True
+            self._engage()
+            self._recorder.write("exact")
+        before(*args, **kwargs)
 
-        @functools.wraps(before)
-        def init(context: Any, *args: Any, **kwargs: Any) -> None:
-            if not self._recorder.is_exact:
-                self._recorder.is_exact = True
-                self._engage()
-                self._recorder.write("exact")
-            before(context, *args, **kwargs)
+    def _read_batch(
+        self, before: Callable[..., Any], loader: Any, place: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = before(loader, place, *args, **kwargs)
+        try:
+            content = hash_of_sample(given)
+        except TypeError as error:
+            content = str(error)
+        self._recorder.write("shard-samples", step=self._step, shard=place.shard, hash=content)
+        return given
 
-        RunContext.__init__ = init  # type: ignore[method-assign,assignment]
+    def _make_engine(
+        self, before: Callable[..., None], engine: Any, *given: Any, **kwargs: Any
+    ) -> None:
+        self._model, self._optimizer, *_ = given
+        before(engine, *given, **kwargs)
 
-    def _wrap_loader(self) -> None:
-        before = Loader.batch
+    def _begin_step(
+        self, before: Callable[..., None], engine: Any, step: int, first_shard: int
+    ) -> None:
+        self._step, self._names = step, engine._bound._names
+        before(engine, step, first_shard)
 
-        @functools.wraps(before)
-        def batch(loader: Any, place: Any, *args: Any, **kwargs: Any) -> Any:
-            given = before(loader, place, *args, **kwargs)
-            try:
-                content = hash_of_sample(given)
-            except TypeError as error:
-                content = str(error)
-            self._recorder.write("shard-samples", step=self._step, shard=place.shard, hash=content)
-            return given
-
-        Loader.batch = batch  # type: ignore[method-assign,assignment]
-
-    def _wrap_engine(self) -> None:
-        init_before = StepEngine.__init__
-        begin_before = StepEngine.begin
-
-        @functools.wraps(init_before)
-        def init(engine: Any, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self._model, self._optimizer = model, optimizer
-            init_before(engine, model, optimizer, *args, **kwargs)
-
-        @functools.wraps(begin_before)
-        def begin(engine: Any, step: int, first_shard: int) -> None:
-            self._step, self._names = step, engine._bound._names
-            begin_before(engine, step, first_shard)
-
-        StepEngine.__init__ = init  # type: ignore[method-assign,assignment]
-        StepEngine.begin = begin  # type: ignore[method-assign,assignment]
-        for kind in (StepEngine, ClosureEngine):
-            self._wrap_finish(kind)
-
-    def _wrap_finish(self, kind: type[StepEngine]) -> None:
-        before = kind.finish
-
-        @functools.wraps(before)
-        def finish(engine: Any) -> Any:
-            means, is_done = before(engine)
-            if is_done:
-                self._record(means)
-            return means, is_done
-
-        kind.finish = finish  # type: ignore[method-assign,assignment]
+    def _finish_step(self, before: Callable[..., Any], engine: Any) -> Any:
+        means, is_done = before(engine)
+        if is_done:
+            self._record(means)
+        return means, is_done
 
     def _record(self, means: dict[str, float]) -> None:
         model = self._model
@@ -119,19 +99,13 @@ class ExactHooks:
         if self._recorder.num_steps >= self._recorder.options.steps:
             self._recorder.stop()
 
-    def _wrap_stack(self) -> None:
-        before = GradientStack.push
-
-        @functools.wraps(before)
-        def push(stack: Any, shard: int) -> Any:
-            self._recorder.damage(stack._parameters)
-            pairs = zip(self._names, stack._parameters, strict=True)
-            gradients = {
-                name: digest_of_tensor(parameter.grad)
-                for name, parameter in pairs
-                if parameter.grad is not None
-            }
-            self._recorder.write("shard", step=self._step, shard=shard, gradients=gradients)
-            return before(stack, shard)
-
-        GradientStack.push = push  # type: ignore[method-assign,assignment]
+    def _push(self, before: Callable[..., Any], stack: Any, shard: int) -> Any:
+        self._recorder.damage(stack._parameters)
+        pairs = zip(self._names, stack._parameters, strict=True)
+        gradients = {
+            name: digest_of_tensor(parameter.grad)
+            for name, parameter in pairs
+            if parameter.grad is not None
+        }
+        self._recorder.write("shard", step=self._step, shard=shard, gradients=gradients)
+        return before(stack, shard)

@@ -64,6 +64,27 @@ def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
     return Finding(check, UNKNOWN, evidence, remedy)
 
 
+def around_mistake(
+    mistake: Finding, checks: Sequence[str], *, were_well: bool = False
+) -> list[Finding]:
+    """Put one mistake among the checks; what those after it cannot show any more is unknown.
+
+    Args:
+        mistake: the first one.
+        checks: all, cause first.
+        were_well: whether those after it are known to be well all the same.
+    """
+    at = checks.index(mistake.check)
+    return [
+        mistake
+        if number == at
+        else ok(check, "No sign of it.")
+        if number < at or were_well
+        else unknown(check, f"Hidden behind `{mistake.check}`.")
+        for number, check in enumerate(checks)
+    ]
+
+
 def in_order(findings: Iterable[Finding], checks: Sequence[str] = CAUSES_FIRST) -> list[Finding]:
     """Put the cause first, what follows from it next, and mark that."""
     ordered = sorted(findings, key=lambda f: (_ORDER[f.verdict], checks.index(f.check)))

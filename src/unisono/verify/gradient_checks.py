@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.verify.findings import GRADIENT_CHECKS, Finding, ok, unknown, wrong
+from unisono.verify.findings import GRADIENT_CHECKS, Finding, around_mistake, ok, unknown, wrong
 from unisono.verify.gradient_of_one import JudgedStep, compare_with_one, tolerance_of
 from unisono.verify.linear import Array, joined, local, relation
 from unisono.verify.rank_trace import OptimizerStep, TwoRuns
@@ -54,21 +54,11 @@ def check_gradients(seen: TwoRuns) -> list[Finding]:
             break
         judged.append(_judge(seen, step, later))
         if judged[-1].check:
-            return _with_mistake(judged[-1], judged[:-1])
+            check = judged[-1].check
+            mistake = wrong(check, judged[-1].evidence, _REMEDIES[check])
+            were_equal = any(one.is_equal for one in judged[:-1])
+            return around_mistake(mistake, GRADIENT_CHECKS, were_well=were_equal)
     return _without_mistake(judged)
-
-
-def _with_mistake(mistake: JudgedStep, before: Sequence[JudgedStep]) -> list[Finding]:
-    """Name one mistake; what the same step cannot show any more is unknown, unless it was seen."""
-    at, were_equal = GRADIENT_CHECKS.index(mistake.check), any(one.is_equal for one in before)
-    return [
-        wrong(check, mistake.evidence, _REMEDIES[check])
-        if number == at
-        else ok(check, "No sign of it.")
-        if number < at or were_equal
-        else unknown(check, f"Hidden behind `{mistake.check}`.")
-        for number, check in enumerate(GRADIENT_CHECKS)
-    ]
 
 
 def _without_mistake(judged: Sequence[JudgedStep]) -> list[Finding]:

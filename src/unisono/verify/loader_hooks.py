@@ -6,12 +6,11 @@ fed, the indices come from there. What the samplers draw from generators stays t
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from torch.utils.data._utils import fetch as fetch_module
 from unisono.verify.recorder import Recorder
 from unisono.verify.replay_facts import generator_digests
 from unisono.verify.sample_contents import base_of, contents_of
+from unisono.verify.sketches import digest_of
+from unisono.verify.wrapping import wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000
 _FETCHES_AT_MOST = 64  # in each process that reads
@@ -41,24 +42,23 @@ class LoaderHooks:
 
     def install(self) -> None:
         """Put the hooks in place."""
-        self._wrap_loader()
-        self._wrap_iterator()
-        self._wrap_fetch()
+        wrap(DataLoader, "__init__", self._make_loader)
+        kind = dataloader_module._BaseDataLoaderIter
+        wrap(kind, "__init__", self._make_iterator)
+        wrap(kind, "_reset", self._reset)
+        wrap(kind, "__next__", self._give)
+        wrap(fetch_module._MapDatasetFetcher, "fetch", self._fetch)
         self._recorder.at_end.append(self._record_contents)
 
-    def _wrap_loader(self) -> None:
-        before = DataLoader.__init__
-
-        @functools.wraps(before)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            number, self._num_loaders = self._num_loaders, self._num_loaders + 1
-            args, kwargs = self._with_global_batch(number, args, kwargs)
-            before(loader, *args, **kwargs)
-            with self._recorder.guarded():
-                loader.__dict__["_verified"] = (number, itertools.count())
-                self._record_loader(number, loader)
-
-        DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
+    def _make_loader(
+        self, before: Callable[..., None], loader: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        number, self._num_loaders = self._num_loaders, self._num_loaders + 1
+        args, kwargs = self._with_global_batch(number, args, kwargs)
+        before(loader, *args, **kwargs)
+        with self._recorder.guarded():
+            loader.__dict__["_verified"] = (number, itertools.count())
+            self._record_loader(number, loader)
 
     def _with_global_batch(self, number: int, args: Any, kwargs: Any) -> Any:
         """Give a loader of the one-rank run the batch size of all ranks together."""
@@ -98,35 +98,28 @@ class LoaderHooks:
             num_workers=loader.num_workers,
         )
 
-    def _wrap_iterator(self) -> None:
-        kind: Any = dataloader_module._BaseDataLoaderIter
-        init_before, reset_before, next_before = kind.__init__, kind._reset, kind.__next__
+    def _make_iterator(self, before: Callable[..., None], iterator: Any, loader: Any) -> None:
+        iterator._verified = getattr(loader, "_verified", None)
+        before(iterator, loader)
+        self._replace_indices(iterator, loader)
 
-        @functools.wraps(init_before)
-        def init(iterator: Any, loader: Any) -> None:
-            iterator._verified = getattr(loader, "_verified", None)
-            init_before(iterator, loader)
-            self._replace_indices(iterator, loader)
+    def _reset(
+        self, before: Callable[..., None], iterator: Any, loader: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        before(iterator, loader, *args, **kwargs)
+        self._replace_indices(iterator, loader)
 
-        @functools.wraps(reset_before)
-        def reset(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            reset_before(iterator, loader, *args, **kwargs)
-            self._replace_indices(iterator, loader)
-
-        @functools.wraps(next_before)
-        def give(iterator: Any) -> Any:
-            try:
-                batch = next_before(iterator)
-            except StopIteration:
-                self._recorder.is_between = True
-                raise
-            if (known := getattr(iterator, "_verified", None)) is not None:
-                at = (known[0], iterator._epoch, iterator._num_given)
-                self._recorder.give(at, batch)
-                iterator._num_given += 1
-            return batch
-
-        kind.__init__, kind._reset, kind.__next__ = init, reset, give
+    def _give(self, before: Callable[..., Any], iterator: Any) -> Any:
+        try:
+            batch = before(iterator)
+        except StopIteration:
+            self._recorder.is_between = True
+            raise
+        if (known := getattr(iterator, "_verified", None)) is not None:
+            at = (known[0], iterator._epoch, iterator._num_given)
+            self._recorder.give(at, batch)
+            iterator._num_given += 1
+        return batch
 
     def _replace_indices(self, iterator: Any, loader: Any) -> None:
         if iterator._verified is None or self._recorder.is_exact:
@@ -158,13 +151,14 @@ class LoaderHooks:
     ) -> None:
         with self._recorder.guarded():
             _, to_base = base_of(loader.dataset)
+            own = [[int(i) for i in _listed(batch)] for batch in planned]
             self._recorder.write(
                 "epoch",
                 k=number,
                 e=epoch,
-                plan=[[to_base(int(i)) for i in _listed(batch)] for batch in planned],
-                local=_digest([[int(i) for i in _listed(batch)] for batch in planned]),
-                sorted=_is_sorted([int(i) for batch in planned for i in _listed(batch)]),
+                plan=[list(map(to_base, batch)) for batch in own],
+                local=digest_of(repr(own).encode()),
+                sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
                 kept=[[to_base(int(i)) for i in _listed(batch)] for batch in kept],
                 fed=fed is not None,
             )
@@ -186,22 +180,15 @@ class LoaderHooks:
         is_batched = loader._auto_collation
         return found if is_batched else [index for batch in found for index in batch]
 
-    def _wrap_fetch(self) -> None:
-        kind: Any = fetch_module._MapDatasetFetcher
-        before = kind.fetch
-
-        @functools.wraps(before)
-        def fetch(fetcher: Any, indices: Any) -> Any:
-            if self._num_fetches >= _FETCHES_AT_MOST or self._recorder.is_exact:
-                return before(fetcher, indices)
-            self._num_fetches += 1
-            states = generator_digests()
-            data = before(fetcher, indices)
-            with self._recorder.guarded():
-                self._record_fetch(fetcher, indices, states, generator_digests())
-            return data
-
-        kind.fetch = fetch
+    def _fetch(self, before: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
+        if self._num_fetches >= _FETCHES_AT_MOST or self._recorder.is_exact:
+            return before(fetcher, indices)
+        self._num_fetches += 1
+        states = generator_digests()
+        data = before(fetcher, indices)
+        with self._recorder.guarded():
+            self._record_fetch(fetcher, indices, states, generator_digests())
+        return data
 
     def _record_fetch(self, fetcher: Any, indices: Any, before: Any, after: Any) -> None:
         info = torch.utils.data.get_worker_info()
@@ -230,11 +217,3 @@ class LoaderHooks:
 
 def _listed(batch: Any) -> Any:
     return batch if isinstance(batch, list | tuple) else [batch]
-
-
-def _is_sorted(values: list[int]) -> bool:
-    return values == sorted(values)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

@@ -7,7 +7,6 @@ of ranks can be compared.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import re
 import sys
@@ -25,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from unisono.verify.recorder import BatchPlace, Recorder
 from unisono.verify.sample_contents import row_hashes, rows_of_tensors, storages_of
 from unisono.verify.sketches import digest_of_tensor
+from unisono.verify.wrapping import wrap
 
 # What wrappers of torch, Lightning and torch.compile put before a name.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")
@@ -33,6 +33,7 @@ _DROPOUTS = (
     *("dropout", "alpha_dropout", "feature_alpha_dropout"),
     *("dropout1d", "dropout2d", "dropout3d"),
 )
+_TARGET_LOSSES = ("cross_entropy", "nll_loss")
 _MEAN_LOSSES = (
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
@@ -154,24 +155,22 @@ class ModuleHooks:
         )
 
     def _wrap_losses(self) -> None:
-        for name in ("cross_entropy", "nll_loss"):
-            setattr(functional, name, self._counting(name, getattr(functional, name), _num_targets))
-        for name in _MEAN_LOSSES:
-            setattr(
-                functional, name, self._counting(name, getattr(functional, name), _num_elements)
-            )
+        counts: dict[str, Callable[..., int]] = dict.fromkeys(_MEAN_LOSSES, _num_elements)
+        for name, count in (counts | dict.fromkeys(_TARGET_LOSSES, _num_targets)).items():
+            wrap(functional, name, functools.partial(self._count, name, count))
 
-    def _counting(
-        self, name: str, before: Callable[..., Any], count: Callable[..., int]
-    ) -> Callable[..., Any]:
-        @functools.wraps(before)
-        def loss(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                with self._recorder.guarded():
-                    self._recorder.write("loss", name=name, count=count(*args, **kwargs))
-            return before(*args, **kwargs)
-
-        return loss
+    def _count(
+        self,
+        name: str,
+        count: Callable[..., int],
+        before: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            with self._recorder.guarded():
+                self._recorder.write("loss", name=name, count=count(*args, **kwargs))
+        return before(*args, **kwargs)
 
 
 def name_without_wrappers(name: str) -> str:
@@ -213,8 +212,7 @@ def _computing_dtype(dtype: torch.dtype) -> str:
 
 
 def _rng_digest() -> str:
-    state = torch.get_rng_state().numpy().tobytes()
-    return hashlib.blake2b(state, digest_size=8).hexdigest()
+    return digest_of_tensor(torch.get_rng_state())
 
 
 def _num_targets(input: Any, target: Any, *args: Any, ignore_index: int = -100, **_: Any) -> int:
@@ -230,18 +228,17 @@ def _num_elements(input: Any, target: Any, *args: Any, **_: Any) -> int:
 def _keep_everything(recorder: Recorder) -> None:
     for name in _DROPOUTS:
         setattr(functional, name, _keeping(recorder, getattr(functional, name)))
-    attend = functional.scaled_dot_product_attention
+    attention = functools.partial(_attend, recorder)
+    wrap(functional, "scaled_dot_product_attention", attention)
 
-    @functools.wraps(attend)
-    def attention(*args: Any, **kwargs: Any) -> Any:
-        if recorder.is_exact or recorder.options.replays:
-            return attend(*args, **kwargs)
-        args, dropped = _without_dropout(args, kwargs)
-        if dropped:
-            torch.rand(1)
-        return attend(*args, **kwargs)
 
-    functional.scaled_dot_product_attention = attention
+def _attend(recorder: Recorder, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if recorder.is_exact or recorder.options.replays:
+        return before(*args, **kwargs)
+    args, dropped = _without_dropout(args, kwargs)
+    if dropped:
+        torch.rand(1)
+    return before(*args, **kwargs)
 
 
 def _without_dropout(args: Any, kwargs: Any) -> tuple[Any, bool]:

@@ -6,7 +6,6 @@ process, and Python's and numpy's in a state of its own on each rank. Its output
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import sys
@@ -25,6 +24,7 @@ from unisono.verify.module_hooks import ModuleHooks
 from unisono.verify.optimizer_hooks import OptimizerHooks
 from unisono.verify.recorder import Options, Recorder
 from unisono.verify.scratch import copy_before_writing, unlink_target
+from unisono.verify.wrapping import wrap
 
 _SEED_OF_A_NEW_PROCESS = 67280421310721  # c10's default_rng_seed_val
 
@@ -79,15 +79,13 @@ def install_hooks(recorder: Recorder) -> None:
 def _protect_files(folder: str) -> None:
     """Leave the user's files as they are, where the working folder has links to them."""
     copy_before_writing(folder)
-    save = torch.save
 
-    @functools.wraps(save)
-    def guarded(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    def save(before: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(f, str | os.PathLike):
             unlink_target(folder, os.fspath(f), keep=False)
-        save(obj, f, *args, **kwargs)
+        before(obj, f, *args, **kwargs)
 
-    torch.save = torch.serialization.save = guarded
+    wrap(torch, "save", save, torch.serialization)
 
 
 def _redirect(recorder: Recorder) -> None:

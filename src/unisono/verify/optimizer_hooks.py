@@ -7,7 +7,7 @@ before anybody averages it. A hook of all optimizers sees what is left at ``step
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from unisono.verify.module_hooks import ModuleHooks
 from unisono.verify.recorder import Recorder
 from unisono.verify.replay_facts import replay_facts
 from unisono.verify.sketches import digest_of_tensor, sketch_of
+from unisono.verify.wrapping import wrap
 
 _PASSES_AT_MOST = 64
 
@@ -48,10 +49,13 @@ class OptimizerHooks:
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
-        self._wrap_group()
-        self._wrap_zero_grad()
-        self._wrap_clipping()
-        self._wrap_schedules()
+        wrap(Optimizer, "add_param_group", self._add_group)
+        wrap(Optimizer, "zero_grad", self._zero)
+        wrap(torch.nn.Module, "zero_grad", self._zero)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            wrap(torch.nn.utils.clip_grad, name, self._clip, torch.nn.utils)
+        for kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
+            wrap(kind, "step", self._tick)
 
     def remove(self) -> None:
         """Take all hooks away that a parameter or an optimizer has."""
@@ -64,25 +68,20 @@ class OptimizerHooks:
         at_most = self._recorder.options.full_steps
         return max(self._counts.values(), default=0) < at_most
 
-    def _wrap_group(self) -> None:
-        before = Optimizer.add_param_group
-
-        @functools.wraps(before)
-        def add(optimizer: Optimizer, group: dict[str, Any]) -> None:
-            before(optimizer, group)
-            if not self._recorder.is_exact:
-                self._watch(optimizer)
-
-        Optimizer.add_param_group = add  # type: ignore[method-assign,assignment]
+    def _add_group(
+        self, before: Callable[..., None], optimizer: Optimizer, group: dict[str, Any]
+    ) -> None:
+        before(optimizer, group)
+        if not self._recorder.is_exact:
+            self._watch(optimizer)
 
     def _watch(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in self._watched and parameter.requires_grad:
-                    hook = functools.partial(self._see, parameter)
-                    with self._recorder.guarded():
-                        self._watched[id(parameter)] = parameter.register_hook(hook)
-                        self._kept.append(parameter)
+        for parameter in _parameters(optimizer):
+            if id(parameter) not in self._watched and parameter.requires_grad:
+                hook = functools.partial(self._see, parameter)
+                with self._recorder.guarded():
+                    self._watched[id(parameter)] = parameter.register_hook(hook)
+                    self._kept.append(parameter)
 
     def _see(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """See the gradient of one backward pass."""
@@ -106,31 +105,21 @@ class OptimizerHooks:
             passes.append(sketch)
         self._pass_of[key] = self._num_passes
 
-    def _wrap_zero_grad(self) -> None:
+    def _zero(
+        self,
+        before: Callable[..., None],
+        owner: Optimizer | torch.nn.Module,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """Forget the passes of gradients that are set to zero instead of to None."""
-
-        def forget(parameters: Any) -> None:
-            for parameter in parameters:
-                self._passes.pop(id(parameter), None)
-
-        of_optimizer, of_module = Optimizer.zero_grad, torch.nn.Module.zero_grad
-
-        @functools.wraps(of_optimizer)
-        def zero(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            forget(p for group in optimizer.param_groups for p in group["params"])
-            of_optimizer(optimizer, *args, **kwargs)
-
-        @functools.wraps(of_module)
-        def zero_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-            forget(module.parameters())
-            of_module(module, *args, **kwargs)
-
-        Optimizer.zero_grad = zero  # type: ignore[method-assign,assignment]
-        torch.nn.Module.zero_grad = zero_module  # type: ignore[method-assign,assignment]
+        for parameter in _parameters(owner):
+            self._passes.pop(id(parameter), None)
+        before(owner, *args, **kwargs)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._recorder.guarded():
-            self._recorder.damage(p for group in optimizer.param_groups for p in group["params"])
+            self._recorder.damage(_parameters(optimizer))
             self._record_step(optimizer)
 
     def _record_step(self, optimizer: Optimizer) -> None:
@@ -203,24 +192,13 @@ class OptimizerHooks:
         if max(self._counts.values()) >= self._recorder.options.steps:
             self._recorder.stop()
 
-    def _wrap_clipping(self) -> None:
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._wrap_clip(name)
-
-    def _wrap_clip(self, name: str) -> None:
-        before: Callable[..., Any] = getattr(torch.nn.utils, name)
-
-        @functools.wraps(before)
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            one = isinstance(parameters, torch.Tensor)
-            parameters = parameters if one else list(parameters)
-            if self._is_full and not self._recorder.is_exact:
-                with self._recorder.guarded():
-                    self._keep_unclipped([parameters] if one else parameters)
-            return before(parameters, *args, **kwargs)
-
-        setattr(torch.nn.utils, name, clip)
-        setattr(torch.nn.utils.clip_grad, name, clip)
+    def _clip(self, before: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        one = isinstance(parameters, torch.Tensor)
+        parameters = parameters if one else list(parameters)
+        if self._is_full and not self._recorder.is_exact:
+            with self._recorder.guarded():
+                self._keep_unclipped([parameters] if one else parameters)
+        return before(parameters, *args, **kwargs)
 
     def _keep_unclipped(self, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
@@ -228,16 +206,14 @@ class OptimizerHooks:
                 gradient = parameter.grad
                 self._clipped[id(parameter)] = sketch_of(gradient), digest_of_tensor(gradient)
 
-    def _wrap_schedules(self) -> None:
-        for kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
-            self._wrap_schedule(kind)
+    def _tick(self, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._ticks += 1
+        return before(*args, **kwargs)
 
-    def _wrap_schedule(self, kind: Any) -> None:
-        before = kind.step
 
-        @functools.wraps(before)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self._ticks += 1
-            return before(*args, **kwargs)
-
-        kind.step = step
+def _parameters(owner: Optimizer | torch.nn.Module) -> Iterator[Any]:
+    if isinstance(owner, torch.nn.Module):
+        yield from owner.parameters()
+    else:
+        for group in owner.param_groups:
+            yield from group["params"]

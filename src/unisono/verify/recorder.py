@@ -41,8 +41,9 @@ class Options:
 
     @classmethod
     def read(cls, path: str) -> Options:
-        """Read the options from a file."""
-        return cls(**json.loads(Path(path).read_text()))
+        """Read the options from a file, which has others for the launcher."""
+        found = json.loads(Path(path).read_text())
+        return cls(**{name: found[name] for name in cls.__slots__ if name in found})
 
 
 def events_path(folder: str | Path, rank: int) -> Path:

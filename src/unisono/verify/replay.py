@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.verify.findings import in_order, unknown
@@ -40,12 +40,12 @@ def verify_resume(
         return _Replay(trials, world_size, limits, say).verdict()
 
 
+@dataclass(frozen=True)
 class _Replay:
-    def __init__(
-        self, trials: Trials, world_size: int, limits: Limits, say: Callable[[str], None]
-    ) -> None:
-        self._trials, self._world_size = trials, world_size
-        self._limits, self._say = limits, say
+    _trials: Trials
+    _world_size: int
+    _limits: Limits
+    _say: Callable[[str], None]
 
     def verdict(self) -> Verdict:
         """Run, stop, resume and compare."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.verify.sketches import digest_of_tensor
+from unisono.verify.sketches import digest_of, digest_of_tensor
 
 
 def replay_facts(
@@ -49,4 +48,4 @@ def generator_digests() -> dict[str, str]:
         "numpy": numpy_state[1].tobytes() + str(numpy_state[2:]).encode(),
         "python": repr(random.getstate()).encode(),
     }
-    return {k: hashlib.blake2b(v, digest_size=8).hexdigest() for k, v in states.items()}
+    return {k: digest_of(v) for k, v in states.items()}

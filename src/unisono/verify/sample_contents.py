@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
+from unisono.device import generators_put_back, in_rows, seed_generators
 from unisono.verify.sketches import plain
 
 SAMPLES_AT_MOST = 4096
@@ -57,10 +57,9 @@ def row_hashes(value: Any) -> list[str]:
 
 
 def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
-    if tensor.numel() == 0:
-        return [b""] * len(tensor)
-    rows = tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8)
-    return [bytes(row) for row in rows.numpy()]
+    data = in_rows(tensor)
+    size = len(data) // len(tensor) if len(tensor) else 0
+    return [bytes(data[row * size : (row + 1) * size]) for row in range(len(tensor))]
 
 
 def _hash(parts: Iterable[bytes]) -> str:
@@ -78,8 +77,7 @@ def hash_of_sample(sample: Any) -> str:
 def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor | np.ndarray):
         for tensor in tensors_of(value):
-            flat = plain(tensor).contiguous().reshape(-1)
-            yield flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+            yield bytes(in_rows(plain(tensor)))
     elif isinstance(value, Mapping):
         yield from itertools.chain.from_iterable(map(_parts, value.values()))
     elif isinstance(value, list | tuple):
@@ -101,31 +99,14 @@ def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
     return base, lambda index: inner(int(indices[index]))
 
 
-@contextlib.contextmanager
-def _generators_set_and_put_back() -> Iterator[Callable[[], None]]:
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-    def reset() -> None:
-        random.seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
-
-    try:
-        yield reset
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-
 def contents_of(dataset: Any) -> dict[int, str]:
     """Hash the samples of a dataset by index; those that can be read within two seconds."""
     found: dict[int, str] = {}
     deadline_s = time.monotonic() + SECONDS_AT_MOST
     # A dataset may do anything; whatever it raises here is not the program's failure.
-    with contextlib.suppress(Exception), _generators_set_and_put_back() as reset:
+    with contextlib.suppress(Exception), generators_put_back():
         for index in range(min(len(dataset), SAMPLES_AT_MOST)):
-            reset()
+            seed_generators(0)
             found[index] = hash_of_sample(dataset[index])
             if time.monotonic() > deadline_s:
                 break

@@ -12,6 +12,8 @@ import hashlib
 
 import torch
 
+from unisono.device import in_rows
+
 WIDTH = 64
 _DIGITS = 10
 
@@ -35,8 +37,11 @@ def sketch_of(tensor: torch.Tensor) -> list[float]:
 
 def digest_of_tensor(tensor: torch.Tensor) -> str:
     """Hash the bytes of a tensor."""
-    flat = plain(tensor).contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return digest_of(in_rows(plain(tensor)))
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """Hash bytes."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from unisono.c10d.gloo import GLOO
@@ -111,18 +111,8 @@ class Trials:
         """
         folder = self.folder / name
         folder.mkdir()
-        limits = self._limits
-        options = {
-            "folder": str(folder),
-            "steps": limits.steps,
-            "batches": limits.batches,
-            "full_steps": limits.full_steps,
-            "feed": "" if feed is None else str(feed),
-            "replays": limits.replays,
-            "damages": limits.damages,
-            "timing_s": limits.timing_s,
-        }
-        (folder / "options.json").write_text(json.dumps(options))
+        told = {"folder": str(folder), "feed": "" if feed is None else str(feed)}
+        (folder / "options.json").write_text(json.dumps(asdict(self._limits) | told))
         copy = self.folder / f"{name}-files" if files is None else files
         if not copy.exists():
             copy_folder(self._program.folder, copy)
@@ -181,16 +171,13 @@ def _in_copy(folder: Path, copy: Path, script: str) -> str:
     return str(absolute)
 
 
-class _alarm:
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
     """Have SIGALRM sent after some seconds, and again. For the main thread."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds, _ALARM_AGAIN_S)
-
-    def __exit__(self, *_: object) -> None:
+    before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM_AGAIN_S)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)
+        signal.signal(signal.SIGALRM, before)

@@ -50,12 +50,12 @@ def verify(
         return _Verification(trials, world_size, limits, say).verdict()
 
 
+@dataclass(frozen=True)
 class _Verification:
-    def __init__(
-        self, trials: Trials, world_size: int, limits: Limits, say: Callable[[str], None]
-    ) -> None:
-        self._trials, self._world_size = trials, world_size
-        self._limits, self._say = limits, say
+    _trials: Trials
+    _world_size: int
+    _limits: Limits
+    _say: Callable[[str], None]
 
     def verdict(self) -> Verdict:
         """Run and judge."""

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 
 class Attempts:
-    """One process's place among the attempts of its job. Final; each process makes one.
-
-    Args:
-        store: the job's.
-        here: this process's place.
-    """
+    """One process's place among the attempts of its job. Final; each process makes one."""
 
     def __init__(self, store: Store, here: World) -> None:
         self._store, self._here = store, here

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
 from unisono.timeouts import MEETING
-from unisono.workers.control_block import ControlBlock
+from unisono.workers.control_block import PURPOSE_BYTES, ControlBlock
 from unisono.workers.meeting_point import COUNTER, Departure, spin_s
 
 _SAME_CALLS = "all workers must make the same calls in the same order."
@@ -45,7 +45,7 @@ class Barrier:
         look: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = control
-        self._rank = rank
+        self._rank, self._line = rank, control.lines[rank]
         self._timeout_s = MEETING.in_s() if timeout_s is None else timeout_s
         self._say = say
         self._look = look
@@ -69,7 +69,7 @@ class Barrier:
     @property
     def arrivals(self) -> int:
         """Count the meetings that this worker has come to, modulo 2³²."""
-        return int(self._control.lines[self._rank].arrivals)
+        return int(self._line.arrivals)
 
     def arrive(self, purpose: str = "") -> None:
         """Come to the next meeting. Collective: every rank calls it, in the same order.
@@ -77,17 +77,17 @@ class Barrier:
         Args:
             purpose: what the meeting is for, in at most 24 letters; the same on every rank.
         """
-        self._control.set_purpose(self._rank, (self.arrivals + 1) % 2, purpose.encode())
+        self._line.purposes[(self.arrivals + 1) % 2].value = purpose.encode()[:PURPOSE_BYTES]
         self._point.arrive()
 
     def vote(self, vote: int) -> None:
         """Have a number, below 2³², read beside the next arrival of this worker."""
-        self._control.set_vote(self._rank, (self.arrivals + 1) % 2, vote)
+        self._line.votes[(self.arrivals + 1) % 2] = vote
 
     def votes(self, ranks: Sequence[int]) -> dict[int, int]:
         """Read what came with the arrivals that :meth:`wait` has waited for, by rank."""
         which = self.arrivals % 2
-        return {rank: self._control.vote(rank, which) for rank in ranks}
+        return {rank: self._control.lines[rank].votes[which] for rank in ranks}
 
     def wait(self) -> bool:
         """Wait until the others have come to the meeting that this worker came to last.
@@ -133,9 +133,9 @@ class Barrier:
             self._say(self._sight(missing, waited_s))
 
     def _check_purpose(self, which: int) -> None:
-        mine = self._control.purpose(self._rank, which)
+        mine = self._line.purposes[which].value
         for other in self._others:
-            theirs = self._control.purpose(other, which)
+            theirs = self._control.lines[other].purposes[which].value
             if theirs != mine:
                 raise MismatchError(
                     f"every worker must make the same calls in the same order, but rank "
@@ -145,7 +145,7 @@ class Barrier:
                 )
 
     def _sight(self, missing: Sequence[int], waited_s: float) -> str:
-        here = self._control.lines[self._rank].step
+        here = self._line.step
         there = ", ".join(f"rank {other} ({self._last_seen(other)})" for other in missing)
         return f"rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
 
@@ -153,7 +153,7 @@ class Barrier:
         what, advice = {
             Departure.FINISHED: ("has finished its program", _SAME_CALLS),
             Departure.DIED: (
-                f"has died, its process {self._control.process(other)[0]} is gone",
+                f"has died, its process {self._control.lines[other].pid} is gone",
                 "look for what ended it (a signal, too little memory), and start all again; with a "
                 "`directory` the run goes on from its newest checkpoint.",
             ),
@@ -164,7 +164,7 @@ class Barrier:
             ),
         }.get(how, ("has failed", _SAME_CALLS))
         return PeerLostError(
-            f"every worker must come to this point of step {self._control.lines[self._rank].step}, "
+            f"every worker must come to this point of step {self._line.step}, "
             f"but rank {other} {what} ({self._last_seen(other)}) while rank {self._rank} waits for "
             f"it: {advice}",
             rank=other,

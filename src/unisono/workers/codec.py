@@ -1,36 +1,20 @@
 """How does a frozen dataclass travel between processes? As JSON, checked against its annotations.
 
 Nothing is unpickled, nothing but the named class and those of its fields is ever made, and what
-does not fit is refused with a sentence. Fields may be of plain types, enums, tuples of one type,
-mappings (any JSON object), other such dataclasses, and these or None.
+does not fit is refused with a sentence. Fields may be of plain types, tuples of one type, mappings
+(any JSON object), other such dataclasses, and these or None.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
-import json
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-
-def encode(value: Any) -> str:
-    """Write a dataclass as a JSON object of its fields."""
-    return json.dumps(fields_of(value))
-
-
-def decode(kind: type[T], text: str | bytes) -> T:
-    """Read what :func:`encode` wrote of a `kind`.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    return from_fields(kind, json.loads(text))
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -84,8 +68,6 @@ def _checked(value: Any, type_: Any, kind: type[Any], name: str) -> Any:
         return float(value)
     if dataclasses.is_dataclass(type_):
         return from_fields(typing.cast("type[Any]", type_), value)
-    if isinstance(type_, type) and issubclass(type_, enum.Enum) and isinstance(value, str):
-        return type_(value)
     raise ValueError(
         f"`{name}` of {kind.__name__} must be of type {getattr(type_, '__name__', type_)}, but is "
         f"{value!r}: both ends must be of the same version."

@@ -55,7 +55,8 @@ class RankLine(MeetingSeat):
 
     Attributes:
         begun: the number after that of the step that it was last seen in; 0 before the first.
-        memory: of its device, in bytes: see :meth:`ControlBlock.set_memory`.
+        purposes: of its last two arrivals, in turn; votes are likewise.
+        memory: of its device, in bytes.
         wish: of the launcher of its host, as workers of other hosts hear it.
     """
 
@@ -153,28 +154,9 @@ class ControlBlock:
         self.lines[rank].arrivals = arrivals
         self.lines[rank].departure = int(Departure.PRESENT)
 
-    def plan(self, rank: int, step: int) -> int:
-        """Read what `rank` has planned before `step`; 0 for nothing."""
-        line = self.lines[rank]
-        return line.plan if line.plan_step == step else 0
-
-    def set_plan(self, rank: int, step: int, what: int) -> None:
-        """Plan something before `step`, which nobody can have come to."""
-        line = self.lines[rank]
-        line.plan = what
-        line.plan_step = step
-
-    def process(self, rank: int) -> tuple[int, int]:
-        """Tell which process is `rank` and when it started; zeros while nobody has come."""
-        return self.lines[rank].process
-
     def take_seat(self, rank: int) -> None:
         """Say that this process is `rank`."""
-        self.set_process(rank, os.getpid(), started_at(os.getpid()) or 0)
-
-    def set_process(self, rank: int, pid: int, started: int) -> None:
-        """Say which process is `rank`."""
-        self.lines[rank].take(pid, started)
+        self.lines[rank].take(os.getpid(), started_at(os.getpid()) or 0)
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
         """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
@@ -195,34 +177,6 @@ class ControlBlock:
         # Memory in which nothing was told yet looks like step 0, but none begins at 0 s.
         is_over = not begun or (told is not None and told[0] > 0)
         return None if is_over else int(begun) - 1
-
-    def set_memory(self, rank: int, sizes: Sequence[int]) -> None:
-        """Say how much memory of its device `rank` takes: three numbers of bytes."""
-        self.lines[rank].memory[:] = sizes
-
-    def memory(self, rank: int) -> tuple[int, ...] | None:
-        """Tell what `rank` said last of its device's memory; None if it has not.
-
-        Each number is whole; while `rank` writes, they may be of two moments.
-        """
-        sizes = tuple(self.lines[rank].memory)
-        return sizes if any(sizes) else None
-
-    def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
-        """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""
-        self.lines[rank].purposes[which].value = purpose[:PURPOSE_BYTES]
-
-    def purpose(self, rank: int, which: int) -> bytes:
-        """Read what an arrival of `rank` is for."""
-        return bytes(self.lines[rank].purposes[which].value)
-
-    def set_vote(self, rank: int, which: int, vote: int) -> None:
-        """Put a number beside the next arrival of `rank`; `which` alternates between 0 and 1."""
-        self.lines[rank].votes[which] = vote
-
-    def vote(self, rank: int, which: int) -> int:
-        """Read the number beside an arrival of `rank`."""
-        return int(self.lines[rank].votes[which])
 
     def begin_wait(self, rank: int, what: bytes) -> None:
         """Say that `rank` waits for others elsewhere than at a meeting, and what for."""

@@ -13,6 +13,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -44,40 +45,22 @@ _ERRORS: Mapping[str, Callable[..., errors.UnisonoError]] = {
 }
 
 
+@dataclass
 class Gathering:
-    """Ranks that gather values, once or several times. Final.
+    """Ranks that gather values, once or several times. Final."""
 
-    Args:
-        store: torch's, with keys that nobody else uses.
-        rank: this rank.
-        world_size: how many there are to be.
-        where: what they come to, for messages.
-        timeout_s: how long each may take, in seconds.
-        look: called now and then; raises where somebody will never come.
-        advice: what to do about one that did not come.
-        speaks: whether a long wait is said.
-        is_held: whether rank 0 holds the store, which ends with it.
-
-    Attributes:
-        store: see above.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        world_size: int,
-        *,
-        where: str,
-        timeout_s: float,
-        look: Look = lambda heard, missing, waited_s: None,
-        advice: str = "look whether it was started, and what it does there.",
-        speaks: bool = True,
-        is_held: bool = False,
-    ) -> None:
-        self.store, self._rank, self._world_size = store, rank, world_size
-        self._where, self._timeout_s, self._look = where, timeout_s, look
-        self._advice, self._speaks, self._is_held = advice, speaks, is_held
+    store: Store  # torch's, with keys that nobody else uses
+    rank: int  # this rank
+    world_size: int  # how many there are to be
+    _: KW_ONLY
+    where: str  # what they come to, for messages
+    timeout_s: float  # how long each may take, in seconds
+    # called now and then; raises where somebody will never come
+    look: Look = lambda heard, missing, waited_s: None
+    # what to do about one that did not come
+    advice: str = "look whether it was started, and what it does there."
+    speaks: bool = True  # whether a long wait is said
+    is_held: bool = False  # whether rank 0 holds the store, which ends with it
 
     def gather(self, what: str, mine: object) -> list[Any]:
         """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
@@ -91,31 +74,31 @@ class Gathering:
         """
         try:
             self.store.set_timeout(timedelta(seconds=_STORE_ANSWERS_WITHIN_S))
-            self.store.set(f"{what}/{self._rank}", json.dumps(mine))
+            self.store.set(f"{what}/{self.rank}", json.dumps(mine))
             heard = self._wait_for(what)
-            if self._is_held:
+            if self.is_held:
                 self._stay(f"{what} read")
         except RuntimeError as error:
-            self._look({}, range(self._world_size), 0.0)
+            self.look({}, range(self.world_size), 0.0)
             raise errors.RendezvousError(
-                f"the store must be there until all ranks have come to {self._where}, but does not "
-                f"answer rank {self._rank} ({error}): look what has become of rank 0, or of "
+                f"the store must be there until all ranks have come to {self.where}, but does not "
+                f"answer rank {self.rank} ({error}): look what has become of rank 0, or of "
                 f"whatever else holds it."
             ) from error
         finally:
-            self.store.set_timeout(timedelta(seconds=self._timeout_s))
+            self.store.set_timeout(timedelta(seconds=self.timeout_s))
         return heard
 
     def _stay(self, what: str) -> None:
         """Have rank 0 stay until the others have read everything, or for a while."""
-        self.store.set(f"{what}/{self._rank}", "")
+        self.store.set(f"{what}/{self.rank}", "")
         until_s = time.monotonic() + _STAYS_AT_MOST_S
-        keys = [f"{what}/{rank}" for rank in range(self._world_size)]
-        while self._rank == 0 and not self.store.check(keys) and time.monotonic() < until_s:
+        keys = [f"{what}/{rank}" for rank in range(self.world_size)]
+        while self.rank == 0 and not self.store.check(keys) and time.monotonic() < until_s:
             time.sleep(_PAUSES_S[0])
 
     def _wait_for(self, what: str) -> list[Any]:
-        keys = [f"{what}/{rank}" for rank in range(self._world_size)]
+        keys = [f"{what}/{rank}" for rank in range(self.world_size)]
         begun_s = look_at_s = time.monotonic()
         pause_s, most_s = _PAUSES_S
         heard: dict[int, Any] = {}
@@ -137,27 +120,25 @@ class Gathering:
         try:
             if self.store.check([_REFUSED]):
                 raise _error_of(self._value(_REFUSED))
-            self._look(heard, missing, waited_s)
-            if waited_s >= self._timeout_s:
-                raise too_late(
-                    self._world_size, self._where, self._timeout_s, missing, self._advice
-                )
+            self.look(heard, missing, waited_s)
+            if waited_s >= self.timeout_s:
+                raise too_late(self.world_size, self.where, self.timeout_s, missing, self.advice)
         except errors.UnisonoError as error:
             # What a rank wrote before it ended counts.
             if self._missing(keys, heard) != missing:
                 return
             self._refuse(error)
             raise
-        if self._speaks and waited_s >= NOTICE.in_s() and self._rank == min(heard):
-            self._speaks = False
+        if self.speaks and waited_s >= NOTICE.in_s() and self.rank == min(heard):
+            self.speaks = False
             ranks = listed("rank", missing, " and ")
-            say(f"rank {self._rank} has waited {waited_s:.0f} s in {self._where} for {ranks}.")
+            say(f"rank {self.rank} has waited {waited_s:.0f} s in {self.where} for {ranks}.")
 
     def _missing(self, keys: Sequence[str], heard: dict[int, Any]) -> list[int]:
         for rank, key in enumerate(keys):
             if rank not in heard and self.store.check([key]):
                 heard[rank] = self._value(key)
-        return [rank for rank in range(self._world_size) if rank not in heard]
+        return [rank for rank in range(self.world_size) if rank not in heard]
 
     def _refuse(self, error: errors.UnisonoError) -> None:
         """Have all others raise this error, too."""

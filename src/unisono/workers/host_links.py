@@ -45,11 +45,7 @@ Place = Sequence[Any]
 
 
 class HostLinks:
-    """One worker's connections to those of other hosts. Final; made by :func:`connect_hosts`.
-
-    Args:
-        sockets: connected, by rank.
-    """
+    """One worker's connections to those of other hosts. Final; made by :func:`connect_hosts`."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
         self._sockets = dict(sockets)

@@ -79,7 +79,7 @@ class HostMember(LauncherLink):
         super().__init__()
         self.ranks_of_host = self._places.ranks_of_host
         self.address = address_here()
-        self._store = self._open_store()
+        self._store = self._store_of_hosts()
         self._signs = SignsOfLife(self._store, self.world.rank, self.address)
         self._index = self._snapshot = 0
         self._loop: Mapping[str, Any] | None = None
@@ -98,6 +98,10 @@ class HostMember(LauncherLink):
             fd, self._places, are_replaced=os.environ.get("UNISONO_RECOVERS") == "1"
         )
         return self._hosts_control
+
+    def open_store(self) -> Store:
+        """See :class:`LauncherLink`; a part of the one at MASTER_ADDR."""
+        return prefixed("program", self._store)
 
     def connect(self) -> None:
         """Reach the workers of other hosts. Collective: every rank calls it, once.
@@ -158,10 +162,15 @@ class HostMember(LauncherLink):
         if between_steps and self.control.head.end:
             return super().stopped(arrivals, between_steps=True)  # where this process is ended
         if not self.can_go_back:
-            ranks = range(self.world.world_size)
-            lost = [one for one in ranks if self.control.departure(one) != Departure.PRESENT]
-            why = "nobody can take its place between two steps of the program's own loop"
-            raise _ended(lost[0], why)
+            how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
+            left = [rank for rank, one in how.items() if one != Departure.PRESENT]
+            # Others stand still already, as they miss the same one.
+            lost = min(left, key=lambda rank: how[rank] == Departure.STOPPED)
+            why = (
+                "what is called between two steps of a custom loop cannot begin again, except for "
+                "`digest`: call it in a callback of `Trainer.fit`, or before or after the loop"
+            )
+            raise _ended(lost, why)
         with self._store_asked():
             self._signs.show()
             return self._begin_again(arrivals)
@@ -320,7 +329,7 @@ class HostMember(LauncherLink):
         except RuntimeError:
             return
 
-    def _open_store(self) -> Store:
+    def _store_of_hosts(self) -> Store:
         from torch._C._distributed_c10d import TCPStore
 
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

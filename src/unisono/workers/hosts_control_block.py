@@ -136,13 +136,7 @@ class HostsControlBlock(ControlBlock):
 
 
 class HostsMeetingPoint(MeetingPoint):
-    """A meeting point that workers of other hosts come to. Final.
-
-    Args:
-        control: has their seats.
-        rank: this worker.
-        waiter, notice_after_s: see :class:`MeetingPoint`.
-    """
+    """A meeting point that workers of other hosts come to. Final."""
 
     can_spin = False
 

@@ -34,14 +34,14 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
     where, port = environ.get("MASTER_ADDR", ""), int(environ.get("MASTER_PORT", "0") or 0)
     if name := environ.get(INTERFACE_VARIABLE):
         address = _address_of(name)
-        if _is_loopback(address) and not _is_loopback(_address_towards(where, port)):
+        if is_loopback(address) and not is_loopback(address_towards(where, port)):
             raise RendezvousError(
                 f"`{INTERFACE_VARIABLE}` must name an interface that leads to {where}, but {name} "
                 f"leads nowhere beyond this host: name another one, or none."
             )
         return address
-    address = _address_towards(where, port)
-    if _is_loopback(address):
+    address = address_towards(where, port)
+    if is_loopback(address):
         raise RendezvousError(
             f"the rendezvous must have an address that all hosts reach, but MASTER_ADDR={where} is "
             f"{address} on this one: pass the address of rank 0's host on the network between "
@@ -50,7 +50,8 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
     return address
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Tell whether only this host reaches an address."""
     return ipaddress.ip_address(address).is_loopback
 
 
@@ -81,8 +82,12 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
                 yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), name
 
 
-def _address_towards(where: str, port: int) -> str:
-    """Find the address that packets to another one would come from; none is sent."""
+def address_towards(where: str, port: int = 0) -> str:
+    """Find the address that packets to another one would come from; none is sent.
+
+    Raises:
+        RendezvousError: it cannot be reached.
+    """
     try:
         found = socket.getaddrinfo(where, port or 1, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, place = found[0]

@@ -222,7 +222,7 @@ def store_at_master(
         wait_for_rank_0(lambda _: knock(address, port), here, where, advice, timeout_s)
         return TCPStore(address, port, None, False, limit, wait_for_workers=False)
     try:
-        fd = _listen(address, port)
+        fd = listen(address, port).detach()
     except OSError as error:
         # The program itself may have made a process group there; torch then shares its store.
         if error.errno != errno.EADDRINUSE:
@@ -251,14 +251,14 @@ def _port(text: str) -> int:
     raise ValueError(f"`MASTER_PORT` must be a number of a port, but is {text!r}: set it to one.")
 
 
-def _listen(address: str, port: int) -> int:
-    """Listen at that address alone; torch's own way is to listen at all of them."""
-    family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    with contextlib.closing(socket.socket(family, kind)) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(_BACKLOG)
-        return listening.detach()
+def listen(address: str, port: int) -> socket.socket:
+    """Listen at that address alone; torch's own way is to listen at all of them.
+
+    Raises:
+        OSError: it is not one of this host's, or somebody listens there.
+    """
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(place, family=family, backlog=_BACKLOG)
 
 
 def knock(address: str, port: int) -> None:

@@ -33,8 +33,11 @@ class JointCalls:
         team: the workers; one that replaces another catches up first.
 
     Attributes:
-        team: the same.
+        is_undone: whether the program is behind a step that all hosts compute again: replacements
+            are not there.
     """
+
+    is_undone = False
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -74,8 +77,16 @@ class JointCalls:
         Args:
             name: what it is; a replacement that comes to something else is refused.
             act: makes it, with the other workers; not called where they have already been.
+
+        Raises:
+            RuntimeError: it follows a step that comes again.
         """
         if self._num_loops:
+            if self.is_undone:
+                raise RuntimeError(
+                    f"`{name}` must follow a step that is done, but the one before was undone, as "
+                    f"a worker was lost: write `if not step.is_done: continue` behind the step."
+                )
             return act()
         if self._catches_up:
             entry = self._entry(name)
@@ -137,6 +148,7 @@ class JointCalls:
     def leave_loop(self, payload: bytes | None) -> None:
         """End a loop; `payload` says where, None that a replacement cannot go on from there."""
         self._num_loops -= 1
+        self.is_undone = False
         if self._num_loops:
             return
         if payload is None:

@@ -15,16 +15,20 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from unisono.errors import CheckpointError, MismatchError, UnisonoError
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
+from unisono.workers.job_store import file_store
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
 from unisono.workers.supervisor import Gather, Supervisor
 from unisono.world import world
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 LINK_VARIABLE = "UNISONO_LINK"
 CONTROL_VARIABLE = "UNISONO_CONTROL"
@@ -72,6 +76,10 @@ class LauncherLink(Supervisor):
 
     def _map(self, fd: int) -> ControlBlock:
         return ControlBlock(fd, self.world.world_size)
+
+    def open_store(self) -> Store:
+        """Open the store that all workers of the job reach."""
+        return file_store(self.store_fd)
 
     def connect(self) -> None:
         """Reach the workers of other hosts: there are none."""
@@ -141,7 +149,7 @@ class LauncherLink(Supervisor):
         if answer is None:
             raise _launcher_is_gone()
         if isinstance(answer, messages.Refused):
-            raise _error_of(answer)
+            raise (CheckpointError if answer.is_of_checkpoint else MismatchError)(answer.reason)
         if not isinstance(answer, kinds):
             raise UnisonoError(
                 f"the answer to {request} must be {' or '.join(k.__name__ for k in kinds)}, but is "
@@ -151,12 +159,6 @@ class LauncherLink(Supervisor):
 
     def _await_answer(self) -> None:
         """Look at something else while an answer has not come; here there is nothing."""
-
-
-def _error_of(refusal: messages.Refused) -> UnisonoError:
-    """Say why a request is not granted."""
-    kind = CheckpointError if refusal.why == messages.Why.CHECKPOINT else MismatchError
-    return kind(refusal.reason)
 
 
 def _launcher_is_gone() -> UnisonoError:

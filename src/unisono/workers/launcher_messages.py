@@ -10,7 +10,6 @@ receives the message owns them.
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -262,23 +261,11 @@ class Live(ToWorker):
     snapshot: int = 0
 
 
-class Why(enum.StrEnum):
-    """Which error a refusal is."""
-
-    MISMATCH = "mismatch"
-    CHECKPOINT = "checkpoint"
-
-
 class Refused(ToWorker):
-    """A request is not granted.
-
-    Attributes:
-        reason: why, in words.
-        why: the kind of reason.
-    """
+    """A request is not granted, for this reason; maybe because of a checkpoint's directory."""
 
     reason: str
-    why: Why = Why.MISMATCH
+    is_of_checkpoint: bool = False
 
 
 class ForkWorker(ToServer):

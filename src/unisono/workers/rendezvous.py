@@ -30,7 +30,6 @@ from unisono.timeouts import RENDEZVOUS
 from unisono.workers.attempts import Attempts
 from unisono.workers.gathering import Gathering
 from unisono.workers.job_store import (
-    file_store,
     has_agent,
     is_at_master,
     store_at_master,
@@ -211,10 +210,10 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
     with _store(job, here, environ, where, timeout_s) as (store, advice, is_held):
         # It may outlive this process, and another program may then use it. In an attempt that
         # failed, ranks need not have come equally often.
-        processes, look = _Processes(here.rank, where), _look_on
+        processes, attempts = _Processes(here.rank, where), None
         if has_agent(environ) and here.local_world_size != here.world_size:
             attempts = Attempts(prefixed("unisono", store), here)
-            number, look = attempts.join(where, timeout_s, advice), attempts.answer
+            number = attempts.join(where, timeout_s, advice)
             own = prefixed(f"unisono/attempt {number}", store)
         else:
             attempt = f"unisono/{num_restarts(environ)}"
@@ -222,7 +221,8 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
             own = prefixed(f"{attempt}/{number}", store)
 
         def look_around(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
-            look()
+            if attempts is not None:
+                attempts.answer()
             processes.look(heard, missing, waited_s)
 
         gathering = Gathering(
@@ -237,16 +237,14 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
     return Rendezvous(own, processes.places, processes.has_ended, is_held=is_held)
 
 
-def _look_on() -> None:
-    """Where attempts are counted alike, nobody has to answer."""
-
-
 def of_launcher(link: LauncherLink) -> Rendezvous:
-    """Have what our launcher gives its workers. Nobody waits."""
+    """Have what our launcher, or those of several hosts, give their workers. Nobody waits."""
+    ranks_of_host = link.ranks_of_host or (tuple(range(link.world.world_size)),)
     return Rendezvous(
-        file_store(link.store_fd),
-        RankPlaces(link.world.rank, (tuple(range(link.world.world_size)),)),
+        link.open_store(),
+        RankPlaces(link.world.rank, ranks_of_host),
         lambda rank: not link.control.departure(rank).may_be_back,
+        watch=lambda waited_s: link.look(),
     )
 
 

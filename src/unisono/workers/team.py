@@ -209,13 +209,18 @@ class Team:
         ranks = self.membership.ranks
         return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
 
+    @property
+    def will_begin_again(self) -> bool:
+        """Whether all workers of several hosts begin again in the next step, as one was lost."""
+        departures = map(self._barrier.departure, self.membership.ranks)
+        is_awaited = all(how.may_be_back for how in departures)
+        supervisor = self.supervisor
+        is_replaced = supervisor.can_replace and is_awaited
+        return len(self.hosts) > 1 and not supervisor.can_go_back and is_replaced
+
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
         self._line.begun = step + 1
-
-    def step_under_way(self, rank: int) -> int | None:
-        """Tell which step a worker is in; None: in none."""
-        return self._control.step_under_way(rank)
 
     def note_times(self, step: int, times: Sequence[float]) -> None:
         """Tell the others where this worker spent a step: eight numbers of seconds."""
@@ -230,23 +235,31 @@ class Team:
 
     def note_memory(self, sizes: Sequence[int]) -> None:
         """Tell the others how much memory of its device this worker takes: three numbers."""
-        self._control.set_memory(self._rank, sizes)
+        self._line.memory[:] = sizes
 
     def memory_of(self, rank: int) -> tuple[int, ...] | None:
-        """Read what a worker said last of its device's memory; None if it has not."""
-        return self._control.memory(rank)
+        """Read what a worker said last of its device's memory; None if it has not.
+
+        Each number is whole; while that worker writes, they may be of two moments.
+        """
+        sizes = tuple(self._control.lines[rank].memory)
+        return sizes if any(sizes) else None
 
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker; None if it has not come."""
-        return os.getpid() if rank == self.world.rank else self._control.process(rank)[0] or None
+        return (
+            os.getpid() if rank == self.world.rank else self._control.lines[rank].process[0] or None
+        )
 
     def plan(self, step: int, what: int) -> None:
         """Say, as the leader, what everybody does before `step`; then come to a meeting."""
-        self._control.set_plan(self._rank, step, what)
+        self._line.plan = what
+        self._line.plan_step = step
 
     def planned(self, step: int) -> int:
         """Read what the leader has planned before `step`; the same for all who met it since."""
-        return self._control.plan(self.membership.leader, step)
+        line = self._control.lines[self.membership.leader]
+        return line.plan if line.plan_step == step else 0
 
     @property
     def is_asked_to_stop(self) -> bool:

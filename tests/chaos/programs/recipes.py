@@ -6,28 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from tests.chaos.programs.choices import Choices
+from tests.parity.cases import SignOfMean
 from torch import nn, optim
 from torch.optim import lr_scheduler
-
-
-class SignOfMean(optim.Optimizer):
-    """An optimizer nobody has heard of, which looks at whole parameters and counts."""
-
-    def __init__(self, params: Any, lr: float = 1e-3) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter]
-                    state["seen"] = state.get("seen", 0) + 1
-                    away = parameter.grad.sign() * (parameter.grad.mean().abs() + 1)
-                    parameter.sub_(away, alpha=group["lr"] / state["seen"])
-
 
 KINDS: dict[str, tuple[Callable[..., optim.Optimizer], dict[str, Any]]] = {
     "sgd": (optim.SGD, {"lr": 0.05, "weight_decay": 0.01}),

@@ -7,6 +7,7 @@ import time
 
 import torch
 from tests.chaos.exchanges import install
+from tests.hosts.programs import killing
 from tests.hosts.programs.models import Cnn, Gpt, Normed
 from tests.train.closures import SAM
 from torch import nn
@@ -53,8 +54,10 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="of each worker")
     parser.add_argument("--split", type=int, default=1, help="over so many devices")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
+    parser.add_argument("--digests", action="store_true", help="between steps")
     parser.add_argument("--raises", type=int, help="a rank that fails in step 3")
     given = parser.parse_args()
+    killing.install()
     if given.fails_once and os.environ["RANK"] == "3" and not os.path.exists(given.fails_once):
         open(given.fails_once, "w").close()
         raise SystemExit(1)
@@ -100,6 +103,9 @@ def main() -> None:
                     step.backward(loss(batch))
             if run.world.rank == given.raises and run.position.step == 3:
                 raise RuntimeError("bad luck")
+            digest = run.digest() if given.digests else ""
+            if digest and step.is_done:
+                print(f"step {step.number} has {digest}", flush=True)
             time.sleep(given.pause)
             print(f"rank {run.world.rank} step {run.position.step}", flush=True)
         loop.close()

@@ -1,55 +1,11 @@
-"""What can happen to a membership, and what can follow: the events and actions of ``recovery``."""
+"""What can follow for a membership: the actions that ``recovery`` decides on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.workers.launcher_messages import (
-    CatchUp,
-    JointResult,
-    LoopBegan,
-    NoRecovery,
-    Ready,
-    Stopped,
-    ToWorker,
-)
+from unisono.workers.launcher_messages import ToWorker
 from unisono.workers.meeting_point import Departure
-
-# What a worker says that decides who computes.
-OfRecovery = Ready | NoRecovery | Stopped | CatchUp | JointResult | LoopBegan
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A worker has sent a message."""
-
-    rank: int
-    message: OfRecovery
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker was killed."""
-
-    rank: int  # which
-    now: float  # the time of a monotonic clock, in seconds
-    had_begun: bool = True  # whether its program had begun; one that had not can always be run
-    how: str = ""  # in words, such as "worker 1 was killed by SIGKILL"
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A worker takes no part any more: its program has ended, or it has left."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopWanted:
-    """The job shall end after the step under way."""
-
-
-Event = Said | Lost | Gone | StopWanted
 
 
 @dataclass(frozen=True, slots=True)

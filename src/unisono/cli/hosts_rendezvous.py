@@ -1,0 +1,155 @@
+"""torch's rendezvous, with three differences.
+
+* It listens at one address, torch's own at all.
+* Its state is a pickle in a store that anybody can write who reaches it. Here it is read only if it
+  names nothing but what such states consist of.
+* Hosts' clocks may differ; torch takes hosts that are 15 s behind for lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import pickle
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousStateError,
+    dynamic_rendezvous,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousTimeout,
+)
+
+from unisono.timeouts import RENDEZVOUS
+from unisono.workers.job_store import listen
+
+_NAME = "unisono"
+_STATES_CONSIST_OF = {
+    (dynamic_rendezvous.__name__, "_RendezvousState"),
+    (dynamic_rendezvous.__name__, "_NodeDesc"),
+    *(("datetime", name) for name in ("datetime", "timedelta", "timezone")),
+}
+_OPERATION_TAKES_AT_MOST = timedelta(seconds=60)
+
+
+def meet_hosts(
+    place: tuple[str, int], num_hosts: int, *, address: str, is_first: bool
+) -> DynamicRendezvousHandler:
+    """Connect to the rendezvous of the hosts, and have it here on the first one.
+
+    Args:
+        place: its address and port.
+        num_hosts: how many hosts there are.
+        address: where the others reach this host.
+        is_first: whether the rendezvous is here.
+
+    Raises:
+        RendezvousError: torch's; it cannot be reached, or the port is taken.
+    """
+    store = _serve(*place) if is_first else _store(*place, is_master=False)
+    timeout = RendezvousTimeout(join=timedelta(seconds=math.ceil(RENDEZVOUS.in_s())))
+    backend, sizes = HostsBackend(C10dRendezvousBackend(store, _NAME)), (num_hosts, num_hosts)
+    handler: DynamicRendezvousHandler = _Handler.from_backend(
+        _NAME, store, backend, *sizes, address, timeout
+    )
+    return handler
+
+
+def _serve(address: str, port: int) -> TCPStore:
+    """Have a store that listens at an address; at all of them if it is not one of this host's."""
+    try:
+        listening = listen(address, port)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise RendezvousConnectionError(str(error)) from error
+        return _store(address, port, is_master=True)  # forwarded to this host by another one
+    with closing(listening):
+        port = listening.getsockname()[1]
+        return _store(address, port, is_master=True, master_listen_fd=listening.detach())
+
+
+def _store(address: str, port: int, **options: Any) -> TCPStore:
+    options |= {"multi_tenant": True, "timeout": _OPERATION_TAKES_AT_MOST}
+    try:
+        return TCPStore(address, port, **options)
+    except (OSError, RuntimeError) as error:
+        raise RendezvousConnectionError(str(error)) from error
+
+
+class _Handler(DynamicRendezvousHandler):
+    """Has the store of a job's workers listen at the address of its host, too."""
+
+    def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
+        return _serve(master_addr, master_port)
+
+
+class HostsBackend(RendezvousBackend):
+    """torch's backend, with states that are safe to read, in times of this host's clock. Final.
+
+    A host counts as lost when its heartbeat is old. What is told by the clock of another host says
+    nothing here, so a heartbeat is given to torch as of when this host first saw it.
+
+    Args:
+        backend: has the state of the rendezvous in a store.
+    """
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+        # Of each host its heartbeat, as it was told and as of here.
+        self._seen: dict[Any, tuple[datetime, datetime]] = {}
+
+    @property
+    def name(self) -> str:
+        """See torch's."""
+        return str(self._backend.name)
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """See torch's; raises RendezvousStateError if somebody else has written there."""
+        found = self._backend.get_state()
+        return found and (self._as_of_here(found[0]), found[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        """See torch's; raises as :meth:`get_state`."""
+        found = self._backend.set_state(self._as_told(state), token)
+        return found and (self._as_of_here(found[0]), *found[1:])
+
+    def _as_of_here(self, state: bytes) -> bytes:
+        read, seen, now = _read(state), {}, datetime.now(UTC)
+        for node, told in read.last_heartbeats.items():
+            last_told, here = self._seen.get(node, (None, now))
+            seen[node] = (told, here if told == last_told else now)
+            read.last_heartbeats[node] = seen[node][1]
+        self._seen = seen
+        return pickle.dumps(read)
+
+    def _as_told(self, state: bytes) -> bytes:
+        read = _read(state)
+        for node, (told, here) in self._seen.items():
+            if read.last_heartbeats.get(node) == here:
+                read.last_heartbeats[node] = told
+        return pickle.dumps(read)
+
+
+def _read(state: bytes) -> Any:
+    try:
+        return _OfStates(io.BytesIO(state)).load()
+    except Exception as error:  # whatever is no pickle raises anything
+        raise RendezvousStateError(
+            f"it must hold the hosts' own notes, but somebody else has written there: {error}"
+        ) from error
+
+
+class _OfStates(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _STATES_CONSIST_OF:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name}")
