@@ -5,8 +5,9 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.threads import in_threads
 from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
-from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
+from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import MismatchError
 from unisono.workers import futex, meeting_point
@@ -373,5 +374,5 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
         finally:
             waits.set()
 
-    assert as_ranks(2, work) == [True, True]
+    assert in_threads(2, work) == [True, True]
     assert order == ["joins", "met", "met"]

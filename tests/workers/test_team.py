@@ -3,8 +3,9 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from tests.threads import in_threads
 from tests.workers.desk import Death, Job
-from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
+from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import MismatchError
 from unisono.train.trainer import Trainer
@@ -30,7 +31,7 @@ def test_everybody_hears_everybody_whatever_the_length(teams, num_bytes):
     ours = teams(3)
     messages = [bytes([rank]) * (num_bytes // (rank + 1)) for rank in range(3)]
     assert (
-        as_ranks(3, lambda rank: ours[rank].gather(messages[rank], "test"))
+        in_threads(3, lambda rank: ours[rank].gather(messages[rank], "test"))
         == [dict(enumerate(messages))] * 3
     )
 
@@ -47,7 +48,7 @@ def test_votes_are_heard_by_all_each_time(teams):
         return heard
 
     expected = [{rank: 10 * meeting + rank for rank in range(3)} for meeting in range(6)]
-    assert as_ranks(3, work) == [expected] * 3
+    assert in_threads(3, work) == [expected] * 3
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -74,13 +75,13 @@ def test_whoever_has_come_may_do_something_before_it_waits(teams):
             has_gone_on.set()
         return ours[rank].wait()
 
-    assert as_ranks(2, work) == [True, True]
+    assert in_threads(2, work) == [True, True]
 
 
 def test_teams_agree_or_are_told_the_first_difference(teams):
     ours = teams(2)
-    assert as_ranks(2, lambda rank: ours[rank].agree({"`seed`": 1, "n": [1]})) == [None, None]
-    errors = as_ranks(2, lambda rank: ours[rank].agree({"`seed`": 1, "`batch_size`": 32 + rank}))
+    assert in_threads(2, lambda rank: ours[rank].agree({"`seed`": 1, "n": [1]})) == [None, None]
+    errors = in_threads(2, lambda rank: ours[rank].agree({"`seed`": 1, "`batch_size`": 32 + rank}))
     for error in errors:
         assert isinstance(error, MismatchError)
         assert "`batch_size` must be the same" in str(error)
