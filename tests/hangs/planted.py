@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from tests.warm.processes import start
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -79,11 +80,21 @@ class Planted:
         return LAST_WORDS in self.said or not data
 
     def end(self) -> None:
-        """End the launcher; the kernel ends the rest, also what is stopped."""
+        """End the launcher; the kernel ends its workers, also what is stopped.
+
+        What these have started is ended here: torch's loader processes look for their parent
+        between two batches alone, and one that opens a FIFO has nobody who waits for it.
+        """
         assert self._process is not None
+        started: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(self._process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for one in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
         if self._process.stderr is not None:
             self._process.stderr.close()
         os.close(self._stdin)

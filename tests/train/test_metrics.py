@@ -19,6 +19,8 @@ from unisono.callbacks.early_stopping import monitored
 torchmetrics = pytest.importorskip("torchmetrics")
 of_classes, regression = torchmetrics.classification, torchmetrics.regression
 
+pytestmark = pytest.mark.slow  # as they load it, `make fast` does not even look for tests here
+
 NUM_CLASSES = 5
 
 
@@ -222,7 +224,6 @@ def measure(victim=None):
     return trainer.evaluate(data(1003), batch_size=30, metrics=metrics, forward=forward)
 
 
-@pytest.mark.slow
 def test_the_same_bits_on_one_and_three_workers():
     alone = measure()
     assert alone.keys() == {"loss", "accuracy", "auroc", "calibration", "draws"}
@@ -246,7 +247,6 @@ def other_metrics():
     make().evaluate(data(), batch_size=10, metrics=metrics)
 
 
-@pytest.mark.slow
 def test_workers_with_other_metrics_are_told_so():
     with pytest.raises(
         unisono.MismatchError, match=r"`metrics` must be the same .* None on rank 0 and {'it'"
@@ -347,7 +347,6 @@ def test_a_batch_that_is_no_pair_needs_a_function(batch_of):
         trainer.evaluate(dataset, batch_size=4, metrics={"it": COUNTS[0]})
 
 
-@pytest.mark.slow
 def test_torchmetrics_is_not_loaded_for_those_who_do_not_use_it():
     code = """
 import sys, torch, unisono

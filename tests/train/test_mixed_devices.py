@@ -1,6 +1,5 @@
 """Devices that compute other bits than each other: told in one line, and divided by speed."""
 
-import time
 from collections import defaultdict
 
 import pytest
@@ -10,6 +9,7 @@ from tests.replacements import wait_for_replacement
 from torch import nn
 
 import unisono
+from unisono.step import phase_timers
 from unisono.train import device_fingerprint
 from unisono.train.mixed_devices import SPEEDS, kinds_of, read_kinds, speeds_of, told
 
@@ -81,8 +81,13 @@ def test_a_replacement_reads_what_the_others_found():
 
 
 def train(slow, folder, steps=24, mixed=True):
-    """Train as one of several workers; say how many shards it computed in each step."""
+    """Train as one of several workers; say how many shards it computed in each step.
+
+    Time passes on this worker's own clock, as its device is fast or slow.
+    """
     sim.install()
+    now_s = [0.0]
+    phase_timers.perf_counter = lambda: now_s[0]
     rank = unisono.world().rank
     device_fingerprint._known()[f"sim:{rank}"] = f"{rank if mixed else 0:016}"
     torch.manual_seed(1)
@@ -94,7 +99,7 @@ def train(slow, folder, steps=24, mixed=True):
         num_shards = 0
         with step:
             for batch in step.shards:
-                time.sleep(0.02 if rank == slow else 0.002)
+                now_s[0] += 0.02 if rank == slow else 0.002
                 step.backward(model(batch).square().mean())
                 num_shards += 1
         if step.is_done:
