@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from unisono.cli.hosts_rendezvous import HostsBackend, meet_hosts
+from unisono.cli.hosts_rendezvous import HostsBackend, NumHostsError, meet_hosts
 
 KEY = "torch.rendezvous.unisono"
 
@@ -105,6 +105,8 @@ def test_it_listens_at_its_address_alone() -> None:
         socket.create_connection(("127.0.0.2", port))
     with pytest.raises(RendezvousConnectionError, match="in use"):
         meet_hosts(("127.0.0.1", port), 2, address="127.0.0.1", is_first=True)
+    with pytest.raises(NumHostsError, match="is 3 here and 2 on one that came before"):
+        meet_hosts(("127.0.0.1", port), 3, address="127.0.0.1", is_first=False)
     workers = handler._create_tcp_store_server("127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", workers.port))

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from unisono.cli.hosts_rendezvous import meet_hosts
+from unisono.cli.hosts_rendezvous import NumHostsError, meet_hosts
 from unisono.launch.report import TRY_AGAIN
 from unisono.notices import say
 from unisono.timeouts import NOTICE, RENDEZVOUS
@@ -94,6 +94,8 @@ def run_agent(
         if result is not None:
             return int(result.is_failed())
         say(_OTHERS_ENDED)  # while this one waited for them
+    except NumHostsError as error:
+        say(str(error))
     except RendezvousTimeoutError:
         say(
             f"all {num_hosts} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not "

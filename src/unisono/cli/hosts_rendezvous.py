@@ -19,6 +19,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousStateError,
     dynamic_rendezvous,
 )
@@ -41,6 +42,10 @@ _STATES_CONSIST_OF = {
 _OPERATION_TAKES_AT_MOST = timedelta(seconds=60)
 
 
+class NumHostsError(RendezvousError):
+    """Hosts disagree on how many there are."""
+
+
 def meet_hosts(
     place: tuple[str, int], num_hosts: int, *, address: str, is_first: bool
 ) -> DynamicRendezvousHandler:
@@ -54,8 +59,15 @@ def meet_hosts(
 
     Raises:
         RendezvousError: torch's; it cannot be reached, or the port is taken.
+        NumHostsError: another host has come with another number of hosts.
     """
     store = _serve(*place) if is_first else _store(*place, is_master=False)
+    told = int(store.compare_set("num_hosts", "", str(num_hosts)))
+    if told != num_hosts:
+        raise NumHostsError(
+            f"`--nnodes` must be the same on every host, but is {num_hosts} here and {told} on one "
+            f"that came before: start this one again with `--nnodes {told}`, or all others."
+        )
     timeout = RendezvousTimeout(join=timedelta(seconds=math.ceil(RENDEZVOUS.in_s())))
     backend, sizes = HostsBackend(C10dRendezvousBackend(store, _NAME)), (num_hosts, num_hosts)
     handler: DynamicRendezvousHandler = _Handler.from_backend(
