@@ -86,7 +86,7 @@ def test_a_pickle_in_the_store_runs_nothing(tmp_path: Path) -> None:
     folder, state = tmp_path / "made", a_state()
     state.participants = {MakesFolder(str(folder)): 0}  # type: ignore[dict-item]
     harmful = pickle.dumps(state)
-    for found in (harmful, b"no pickle"):
+    for found in (harmful, b"no pickle", b"5", b"{}", b"[" * 100_000, b'{"round": "x"}'):
         store.set(KEY, b64encode(found).decode())
         with pytest.raises(RendezvousStateError, match="somebody else has written there"):
             backend.get_state()

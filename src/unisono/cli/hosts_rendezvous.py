@@ -1,18 +1,18 @@
 """torch's rendezvous, with three differences.
 
 * It listens at one address, torch's own at all.
-* Its state is a pickle in a store that anybody can write who reaches it. Here it is read only if it
-  names nothing but what such states consist of.
+* Its state is a pickle in a store that anybody can write who reaches it. Here it is JSON.
 * Hosts' clocks may differ; torch takes hosts that are 15 s behind for lost.
 """
 
 from __future__ import annotations
 
 import errno
-import io
+import json
 import math
 import pickle
 from contextlib import closing
+from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,24 +21,20 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousStateError,
-    dynamic_rendezvous,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
     RendezvousTimeout,
+    _NodeDesc,
+    _RendezvousState,
 )
 
 from unisono.timeouts import RENDEZVOUS
 from unisono.workers.job_store import listen
 
 _NAME = "unisono"
-_STATES_CONSIST_OF = {
-    (dynamic_rendezvous.__name__, "_RendezvousState"),
-    (dynamic_rendezvous.__name__, "_NodeDesc"),
-    *(("datetime", name) for name in ("datetime", "timedelta", "timezone")),
-}
 _OPERATION_TAKES_AT_MOST = timedelta(seconds=60)
 
 
@@ -62,7 +58,10 @@ def meet_hosts(
         NumHostsError: another host has come with another number of hosts.
     """
     store = _serve(*place) if is_first else _store(*place, is_master=False)
-    told = int(store.compare_set("num_hosts", "", str(num_hosts)))
+    try:
+        told = int(store.compare_set("num_hosts", "", str(num_hosts)))
+    except (RuntimeError, ValueError) as error:
+        raise RendezvousConnectionError(str(error)) from error
     if told != num_hosts:
         raise NumHostsError(
             f"`--nnodes` must be the same on every host, but is {num_hosts} here and {told} on one "
@@ -105,7 +104,7 @@ class _Handler(DynamicRendezvousHandler):
 
 
 class HostsBackend(RendezvousBackend):
-    """torch's backend, with states that are safe to read, in times of this host's clock. Final.
+    """torch's backend, with JSON in the store, and in times of this host's clock. Final.
 
     A host counts as lost when its heartbeat is old. What is told by the clock of another host says
     nothing here, so a heartbeat is given to torch as of when this host first saw it.
@@ -131,37 +130,60 @@ class HostsBackend(RendezvousBackend):
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """See torch's; raises as :meth:`get_state`."""
-        found = self._backend.set_state(self._as_told(state), token)
+        own = pickle.loads(state)  # of this process
+        for node, (told, here) in self._seen.items():
+            if own.last_heartbeats.get(node) == here:
+                own.last_heartbeats[node] = told
+        found = self._backend.set_state(_written(own), token)
         return found and (self._as_of_here(found[0]), *found[1:])
 
-    def _as_of_here(self, state: bytes) -> bytes:
-        read, seen, now = _read(state), {}, datetime.now(UTC)
-        for node, told in read.last_heartbeats.items():
+    def _as_of_here(self, written: bytes) -> bytes:
+        state, seen, now = _read(written), {}, datetime.now(UTC)
+        for node, told in state.last_heartbeats.items():
             last_told, here = self._seen.get(node, (None, now))
             seen[node] = (told, here if told == last_told else now)
-            read.last_heartbeats[node] = seen[node][1]
+            state.last_heartbeats[node] = seen[node][1]
         self._seen = seen
-        return pickle.dumps(read)
-
-    def _as_told(self, state: bytes) -> bytes:
-        read = _read(state)
-        for node, (told, here) in self._seen.items():
-            if read.last_heartbeats.get(node) == here:
-                read.last_heartbeats[node] = told
-        return pickle.dumps(read)
+        return pickle.dumps(state)
 
 
-def _read(state: bytes) -> Any:
+def _written(state: _RendezvousState) -> bytes:
+    """Write a state as JSON."""
+    beats = [[*astuple(node), time.isoformat()] for node, time in state.last_heartbeats.items()]
+    told = {
+        "round": state.round,
+        "complete": state.complete,
+        "deadline": state.deadline and state.deadline.isoformat(),
+        "closed": state.closed,
+        "participants": [[*astuple(node), rank] for node, rank in state.participants.items()],
+        "wait_list": [astuple(node) for node in state.wait_list],
+        "redundancy_list": [astuple(node) for node in state.redundancy_list],
+        "last_heartbeats": beats,
+    }
+    return json.dumps(told).encode()
+
+
+def _read(written: bytes) -> _RendezvousState:
+    state = _RendezvousState()
     try:
-        return _OfStates(io.BytesIO(state)).load()
-    except Exception as error:  # whatever is no pickle raises anything
+        told = json.loads(written)
+        state.round, deadline = int(told["round"]), told["deadline"]
+        state.complete, state.closed = bool(told["complete"]), bool(told["closed"])
+        state.deadline = None if deadline is None else _time(deadline)
+        state.participants = {_node(*node): int(rank) for *node, rank in told["participants"]}
+        state.wait_list = {_node(*node) for node in told["wait_list"]}
+        state.redundancy_list = {_node(*node) for node in told["redundancy_list"]}
+        state.last_heartbeats = {_node(*n): _time(time) for *n, time in told["last_heartbeats"]}
+    except Exception as error:  # what a stranger writes raises anything
         raise RendezvousStateError(
-            f"it must hold the hosts' own notes, but somebody else has written there: {error}"
+            f"it must hold the hosts' own notes, but somebody else has written there: {error!r}"
         ) from error
+    return state
 
 
-class _OfStates(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _STATES_CONSIST_OF:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name}")
+def _node(address: Any, pid: Any, number: Any) -> _NodeDesc:
+    return _NodeDesc(str(address), int(pid), int(number))
+
+
+def _time(told: str) -> datetime:
+    return datetime.fromisoformat(told).astimezone(UTC)

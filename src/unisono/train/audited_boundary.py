@@ -322,7 +322,11 @@ class AuditedBoundary(Boundary):
     def _is_postponed(self) -> bool:
         """Whether the next step is audited; not if somebody has joined who does not know."""
         before, now = self._postponed, self._team.membership
-        return before is not None and (before == now or set(now.ranks) < set(before.ranks))
+        if before is None or before == now:
+            return before is not None
+        # One change either loses or joins; of several, each may have been either.
+        is_next = now.generation == before.generation + 1
+        return is_next and set(now.ranks) < set(before.ranks)
 
     def _kept_before(self, step: int) -> Digests | None:
         """Give what all kept at the end of the step before, if that is known to all."""

@@ -90,7 +90,9 @@ def _in_shards(base: ExactRun, run: ExactRun, step: int) -> Finding | None:
             )
     for shard in shards:
         ours, theirs = base.gradients.get((step, shard)), run.gradients.get((step, shard))
-        apart = ours and theirs and [name for name in ours if theirs.get(name) != ours[name]]
+        if ours is None or theirs is None:
+            continue
+        apart = [name for name in ours if theirs.get(name) != ours[name]]
         if apart:
             return wrong(
                 "gradients-not-averaged",
