@@ -469,9 +469,13 @@ def test_a_trainer_under_slurm_evaluates_and_predicts_the_same(
 
 
 INIT = """
-import unisono
+import os, torch, unisono
+import torch.distributed as dist
 with unisono.init() as here:
-    print(f"rank {here.rank} of {here.world_size}, {here.local_rank} here, on {here.backend}")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"rank {here.rank} of {int(total)}, {here.local_rank} here, on {here.backend}, "
+          f"{os.environ['GLOO_SOCKET_IFNAME']}")
 """
 
 
@@ -480,7 +484,7 @@ def test_init_joins_the_workers_of_all_launchers(make_hosts: MakeHosts, tmp_path
     script.write_text(INIT)
     outputs = unisono_run(make_hosts(2), [1, 2], [str(script)])
     said = "".join(output.has_ended_well() for output in outputs)
-    told = [f"rank {rank} of 3, {here} here, on gloo" for rank, here in enumerate((0, 0, 1))]
+    told = [f"rank {rank} of 3, {here} here, on gloo, eth0" for rank, here in enumerate((0, 0, 1))]
     assert sorted(re.findall(r"rank \d of .*", said)) == told
 
 

@@ -51,7 +51,8 @@ def choose(
         raise ValueError(
             f"each worker must have a GPU of its own for the backend {backend!r}, but {sharing} of "
             f"them share each GPU ({WORKERS_PER_GPU_VARIABLE}={sharing}): start them without "
-            f'`--workers-per-gpu`, or pass `backend="unisono"` to compute on the CPU.'
+            f'`--workers-per-gpu`, or pass `backend="unisono"`, or "gloo" on several hosts, to '
+            f"compute on the CPU."
         )
     if gpus >= here.local_world_size:
         return backend, torch.device("cuda", here.local_rank)
@@ -62,7 +63,7 @@ def choose(
     raise ValueError(
         f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
         f"the backend {backend!r}, but rank {here.rank} sees {gpus}: start fewer workers, or pass "
-        f'`backend="unisono"` to compute on the CPU.'
+        f'`backend="unisono"`, or "gloo" on several hosts, to compute on the CPU.'
     )
 
 

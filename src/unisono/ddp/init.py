@@ -17,7 +17,7 @@ import atexit
 import gc
 import os
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
@@ -28,12 +28,14 @@ import torch.distributed as dist
 
 from unisono.ddp.cuda_device import choose, model_of, name_of, num_gpus
 from unisono.ddp.init_checks import Choice, agreed_seed, place_among
+from unisono.errors import RendezvousError
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
 from unisono.timeouts import GROUP, check_seconds
 from unisono.workers.context import context
 from unisono.workers.gathering import Gathering
+from unisono.workers.interfaces import interface_here
 from unisono.workers.launcher_messages import IN_INIT, MakesGroup
 from unisono.workers.rendezvous import RankPlaces, prefixed
 from unisono.workers.waiting import ShownWait
@@ -115,10 +117,11 @@ class Here:
 
     def _open(self, ranks: Gathering, timeout_s: float, *, is_one_host: bool) -> None:
         here = self.world
-        if "gloo" in self.backend and is_one_host:
+        if "gloo" in self.backend and _GLOO_INTERFACE not in os.environ:
             # gloo would listen on the address of the host's name.
-            self._leaves_interface = _GLOO_INTERFACE not in os.environ
-            os.environ.setdefault(_GLOO_INTERFACE, "lo")
+            with suppress(RendezvousError):  # it is not known which leads to the other hosts
+                os.environ[_GLOO_INTERFACE] = "lo" if is_one_host else interface_here()
+                self._leaves_interface = True
         more: dict[str, Any] = {}
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

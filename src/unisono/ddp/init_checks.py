@@ -44,7 +44,8 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
             raise MismatchError(
                 f"`backend` must be the same on every rank, but is {first.backend!r} on rank 0 and "
                 f"{choice.backend!r} on rank {rank}: pass the same everywhere. (None is 'nccl' "
-                f"where a process sees GPUs, else 'unisono': look why these two differ there.)"
+                f"where a process sees GPUs, else 'unisono', or 'gloo' on several hosts: look why "
+                f"these two differ there.)"
             )
         if choice.seed != first.seed:
             raise MismatchError(
@@ -57,7 +58,8 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
             raise ValueError(
                 f"each worker must have a GPU of its own for the backend {choice.backend!r}, but "
                 f"ranks {owners[choice.gpu]} and {rank} have the same one ({choice.gpu}): start "
-                f'fewer workers, or pass `backend="unisono"` to compute on the CPU.'
+                f'fewer workers, or pass `backend="unisono"`, or "gloo" on several hosts, to '
+                f"compute on the CPU."
             )
     return first.drawn if first.seed is None else first.seed
 

@@ -50,6 +50,18 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
     return address
 
 
+def interface_here() -> str:
+    """Name the interface of :func:`address_here`; raises as that does."""
+    if name := os.environ.get(INTERFACE_VARIABLE):
+        return name
+    address = address_here()
+    for _, name in socket.if_nameindex():
+        with suppress(RendezvousError):  # it has no address
+            if _address_of(name) == address:
+                return name
+    raise RendezvousError(f"no interface of this host has the address {address}.")
+
+
 def is_loopback(address: str) -> bool:
     """Tell whether only this host reaches an address."""
     return ipaddress.ip_address(address).is_loopback
