@@ -123,6 +123,8 @@ def test_a_replaced_worker_has_the_states_of_all_hosts(
 
 
 def told_by_ranks(outputs: Sequence[Output], num_ranks: int) -> set[str]:
-    found = re.findall(r"rank \d digest (.*)", "".join(output.text for output in outputs))
+    # torchrun's `python -u` writes a line and its end apart, so two ranks may share a line.
+    told = "".join(output.text for output in outputs)
+    found = re.findall(r"rank \d digest (\w{64} loss \d+\.\d+)", told)
     assert len(found) == num_ranks
     return set(found)
