@@ -15,6 +15,8 @@ def check_whole(name: str, value: Any, *, at_least: int, below: int | None = Non
     """
     example = f"pass `{name}={max(at_least, 1)}`, say"
     try:
+        if isinstance(value, bool):
+            raise TypeError
         whole = operator.index(value)
     except TypeError:
         raise TypeError(f"`{name}` must be a whole number, but is {value!r}: {example}.") from None

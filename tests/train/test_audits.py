@@ -270,6 +270,7 @@ def test_other_steps_of_an_audited_run_are_plain_ones():
         (Membership((0, 1), 0, 4), True),
         (Membership((0,), 0, 5), True),  # who was lost does not know, either
         (Membership((0, 1), 0, 5), False),  # somebody has joined, be it in the same seat
+        (Membership((0,), 0, 6), False),  # or after one more was lost
     ],
 )
 def test_who_has_joined_is_not_audited_in_a_step_that_only_others_know_of(now, is_audited):

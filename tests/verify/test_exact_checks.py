@@ -34,6 +34,7 @@ def test_equal_runs_are_equal_in_all_checks():
     [
         ({"samples": {(1, 0): "x"}}, "samples-lost", "Step 1, shard 0"),
         ({"gradients": {(0, 1): {"w": "x"}}}, "gradients-not-averaged", "gradient of `w`"),
+        ({"gradients": {(0, 1): {}}}, "gradients-not-averaged", "gradient of `w`"),
         (
             {"parameters": {1: [{"w": "w 1"}, {"w": "x"}]}},
             "parameters-differ",

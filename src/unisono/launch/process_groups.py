@@ -31,6 +31,7 @@ from unisono.workers.gathering import Gathering
 from unisono.workers.launcher_link import LauncherLink
 from unisono.workers.launcher_messages import IN_INIT, MakesGroup
 from unisono.workers.meeting_point import Departure
+from unisono.workers.proc import started_at
 from unisono.workers.rendezvous import prefixed
 from unisono.workers.waiting import ShownWait
 
@@ -216,7 +217,8 @@ class _Attempt:
         how = self._link.control.departure(worker)
         if how is not Departure.LOST:
             return how is not Departure.PRESENT
-        return waited_s >= _REPLACED_WITHIN_S and self._link.control.lines[worker].has_died
+        pid, started = self._link.control.lines[worker].process  # 0: it was gone at once
+        return waited_s >= _REPLACED_WITHIN_S and started_at(pid) != started
 
     def _check_sizes(self, heard: Mapping[int, Any]) -> None:
         for worker, world_size in heard.values():

@@ -138,7 +138,7 @@ class Rendezvous:
         timeout_s: float,
         *,
         speaks: bool = True,
-        watch: Watch | None = None,
+        watch: Watch = lambda waited_s: None,
     ) -> Gathering:
         """Have ranks wait for each other in something of their own. Collective.
 
@@ -146,14 +146,15 @@ class Rendezvous:
             where: what they come to, for messages.
             timeout_s: how long each may take, in seconds.
             speaks: whether a long wait is said.
-            watch: in the place of this rendezvous' own.
+            watch: beside this rendezvous' own.
         """
         self._num_gathered += 1
         rank, world_size = self.places.rank, self.places.world_size
         store = prefixed(f"gathering {self._num_gathered}", self.store)
 
         def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
-            (watch or self.watch)(waited_s)
+            self.watch(waited_s)
+            watch(waited_s)
             check_present(filter(self.has_ended, missing), rank, where)
 
         return Gathering(
