@@ -50,7 +50,7 @@ class Arrivals:
                 found[id(part)] = part
             return part if callable(getattr(part, "to", None)) else None
 
-        mapped(batch, find)
+        changed_within(batch, find)
         if self._stream is None:
             self._stream = self._module.Stream(self._device)
         with self._module.stream(self._stream):
@@ -70,7 +70,7 @@ class Arrivals:
             for tensor in copied.values():
                 # Else its memory is given to the next batch while this one is computed.
                 tensor.record_stream(stream)
-            return mapped(batch, arrived)
+            return changed_within(batch, arrived)
 
         return give
 
@@ -111,7 +111,7 @@ def tell_not_pinned(what: str, reason: str) -> None:
     )
 
 
-def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
+def changed_within(nest: Any, change: Callable[[Any], Any]) -> Any:
     """Make a nest of the same kind with its parts changed; give the same one if none is.
 
     Args:
@@ -122,19 +122,23 @@ def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
     if changed is not None:
         return changed
     if isinstance(nest, Mapping):
-        items = {key: mapped(value, change) for key, value in nest.items()}
+        items = {key: changed_within(value, change) for key, value in nest.items()}
         if all(items[key] is value for key, value in nest.items()):
             return nest
         return items if type(nest) is dict else _like(nest, items)
     if isinstance(nest, (list, tuple)):
-        parts = [mapped(value, change) for value in nest]
+        parts = [changed_within(value, change) for value in nest]
         if all(map(operator.is_, parts, nest)):
             return nest
         return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        fields = {field.name: getattr(nest, field.name) for field in dataclasses.fields(nest)}
+        values = {name: changed_within(value, change) for name, value in fields.items()}
+        if all(values[name] is value for name, value in fields.items()):
+            return nest
         record = copy.copy(nest)
-        for field in dataclasses.fields(nest):  # also of frozen ones
-            object.__setattr__(record, field.name, mapped(getattr(nest, field.name), change))
+        for name, value in values.items():
+            object.__setattr__(record, name, value)  # also of frozen ones
         return record
     return nest
 

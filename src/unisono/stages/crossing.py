@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from unisono.arrivals import mapped
+from unisono.arrivals import changed_within
 from unisono.device import default_generator
 from unisono.stages.operations import is_in_place
 
@@ -123,7 +123,7 @@ class Crossing(TorchFunctionMode):
                 return None
             return self._brought(part, device) if part.device in self._stage_of else part
 
-        return mapped(value, there)
+        return changed_within(value, there)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
