@@ -1,8 +1,7 @@
 """How many Python functions does a step call? ``python -m bench.calls [--against OLDER_PYTHON]``.
 
-A count needs no quiet machine: on one worker it is the same in every run. On two, what varies is how
-often a worker looks before it sleeps, so the least and the middle of all steps are shown. What torch's
-own modules and optimizer call counts, too.
+A count needs no quiet machine. On two workers it depends on how often one looks before it sleeps:
+the middle and the least of all steps are shown. Calls of torch's own modules count, too.
 """
 
 from __future__ import annotations
