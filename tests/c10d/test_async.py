@@ -151,6 +151,35 @@ def test_a_call_that_waits_for_its_turn_sees_what_the_one_before_has_written(as_
     assert as_ranks(2, work) == [([6.0], [6.0])] * 2
 
 
+@pytest.mark.parametrize("made_while", ["the one before runs", "the helper ends it"])
+def test_a_copy_is_made_when_it_is_the_turn_of_its_call(as_ranks, monkeypatch, made_while):
+    """Whether a call has to wait for its turn may change after it was made."""
+    carry_out, late = execution.Execution.carry_out, threading.local()
+
+    def once_the_helper_is_idle(self, call, *, is_async):
+        if getattr(late, "calls", 0):
+            late.calls = 0
+            self.finish(20.0)
+        return carry_out(self, call, is_async=is_async)
+
+    monkeypatch.setattr(execution.Execution, "carry_out", once_the_helper_is_idle)
+
+    def work(group, rank):
+        tensor = torch.full((4, 3), 1.0 + rank).t()  # its elements do not lie in order
+        if rank == 1:
+            be_told(group, 0)
+        first = all_reduce(group, tensor, is_async=True)
+        if rank == 0:
+            tell(group, 1)
+            late.calls = made_while == "the helper ends it"
+        second = all_reduce(group, tensor, is_async=True)
+        first.wait()
+        second.wait()
+        return tensor.unique().tolist()
+
+    assert as_ranks(2, work) == [[6.0], [6.0]]
+
+
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_data_that_a_tensor_is_given_meanwhile_is_left_alone(as_ranks, shape):
     def work(group, rank):

@@ -24,7 +24,6 @@ import torch
 
 from unisono.c10d.board import Meetings
 from unisono.c10d.meeting import Meeting
-from unisono.c10d.vectors import Vectors
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 _PATIENCE_S = 5e-3
@@ -39,8 +38,8 @@ class Call:
 
     Args:
         meeting: where the ranks meet.
-        steps: announces the call and carries it out, meeting by meeting.
-        vectors: what it works on.
+        steps: announces the call and carries it out, meeting by meeting. It begins when it is the
+            call's turn.
 
     Attributes:
         rank: this rank as the program knows it.
@@ -48,12 +47,11 @@ class Call:
         error: its failure in the helper.
     """
 
-    def __init__(self, meeting: Meeting, steps: Meetings, vectors: Vectors) -> None:
+    def __init__(self, meeting: Meeting, steps: Meetings) -> None:
         self._meeting = meeting
         self._steps = steps
-        self._vectors = vectors
         self.rank = meeting.names[meeting.rank]
-        self._has_begun = self._is_late = self._is_waiting = self._flushes = False
+        self._has_begun = self._is_waiting = self._flushes = False
         self.is_done = False
         self.error: BaseException | None = None
 
@@ -67,7 +65,8 @@ class Call:
         try:
             with torch.inference_mode():  # it may write to tensors of either kind
                 if not self._has_begun:
-                    self._begin()
+                    self._has_begun = True
+                    self._is_waiting = self._meeting.is_ahead  # of a call that was refused
                 while True:
                     if self._is_waiting and not self._meeting.wait(patience_s, spins=spins):
                         return False
@@ -89,19 +88,12 @@ class Call:
 
     def hand_over(self) -> None:
         """Note what another thread must know to go on with it."""
-        self._is_late = not self._has_begun
         tiny = torch.tensor(_DENORMAL, dtype=torch.float32, device="cpu")
         self._flushes = (tiny * 1.0).item() == 0.0
 
     def give_up(self, error: BaseException) -> None:
         """End the group for this rank: a call that has failed half-way cannot be made again."""
         self._meeting.give_up(str(error) or type(error).__name__)
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        self._is_waiting = self._meeting.is_ahead  # of a call that was refused
-        if self._is_late:
-            self._vectors.copy_anew()
 
 
 class _Turn(enum.Enum):

@@ -75,11 +75,12 @@ class GroupMember:
         """
 
         def announced() -> Meetings:
+            vectors.read()
             self._meeting.announce(call, note, timeout_s)
             yield from steps
             vectors.write_back()
 
-        made = Call(self._meeting, announced(), vectors)
+        made = Call(self._meeting, announced())
         return () if self.execution.carry_out(made, is_async=is_async) else (made,)
 
     def refuse(self) -> None:
@@ -89,7 +90,7 @@ class GroupMember:
             self._meeting.refuse()
             yield from ()
 
-        self.execution.carry_out(Call(self._meeting, refusal(), Vectors([])), is_async=True)
+        self.execution.carry_out(Call(self._meeting, refusal()), is_async=True)
 
     def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""

@@ -40,7 +40,8 @@ class Vectors:
     """The vectors of one call, and the tensors of which some are copies. Final.
 
     A vector views a tensor's memory, whatever ``.data`` the program gives the tensor later. Where
-    elements do not lie in order it is a copy, made again if the call had to wait for its turn.
+    elements do not lie in order it is a copy, which has no values before :meth:`read`: they belong
+    to the call's turn, as the call before it may write to the same tensor.
 
     Attributes:
         result: the tensors that the call gives as its result.
@@ -59,7 +60,7 @@ class Vectors:
         Raises:
             TypeError: the tensor is sparse or not on the CPU.
         """
-        return _as_vector(tensor, self._given)
+        return self._vector_of(tensor, self._given)
 
     def filled(self, tensor: torch.Tensor) -> torch.Tensor:
         """View a tensor that the call writes to, and may read.
@@ -67,10 +68,10 @@ class Vectors:
         Raises:
             TypeError: the tensor is sparse or not on the CPU.
         """
-        return _as_vector(tensor, self._filled)
+        return self._vector_of(tensor, self._filled)
 
-    def copy_anew(self) -> None:
-        """Take what the tensors hold now."""
+    def read(self) -> None:
+        """Take what the tensors hold now, when it is the call's turn."""
         for vector, tensor in (*self._given, *self._filled):
             vector.copy_(tensor.reshape(-1))
 
@@ -79,6 +80,16 @@ class Vectors:
         for vector, tensor in self._filled:
             tensor.copy_(vector.view(tensor.shape))
 
+    def _vector_of(
+        self, tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        tensor = _plain(tensor)
+        if tensor.is_contiguous():
+            return tensor.view(-1)
+        vector = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        copies.append((vector, tensor))
+        return vector
+
 
 def as_vector(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor's elements in order, or copy them where they do not lie in order.
@@ -86,22 +97,14 @@ def as_vector(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         TypeError: the tensor is sparse or not on the CPU.
     """
-    return _as_vector(tensor, [])
+    return _plain(tensor).contiguous().view(-1)
 
 
-def _as_vector(
-    tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]
-) -> torch.Tensor:
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
     check_movable(tensor)
     if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
         tensor = tensor.trigger_wait()  # a functional collective's wrapper around its result
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    vector = tensor.contiguous().view(-1)
-    copies.append((vector, tensor.detach()))
-    return vector
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
