@@ -575,14 +575,3 @@ def test_fit_works_again_inside_the_handler_of_its_error():
     except unisono.NonFiniteLossError:
         dataset.tensors[0][0] = 0.0
         assert trainer.fit(dataset, batch_size=10, epochs=1).steps > 0
-
-
-def test_watching_the_passes_calls_the_loss_for_the_shards_alone():
-    seen = []
-
-    def loss(model, batch):
-        seen.append(len(batch[0]))
-        return loss_of(model, batch)
-
-    make(loss=loss).fit(data(40), batch_size=20, steps=12)
-    assert seen == [5] * 4 * 12

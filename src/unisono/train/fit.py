@@ -28,7 +28,6 @@ from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.memory_watch import MemoryWatch
-from unisono.train.passes import PassWatch
 from unisono.train.run import Run
 from unisono.train.run_context import Observer
 from unisono.train.schedule import Schedule
@@ -52,7 +51,6 @@ class FitUnderWay(Observer):
         plan: what its loop goes over.
         loss: the loss function.
         embed: what gives features, where the loss is one of the whole batch; else None.
-        passes: times the first steps.
         callbacks: the one that shows progress among them.
         validation: what is validated, and when.
         schedule: of learning rates.
@@ -63,14 +61,13 @@ class FitUnderWay(Observer):
         run: Run,
         plan: LoopPlan,
         loss: Callable[[nn.Module, Any], Any],
-        passes: PassWatch,
         callbacks: Callbacks,
         validation: Validation,
         schedule: Schedule,
         embed: Callable[[nn.Module, Any], Any] | None = None,
     ) -> None:
         self._run, self._plan, self._callbacks = run, plan, callbacks
-        self._loss, self._embed, self._passes = loss, embed, passes
+        self._loss, self._embed = loss, embed
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         self._said: set[str] = set()
@@ -252,13 +249,8 @@ class FitUnderWay(Observer):
                 )
             return
         with step:
-            shards = step.shards
-            for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
+            for batch in step.shards:
                 step.backward(self._loss(step.model, batch))
-        if not self._passes.is_watching:
-            return
-        if advice := self._passes.advice(self.end_step - self.step):
-            self.say(advice)
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""

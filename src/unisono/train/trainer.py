@@ -36,7 +36,6 @@ from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
 from unisono.train.metrics import Metrics
 from unisono.train.order import no_epochs
-from unisono.train.passes import PassWatch
 from unisono.train.predict import Predictor
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
@@ -228,13 +227,6 @@ class Trainer:
         self._embed = None
         if embed is not None:
             self._embed = self._prepared(embed)
-        # Passes are timed in a fork, which no accelerator survives.
-        is_alone = not (
-            self.run.team.is_replacement or compile or devices or carry or embed is not None
-        )
-        is_timed = self.run.device.is_host and is_alone and self.run.team.num_stages == 1
-        shards_watched = self.run.shards if is_timed else 0
-        self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
 
     def fit(
         self,
@@ -337,7 +329,6 @@ class Trainer:
             run,
             plan,
             self._loss,
-            self._passes,
             callbacks,
             validation,
             self._schedule,
