@@ -72,7 +72,7 @@ def without_fonts(picture: str) -> str:
 
 def draw_report() -> None:
     """Photograph the first part of the run's report, by day and by night."""
-    (page_file,) = write_report(RUN)
+    page_file = write_report(RUN)
     browser_file = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_file, args=["--no-sandbox"])

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 BEGAN_UNIX_S = 1_790_000_000.0
-CLOCK_S = 5_000.0
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
 
 
@@ -23,7 +22,6 @@ def start_line(*, num_workers=2, end_step=300, step=0, **change):
         "event": "start",
         "format": 1,
         "time_unix_s": BEGAN_UNIX_S,
-        "clock_s": CLOCK_S,
         "step": step,
         "epoch": 0,
         "end_step": end_step,
@@ -56,7 +54,7 @@ def start_line(*, num_workers=2, end_step=300, step=0, **change):
     }
 
 
-def step_line(step, *, ranks, phases, seconds, begun_s=None, time_unix_s=BEGAN_UNIX_S, **change):
+def step_line(step, *, ranks, phases, seconds, time_unix_s=BEGAN_UNIX_S, **change):
     """A step; ``phases`` has one row a rank, one entry a phase."""
     return {
         "event": "step",
@@ -69,7 +67,6 @@ def step_line(step, *, ranks, phases, seconds, begun_s=None, time_unix_s=BEGAN_U
         "learning_rates": [0.1],
         "gradient_norm": None,
         "ranks": ranks,
-        "begun_s": begun_s or [CLOCK_S] * len(ranks),
         **{f"{name}_s": [row[i] for row in phases] for i, name in enumerate(PHASES)},
         **change,
     }
@@ -141,7 +138,6 @@ def run_lines(
             ranks=ranks,
             phases=phases,
             seconds=seconds,
-            begun_s=[CLOCK_S + b for b in begun],
             time_unix_s=BEGAN_UNIX_S + ended_s,
             means={
                 "loss": 2.2 * math.exp(-step / 90) + 0.12 + noise * math.exp(-step / 200),

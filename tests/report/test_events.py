@@ -29,7 +29,6 @@ STEP = {
     "learning_rates": [0.001],
     "gradient_norm": "inf",
     "ranks": [0, 2],
-    "begun_s": [1.0, None],
     "loading_s": [0.25, None],
     "waiting_s": [-1, "nan"],
 }

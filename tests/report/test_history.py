@@ -1,7 +1,5 @@
 """One pass over a file: what is counted, what is marked, what is left out."""
 
-import math
-
 import pytest
 from tests.report.lines import history_of
 from tests.report.synthetic import start_line, step_line, write_run
@@ -9,7 +7,6 @@ from tests.report.synthetic import start_line, step_line, write_run
 from unisono.report.events import End
 from unisono.report.history import MAX_METRICS, gather
 from unisono.report.marks import Severity
-from unisono.report.windows import placed
 
 
 def step(number, **change):
@@ -75,26 +72,3 @@ def test_a_file_that_tells_nothing_is_refused(tmp_path, content, told):
     (tmp_path / "events.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=told):
         gather(tmp_path)
-
-
-def test_the_windows_are_chosen(tmp_path):
-    lines = []
-    for number in range(400):
-        seconds = 5.0 if number == 0 else 0.5 if 200 <= number < 210 else 0.01
-        lines.append(step(number, seconds=seconds))
-        if number == 99:
-            lines.append({"event": "workers", "step": 100, "ranks": [0], "lost": [1]})
-    windows = history_of(start_line(), *lines).windows
-    assert [one.step for one, _ in windows.last] == list(range(376, 400))
-    assert [one.step for one, _ in windows.loss] == list(range(92, 116))
-    slowest = [one.step for one, _ in windows.slowest]
-    assert len(slowest) == 24
-    assert set(range(200, 210)) <= set(slowest)
-
-
-def test_a_worker_is_placed_on_the_wall_clock():
-    told = history_of(start_line(time_unix_s=1000.0, clock_s=50.0), step(0, begun_s=[52.0]))
-    assert placed(told.windows.last)[0][0].begun_unix_s == 1002.0
-    untold = history_of(start_line(clock_s=None), step(0, time_unix_s=1003.0))
-    assert placed(untold.windows.last)[0][0].begun_unix_s == pytest.approx(1003.0 - 0.006)
-    assert not math.isnan(untold.progress.seconds)

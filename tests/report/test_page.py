@@ -16,7 +16,7 @@ from unisono.report.figure import Figure, as_json, drawn_marks
 from unisono.report.history import gather
 from unisono.report.marks import Mark, Severity
 from unisono.report.page import command_line, report
-from unisono.report.times import in_words, timelines
+from unisono.report.times import in_words
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def test_plots_are_made_of_what_plotly_knows():
     from plotly.graph_objects import Figure as PlotlyFigure
 
     history = history_of(*run_lines())
-    figures = [*curves.learning(history), *curves.others(history), *timelines(history)]
-    figures += [times.by_phase(history), times.by_worker(history), times.waiting(history)]
-    assert len(figures) == 10
+    figures = [*curves.learning(history), *curves.others(history)]
+    figures += [times.by_phase(history), times.by_worker(history)]
+    assert len(figures) == 7
     text = as_json(figures)
     for spec in json.loads(re.sub(r"var\(--[a-z0-9]+\)", "#123456", text)):
         PlotlyFigure(spec)  # an unknown name raises
@@ -94,7 +94,7 @@ def test_plots_are_made_of_what_plotly_knows():
 @pytest.mark.parametrize(("num_steps", "tick"), [(1, 1), (3, 1), (100, None)])
 def test_there_is_no_tick_between_two_steps(num_steps, tick):
     history = history_of(*run_lines(num_steps=num_steps, lost_at=-99))
-    figures = [*curves.learning(history), times.by_phase(history), times.waiting(history)]
+    figures = [*curves.learning(history), times.by_phase(history)]
     assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
 
 
@@ -179,8 +179,8 @@ def called(*words):
 def test_the_commands_say_where_their_files_are(small_library, tmp_path):
     runs = [write_run(tmp_path / name, num_steps=4) for name in ("run a", "run b")]
     assert called("report", runs[0]) == (0, f"{runs[0] / 'report.html'}\n")
-    page, trace = tmp_path / "p.html", tmp_path / "t.json"
-    assert called("report", runs[0], "-o", page, "--trace", trace) == (0, f"{page}\n{trace}\n")
+    page = tmp_path / "p.html"
+    assert called("report", runs[0], "-o", page) == (0, f"{page}\n")
     page = tmp_path / "compare.html"
     assert called("compare", *runs, "-o", page) == (0, f"{page}\n")
     assert "All digests are equal" in page.read_text()
@@ -190,7 +190,7 @@ def test_no_command_minds_a_process_that_is_not_known(small_library, tmp_path):
     come = {"event": "workers", "step": 2, "ranks": [0, 1], "pids": [None, None], "joined": [1]}
     run = write_run(tmp_path / "run", [start_line(pids=[None, 12]), come])
     assert "not known, 12" in report(gather(run))
-    for words in (["top", "--once"], ["report", "--trace", tmp_path / "t.json"]):
+    for words in (["top", "--once"], ["report"]):
         assert called(*words, run)[0] == 0
     assert gather(run).num_unreadable == 0
 
@@ -201,7 +201,6 @@ def test_no_command_minds_a_process_that_is_not_known(small_library, tmp_path):
         (["report", "none"], "DIRECTORY must be a run's folder, but 'none' is none"),
         (["report", "empty"], r"DIRECTORY must hold events.jsonl, but 'empty' does not"),
         (["report", "run", "-o", "train.py"], "`-o` must name a new file, or one that this"),
-        (["report", "run", "--trace", "train.py"], "`--trace` must name a new file, or one"),
         (["compare", "run"], "DIRECTORY must name 2 to 8 runs, but names 1"),
         (["compare", *["run"] * 9], "DIRECTORY must name 2 to 8 runs, but names 9"),
     ],

@@ -1,6 +1,5 @@
 """What a run comes to: who works, how far it is, how it ended; the same for all who read it."""
 
-import json
 import math
 
 import pytest
@@ -11,7 +10,6 @@ from unisono.report.events import End, Failure, read_event
 from unisono.report.history import History
 from unisono.report.run_progress import RunProgress
 from unisono.report.status import RunStatus
-from unisono.report.trace import trace_parts
 
 
 def events(lines):
@@ -34,7 +32,6 @@ def test_of_no_events_nothing_is_known():
     assert (made.first, made.ended, made.last_step, made.epoch) == (None, None, None, None)
     assert (made.num_done, made.num_steps, made.ranks, made.seconds) == (0, 0, (), 0.0)
     assert math.isnan(made.began_unix_s)
-    assert made.clock_at_unix_s is None
 
 
 # What each event leaves: steps done, who computes, who is missing.
@@ -110,14 +107,7 @@ def test_a_pause_between_two_fits_is_no_time_of_them():
     assert (made.began_unix_s, made.last_unix_s) == (100.0, 501.5)
 
 
-def test_the_clock_is_that_of_the_latest_fit():
-    again = start_line(step=5, time_unix_s=2000.0, clock_s=30.0)
-    assert progress(start_line(time_unix_s=1000.0, clock_s=50.0), again).clock_at_unix_s == 1970.0
-    assert progress(start_line(), start_line(clock_s=None)).clock_at_unix_s is None
-    assert progress(start_line(time_unix_s="nan")).clock_at_unix_s is None
-
-
-def test_a_page_a_trace_and_the_live_view_agree():
+def test_a_page_and_the_live_view_agree():
     """Of a file that tells some steps twice, and of a worker that failed without an end."""
     lines = list(run_lines(num_steps=60, lost_at=20, ends=False))
     lines[40:40] = [failure(30), *lines[25:30]]
@@ -125,9 +115,7 @@ def test_a_page_a_trace_and_the_live_view_agree():
     for one in events(lines):
         history.add(one)
         status.add(one)
-    trace = json.loads("".join(trace_parts(iter(events(lines)), num_left_out=0)))
-    traced = {one["args"]["step"] for one in trace["traceEvents"] if one.get("cat") == "step"}
-    assert history.progress.num_done == status.progress.num_done == len(traced) == 60
+    assert history.progress.num_done == status.progress.num_done == 60
     assert history.progress.num_again == 5
     assert history.progress.ended is status.progress.ended is None
     assert history.progress.last_unix_s > BEGAN_UNIX_S

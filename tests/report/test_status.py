@@ -2,7 +2,7 @@
 
 import pytest
 from tests.report.lines import ROW, event, status_of, step, workers
-from tests.report.synthetic import BEGAN_UNIX_S, start_line
+from tests.report.synthetic import BEGAN_UNIX_S, PHASES, start_line
 
 from unisono.report.phases import Spent
 from unisono.report.process_status import Named
@@ -112,10 +112,16 @@ def test_nobody_is_slow_any_more_where_nothing_is_found_or_another_fit_begins():
 
 
 def test_a_worker_lost_in_a_step_has_no_times():
-    lines = {f"{name}_s": [0.001, None] for name in ("begun", "loading", "forward", "backward")}
-    lines |= {f"{name}_s": [0.001, None] for name in ("waiting", "summing", "updating")}
+    lines = {f"{name}_s": [0.001, None] for name in PHASES}
     made = status_of(start_line(), {**step(0, 1), **lines})
     assert set(made.by_rank) == {0}
+
+
+def test_the_newest_memory_of_each_device_is_known():
+    told = {"allocated_bytes": [10, None], "peak_bytes": [30, 40]}
+    made = status_of(start_line(), {**step(0, 1), **told}, step(1, 2))
+    assert made.memory == {0: (10, 30), 1: (None, 40)}
+    assert status_of(start_line(), {**step(0, 1), **told}, start_line(step=1)).memory == {}
 
 
 def test_shares_add_up():

@@ -124,13 +124,7 @@ def _process_of(target: str) -> int:
     metavar="FILE",
     help="The page to write; report.html in DIRECTORY by default.",
 )
-@click.option(
-    "--trace",
-    metavar="FILE",
-    help="Also write the steps of each worker as a trace, for https://ui.perfetto.dev and "
-    "chrome://tracing.",
-)
-def report(directory: str, output: str | None, trace: str | None) -> None:
+def report(directory: str, output: str | None) -> None:
     """Draw what happened in DIRECTORY as one page for a browser.
 
     DIRECTORY is what the script passed as `Trainer(..., directory=...)`; the run may be under way.
@@ -141,15 +135,13 @@ def report(directory: str, output: str | None, trace: str | None) -> None:
     Examples:
       unisono report runs/one                        writes runs/one/report.html
       unisono report runs/one -o page.html
-      unisono report runs/one --trace trace.json
     """
     from unisono.report.files import write_report
 
     with refusing():
-        paths = write_report(directory, output, trace)
+        path = write_report(directory, output)
     with saying():
-        for path in paths:
-            click.echo(path)
+        click.echo(path)
 
 
 @click.command(short_help="Draw several runs together.")

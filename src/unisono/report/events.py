@@ -39,7 +39,6 @@ class Start(Event):
     """A fit, or one that starts again, begins."""
 
     format: fields.Count
-    clock_s: fields.Seconds
     epoch: fields.Count
     end_step: fields.Count
     steps_per_epoch: fields.Count
@@ -65,8 +64,8 @@ class Start(Event):
 class StepDone(Event):
     """A step has ended. A column has one entry a rank, or is empty if the line had none.
 
-    ``step`` is which one it was, counted from 0. ``begun_s`` is on the clock of
-    :attr:`Start.clock_s`; an entry is None where a worker was lost. Few lines tell of memory.
+    ``step`` is which one it was, counted from 0. An entry is None where a worker was lost. Few
+    lines tell of the memory of devices.
     """
 
     epoch: fields.Count
@@ -76,7 +75,6 @@ class StepDone(Event):
     learning_rates: fields.Numbers
     gradient_norm: fields.Number
     ranks: fields.Counts
-    begun_s: fields.Column
     loading_s: fields.Column
     forward_s: fields.Column
     backward_s: fields.Column
@@ -84,12 +82,11 @@ class StepDone(Event):
     summing_s: fields.Column
     updating_s: fields.Column
     allocated_bytes: fields.OptionalCounts
-    reserved_bytes: fields.OptionalCounts
     peak_bytes: fields.OptionalCounts
 
     def __post_init__(self) -> None:
         num_ranks = len(self.ranks)
-        columns = (self.begun_s, *self.phases, *self.memory)
+        columns = (*self.phases, self.allocated_bytes, self.peak_bytes)
         if not set(map(len, columns)) <= {0, num_ranks}:
             raise ValueError(f"a column has not one entry for each of {num_ranks} ranks")
 
@@ -98,11 +95,6 @@ class StepDone(Event):
         """How long each rank spent in each of :data:`PHASES`, in seconds."""
         columns: tuple[fields.Column, ...] = _phases(self)
         return columns
-
-    @property
-    def memory(self) -> tuple[fields.OptionalCounts, ...]:
-        """How much of its device each rank takes: allocated, reserved, and the peak, in bytes."""
-        return self.allocated_bytes, self.reserved_bytes, self.peak_bytes
 
 
 @dataclass(frozen=True)

@@ -12,52 +12,37 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from unisono.report import document, trace
+from unisono.report import document
 from unisono.report.comparison import MAX_RUNS, comparison
-from unisono.report.follow import EventReader, events_file
-from unisono.report.history import History, gather
+from unisono.report.history import gather
 from unisono.report.page import report
 
 REPORT_NAME = "report.html"
 
 
 def write_report(
-    directory: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
-    trace_file: str | os.PathLike[str] | None = None,
-) -> list[Path]:
-    """Write the report of a run, and its trace if one is asked for.
+    directory: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
+) -> Path:
+    """Write the report of a run.
 
     Args:
         directory: the run's folder.
         output: the page; `report.html` in the folder if None.
-        trace_file: the trace, or None.
 
     Returns:
-        The files that were written.
+        Where it is.
 
     Raises:
-        ValueError: the folder is no run's, page and trace have one name, a file cannot be
-            written, or plotly is missing.
+        ValueError: the folder is no run's, the page cannot be written, or plotly is missing.
         DataFormatError: the run was written by a newer version.
     """
     target = Path(directory) / REPORT_NAME if output is None else Path(output)
-    if trace_file is not None and os.path.realpath(trace_file) == os.path.realpath(target):
-        raise ValueError(
-            f"`--trace` must name another file than the page, but both are {str(target)!r}: give "
-            "the trace a name of its own, such as `--trace trace.json`."
-        )
     if output is None and target.is_symlink():
         raise ValueError(
             f"{str(target)!r} must be a file that this command wrote, but is a link: remove it, or "
             "name the page with `-o`."
         )
-    history = gather(directory)
-    written = []
-    if trace_file is not None:
-        written.append(_write_trace(directory, history, trace_file))
-    page = report(history)
-    return [write_whole(target, [page], mark=document.MARK, option="-o"), *written]
+    return write_whole(target, [report(gather(directory))], mark=document.MARK, option="-o")
 
 
 def write_comparison(
@@ -92,18 +77,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({number})" for number, name in enumerate(map(str, folders), 1)]
-
-
-def _write_trace(
-    directory: str | os.PathLike[str], history: History, target: str | os.PathLike[str]
-) -> Path:
-    num_workers = max(len(history.phases.ranks), len(history.progress.ranks))
-    num_left_out = history.progress.num_steps - trace.num_kept(
-        history.progress.num_steps, num_workers
-    )
-    events = EventReader(events_file(directory)).new_events()
-    parts = trace.trace_parts(events, num_left_out=num_left_out)
-    return write_whole(target, parts, mark=trace.MARK, option="--trace")
 
 
 def write_whole(

@@ -1,7 +1,7 @@
 """What happened in a run, kept small enough to draw, however long it was?
 
 One pass over the event file. What a million steps say is folded into stretches (``series.py``,
-``phases.py``), a few steps are kept whole (``windows.py``), and what is rare is kept up to a bound.
+``phases.py``), and what is rare is kept up to a bound.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import os
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from unisono.report.events import End, Evaluation, Event, Start, StepDone, Workers
+from unisono.report.events import End, Evaluation, Event, StepDone
 from unisono.report.follow import EventReader, events_file
 from unisono.report.marks import Mark, Severity, mark_of
-from unisono.report.memory_use import MemoryUse
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
 from unisono.report.time_spent import TimeSpent
-from unisono.report.windows import Windows
 
 MAX_METRICS = 12
 MAX_GROUPS = 6
@@ -60,8 +58,6 @@ class History:
     samples_per_second: Series = field(default_factory=lambda: Series(max_buckets=300))
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
     spent: TimeSpent = field(default_factory=TimeSpent)  # the rest of the time
-    memory: MemoryUse = field(default_factory=MemoryUse)  # of devices
-    windows: Windows = field(default_factory=Windows)  # a few steps, kept whole
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
     num_marks: int = 0  # how many there were; at most MAX_MARKS are kept
     num_unreadable: int = 0  # lines that could not be read
@@ -96,11 +92,6 @@ class History:
             self._mark(mark)
         if isinstance(event, StepDone):
             self._add_step(event)
-        elif isinstance(event, Start):
-            self.windows.start()
-            self.memory.start(event)
-        elif isinstance(event, Workers) and event.lost:
-            self.windows.lose()
         elif isinstance(event, Evaluation):
             self._add_evaluation(event)
 
@@ -121,8 +112,6 @@ class History:
         if step.seconds:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
         self.phases.add(step)
-        self.windows.add(step, self.progress.clock_at_unix_s)
-        self.memory.add(step)
 
     def _add_evaluation(self, event: Evaluation) -> None:
         for name, value in event.means.items():

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
-from unisono.report import curves, memory_page, times, why
+from unisono.report import curves, times, why
 from unisono.report.document import Page, cells, footer, legend_html, section, table
 from unisono.report.events import End, Failure, Interrupted
 from unisono.report.history import MAX_MARKS, History, identity
@@ -34,7 +34,6 @@ def report(history: History) -> str:
     learning = page.place(curves.learning(history))
     speed = page.place(curves.others(history))
     where = _time_parts(page, history)
-    memory = _memory_parts(page, history)
     body = [
         _header(history),
         _tiles(history),
@@ -42,7 +41,6 @@ def report(history: History) -> str:
         section("How it was learnt", speed) if speed else "",
         section("Why it is not faster", *_why(history)),
         section("Where the time goes", *where),
-        *([section("Memory of the devices", *memory)] if memory else []),
         section("What happened", *_happened(history)),
         section("What this run is", _identity(history)),
         section("How to get the same result", *_reproduce(history)),
@@ -162,10 +160,8 @@ def _recovered(progress: RunProgress) -> str:
 def _time_parts(page: Page, history: History) -> list[str]:
     if not history.phases.stretches:
         return [_nothing("Nothing was measured yet.")]
-    drawn = [times.by_phase(history), times.by_worker(history), times.waiting(history)]
-    figures = [*filter(None, drawn), *times.timelines(history)]
     first = len(page.figures)
-    places = page.place(figures)
+    places = page.place([times.by_phase(history), times.by_worker(history)])
     said = [times.in_words(history.phases), times.left_out(history.phases)]
     return [
         f"<p>{in_page(' '.join(filter(None, said)))}</p>",
@@ -189,19 +185,6 @@ def _part_row(part: PartOfTime) -> str:
         f'<td class="number">{in_page(duration(part.seconds))}</td>'
         f'<td class="number">{in_page(percent(part.share, 1))}</td>'
     )
-
-
-def _memory_parts(page: Page, history: History) -> list[str]:
-    """Say what workers took of their devices; nothing of a run on CPUs."""
-    memory = history.memory
-    if not memory.last:
-        return []
-    rows = (cells(*row) for row in memory_page.rows(memory))
-    return [
-        f"<p>{in_page(memory_page.in_words(memory))}</p>",
-        page.place([memory_page.over_the_run(history)]),
-        table(rows, memory_page.HEADS, min_width_px=420),
-    ]
 
 
 def _happened(history: History) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What has a run come to, as far as its events say: who works, how far it is, how it ended?
 
-The one reading of events that a page, a trace and the live view share; each adds what it alone
-shows. Where steps come again, each counts once. ::
+The one reading of events that a page and the live view share; each adds what it alone shows.
+Where steps come again, each counts once. ::
 
     events       start   step 0 … 9   workers   went_back   step 8   step 9   step 10   end
     num_done     0       10           10        8           9        10       11        11
@@ -76,14 +76,6 @@ class RunProgress:
     last_unix_s: float = math.nan  # when the last one was
     seconds: float = 0.0  # of all fits from line to line, without what was between them
     _furthest: int = -1
-
-    @property
-    def clock_at_unix_s(self) -> float | None:
-        """The time on the wall clock at which the latest fit's own clock stood at 0."""
-        if self.latest is None or self.latest.clock_s is None:
-            return None
-        at = self.latest.time_unix_s - self.latest.clock_s
-        return at if math.isfinite(at) else None
 
     def add(self, event: Event) -> bool:
         """Add the next event.

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from typing import NamedTuple
 
 from unisono.report.events import Event, Start, StepDone, Workers
-from unisono.report.memory_use import Sizes, sizes_by_rank
 from unisono.report.phases import Spent, add_up, spent_by_rank
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import MAX_WORKERS, RunProgress
@@ -23,6 +22,13 @@ from unisono.report.speed_facts import SLOW_WORKER
 MAX_BUCKETS = 10
 BUCKET_S = 1.0
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
+
+
+class DeviceMemory(NamedTuple):
+    """What one worker's tensors take of its device, in bytes; None where a line does not say."""
+
+    now: int | None
+    most: int | None
 
 
 @dataclass
@@ -55,7 +61,7 @@ class RunStatus:
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.buckets: deque[Bucket] = deque(maxlen=MAX_BUCKETS)
-        self.memory: dict[int, Sizes] = {}
+        self.memory: dict[int, DeviceMemory] = {}
 
     def add(self, event: Event) -> None:
         """Add the next event."""
@@ -75,7 +81,8 @@ class RunStatus:
         ):
             self.buckets.append(Bucket(step, step))
         self.buckets[-1].add(step)
-        self.memory.update(islice(sizes_by_rank(step), MAX_WORKERS))
+        sizes = map(DeviceMemory, step.allocated_bytes, step.peak_bytes)
+        self.memory |= dict(list(zip(step.ranks, sizes, strict=False))[:MAX_WORKERS])
 
     @property
     def num_steps(self) -> int:
@@ -133,7 +140,7 @@ class WorkerLine:
     shares: Mapping[str, float] | None = None  # the part of its time that each phase took
     work_s: float | None = None  # its time a step, without waiting
     is_slow: bool = False  # whether the run has found it to be slow
-    device: Sizes | None = None  # what it takes of its device; None on CPUs
+    device: DeviceMemory | None = None  # what it takes of its device; None on CPUs
 
     @property
     def state(self) -> str:

@@ -81,9 +81,8 @@ def _columns(workers: Sequence[WorkerLine]) -> list[Column]:
 def _of_devices() -> list[Column]:
     """Give the columns of those that compute on a device with memory of its own."""
     return [
-        Column("device", 7, 3, lambda w: size(w.device.allocated if w.device else None)),
-        Column("kept", 7, 11, lambda w: Text(size(w.device.reserved if w.device else None), "dim")),
-        Column("most", 7, 4, lambda w: size(w.device.peak if w.device else None)),
+        Column("device", 7, 3, lambda w: size(w.device.now if w.device else None)),
+        Column("most", 7, 4, lambda w: size(w.device.most if w.device else None)),
     ]
 
 
