@@ -24,7 +24,7 @@ BUCKET_S = 1.0
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
-class DeviceMemory(NamedTuple):
+class TensorMemory(NamedTuple):
     """What one worker's tensors take of its device, in bytes; None where a line does not say."""
 
     now: int | None
@@ -61,7 +61,7 @@ class RunStatus:
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.buckets: deque[Bucket] = deque(maxlen=MAX_BUCKETS)
-        self.memory: dict[int, DeviceMemory] = {}
+        self.memory: dict[int, TensorMemory] = {}
 
     def add(self, event: Event) -> None:
         """Add the next event."""
@@ -81,7 +81,7 @@ class RunStatus:
         ):
             self.buckets.append(Bucket(step, step))
         self.buckets[-1].add(step)
-        sizes = map(DeviceMemory, step.allocated_bytes, step.peak_bytes)
+        sizes = map(TensorMemory, step.allocated_bytes, step.peak_bytes)
         self.memory |= dict(list(zip(step.ranks, sizes, strict=False))[:MAX_WORKERS])
 
     @property
@@ -140,7 +140,7 @@ class WorkerLine:
     shares: Mapping[str, float] | None = None  # the part of its time that each phase took
     work_s: float | None = None  # its time a step, without waiting
     is_slow: bool = False  # whether the run has found it to be slow
-    device: DeviceMemory | None = None  # what it takes of its device; None on CPUs
+    device: TensorMemory | None = None  # what it takes of its device; None on CPUs
 
     @property
     def state(self) -> str:
