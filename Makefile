@@ -60,7 +60,6 @@ bench: .venv/ready         ## every workload against plain torch and DDP, ratios
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.allreduce
 	$(BIN)/python -m bench.allreduce --workers 4
-	$(BIN)/python -m bench.pipeline
 
 bench-peers: .venv-peers/ready  ## the CNN against Accelerate, Lightning Fabric and Lightning, which get .venv-peers
 	$(PEERS)/python -m bench.peers

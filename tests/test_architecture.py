@@ -135,7 +135,7 @@ def test_modules_of_the_root_import_no_package():
 
 
 # Everything that a batch and its gradients come through.
-ON_THE_WAY = ("plan", "data", "state", "stages", "exchange", "step", "train", "callbacks")
+ON_THE_WAY = ("plan", "data", "state", "splitting", "exchange", "step", "train", "callbacks")
 OF_A_DEVICE = {"cuda", "cpu", "numpy", "pin_memory"}
 
 

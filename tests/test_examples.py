@@ -200,14 +200,6 @@ def test_every_page_on_how_to_do_something_shows_an_example() -> None:
 
 
 @pytest.mark.long
-def test_stages_give_the_digest_of_one_process_and_nothing_fails() -> None:
-    program = ["-m", "unisono", "run", "-n", 2, "--stages", 2, EXAMPLES / "by_feature/stages.py"]
-    done = processes.run([sys.executable, *program], timeout=280, check=True)
-    assert digest(done.stdout) == digest(run("by_feature/stages.py"))
-    assert "Error" not in done.stderr
-
-
-@pytest.mark.long
 def test_loggers_change_no_digest(tmp_path: Path) -> None:
     alone = run("by_feature/loggers.py", "--directory", tmp_path / "alone")
     loggers = ("--loggers", "csv", "wandb")

@@ -58,13 +58,12 @@ def test_everything_else_is_refused_as_ever(arguments):
     [
         (["--node-rank", "1"], "`--node-rank` is for several hosts"),
         (["--nnodes", "2"], "`--node-rank` must be the number of this host, 0 … 1"),
-        (["--nnodes", "1", "--rendezvous", "a:1", "-n", "3", "--stages", "2"], "must divide"),
         (["--nnodes", "2", "--node-rank", "2"], "another one on each of 2, but is 2"),
         (["--nnodes", "2", "--node-rank", "0"], "`--rendezvous` must be the address of host 0"),
         (["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:0"], "but is a:0"),
         (
-            ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--stages", "2"],
-            "`--stages` is for workers of one host",
+            ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--gpus", "0"],
+            "`--gpus` is for workers of one host",
         ),
         (
             ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "127.0.0.1:1"],

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
     from unisono.exchange.slow_link import Bf16Gradients, DiLoCo, PowerSGD
-    from unisono.stages.split import split
+    from unisono.splitting.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
@@ -64,7 +64,7 @@ _LOADED_ON_FIRST_USE = {
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
     "share": "unisono.data.share",
-    "split": "unisono.stages.split",
+    "split": "unisono.splitting.split",
     "token_mean": "unisono.train.token_mean",
 }
 

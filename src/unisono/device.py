@@ -182,21 +182,6 @@ class Device:
         """Leave every default generator as it was, whatever happens inside."""
         return generators_put_back([part.torch for part in self.parts])
 
-    def generators(self) -> torch.Tensor:
-        """Tell where torch's default generators stand, of the host and of the device, as bytes."""
-        return torch.cat([generator.get_state() for generator in self._generators()])
-
-    def set_generators(self, state: torch.Tensor) -> None:
-        """Have torch's default generators where :meth:`generators` has found others."""
-        for generator in self._generators():
-            num_bytes = generator.get_state().numel()
-            generator.set_state(state[:num_bytes].clone())
-            state = state[num_bytes:]
-
-    def _generators(self) -> list[torch.Generator]:
-        parts = [] if self.is_host else self.parts
-        return [torch.default_generator, *(default_generator(part.torch) for part in parts)]
-
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         """Compute in `dtype` what torch knows to be safe in it, inside the block."""
         return torch.autocast(self.torch.type, dtype)

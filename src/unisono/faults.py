@@ -20,7 +20,6 @@ at         where in a step
 =========  =======================================================================================
 begin      when it begins; without ``at``, here
 shard      before the forward pass of a shard
-backward   before the backward pass of a shard, where workers compute stages of a model
 gradients  the own shards are done; before the others are met
 audit      in a step that is audited: before another's shards are computed again
 sums       all shards are done; before they are added up
@@ -57,7 +56,6 @@ DEEDS = ("kill", "stop", "raise", "exit", "segv")
 PLACES = (
     "begin",
     "shard",
-    "backward",
     "gradients",
     "audit",
     "sums",

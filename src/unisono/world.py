@@ -33,7 +33,6 @@ from dataclasses import dataclass, field
 
 DEFAULT_DEVICES_AT_MOST = 8
 WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
-STAGES_VARIABLE = "UNISONO_STAGES"
 # How many workers each of several hosts has, where a launcher of ours is on each.
 HOSTS_VARIABLE = "UNISONO_HOSTS"
 
@@ -281,34 +280,6 @@ def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:
     """
     environ = os.environ if environ is None else environ
     return _number_of_at_least_1(environ, WORKERS_PER_GPU_VARIABLE)
-
-
-def num_stages(environ: Mapping[str, str], world_size: int) -> int:
-    """Read how many workers compute one replica of the model together: ``UNISONO_STAGES``, else 1.
-
-    Raises:
-        ValueError: the workers cannot be divided so.
-    """
-    number = _number_of_at_least_1(environ, STAGES_VARIABLE)
-    if reason := indivisible(STAGES_VARIABLE, number, world_size):
-        raise ValueError(reason)
-    return number
-
-
-def indivisible(name: str, stages: int, num_workers: int) -> str:
-    """Say in one sentence why workers cannot be divided into stages; empty if they can.
-
-    Args:
-        name: what the caller passed the number of stages as, such as ``--stages``.
-        stages: how many workers compute one replica of the model together.
-        num_workers: how many workers there are.
-    """
-    if num_workers % stages == 0:
-        return ""
-    return (
-        f"`{name}` must divide the number of workers ({num_workers}), but is {stages}: start "
-        f"{stages} workers for each replica of the model, for example {2 * stages}."
-    )
 
 
 def _number_of_at_least_1(environ: Mapping[str, str], name: str) -> int:

@@ -328,15 +328,3 @@ def test_all_ranks_are_described() -> None:
         "  load_image  train.py:88",
         "  train  train.py:40",
     ]
-
-
-def test_a_stage_waits_for_the_activations_of_another() -> None:
-    waits = "the activations of stage 0 for shard 3 from rank 0"
-    line = first_line(
-        rank(0, LOAD, step=7), rank(1, TRAIN, step=7, shown_wait=waits), hang=Hang(waited_s=4.0)
-    )
-    assert line == (
-        "Step 7 has been waiting for 4 s. Rank 0 has not arrived at the activations of stage 0 "
-        "for shard 3: it is in `load_image`, train.py:88. Rank 1 waits for it, in `train`, "
-        "train.py:40."
-    )

@@ -23,7 +23,6 @@ from unisono.launch.stalls import (
     worker_to_kill,
 )
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.waiting import stage_wait_in_words
 
 MEETING = Observation((), place="at `gradients of step 3`", is_at_meeting=True, quiet_s=60.0)
 COLLECTIVE = Observation((), place="in all_reduce", quiet_s=61.0)
@@ -218,18 +217,3 @@ def test_workers_that_wait_for_each_other_are_told_of_and_ended(
 def test_others_may_wait_in_a_collective_for_one_that_computes(backend: str) -> None:
     digests = unisono.launch(train, backend, one_computes_for_long, workers=2, stall_timeout_s=1)
     assert len(set(digests)) == 1
-
-
-def test_whoever_a_stage_waits_for_is_to_blame_and_not_the_stage(
-    page: ControlBlock,  # noqa: F811
-    kernel: Kernel,  # noqa: F811
-) -> None:
-    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
-    watch = StallWatch(page, 2.0)
-    page.begin_wait(0, stage_wait_in_words("activations", 1, 3, 2).encode())
-    found = []
-    for _ in range(5):
-        kernel.now_s += LOOK_EVERY_S
-        kernel.processes[10] = (kernel.processes[10][0] + 1, False)
-        found += [one.rank for one in watch.look(PIDS, ALL)]
-    assert found == [2]

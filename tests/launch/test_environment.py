@@ -74,9 +74,3 @@ def test_what_is_said_of_gpus_reaches_every_worker() -> None:
     for rank in range(3):
         assert of_gpus.items() <= seen(rank, **environ).items()
         assert seen(rank, **environ)["LOCAL_RANK"] == str(rank)
-
-
-def test_stages_are_told_where_there_are_several_and_not_inherited() -> None:
-    assert "UNISONO_STAGES" not in seen(UNISONO_STAGES="2")
-    staged = dataclasses.replace(JOB, stages=3)
-    assert seen(job=staged)["UNISONO_STAGES"] == "3"

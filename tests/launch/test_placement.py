@@ -233,11 +233,3 @@ def test_the_default_number_of_shards_does_not_depend_on_gpus(
         assert RunOptions().num_shards(1) == num_cores
         assert RunOptions().num_shards(num_cores) == num_cores
         assert RunOptions().num_shards(16) == 16  # but on how many workers there are, if more
-
-
-def test_workers_are_whole_replicas_of_the_model() -> None:
-    assert place(CPUS, stages=3)[0] == 6
-    assert place(Machine(num_cores=1), stages=2)[0] == 2
-    assert place(CPUS, workers=4, stages=2)[0] == 4
-    with pytest.raises(ValueError, match="`--stages` must divide the number of workers"):
-        place(CPUS, workers=5, stages=2)

@@ -441,34 +441,6 @@ def test_nobody_joins_before_the_crew_has_come_to_terms_with_a_loss() -> None:
     assert types_of(at_the_next_pause) == [(0, "Continue"), (2, "Live")]
 
 
-def test_where_all_are_needed_the_others_stand_still_until_the_missing_one_has_come() -> None:
-    events = (AGREED, LOOP_BEGAN, *lost(1), *stopped(0), *paused(0, arrivals=9))
-    *_, at_the_loss, at_the_pause = decisions(*events, workers=2, needs_all=True)
-    assert types_of(at_the_loss) == [(0, "Continue")]  # to go back to the snapshot
-    assert types_of(at_the_pause) == []
-    joined = after(*events, ask(1, 1, LOOP), workers=2, needs_all=True)
-    membership = Membership((0, 1), 0, 2)
-    assert joined.actions[:4] == (
-        Seat(1, 9),
-        *go(membership, 0),
-        live(1, membership, FACTS),
-        Joined((1,)),
-    )
-
-
-def test_where_all_are_needed_a_loss_among_those_who_stand_still_is_told() -> None:
-    events = (AGREED, LOOP_BEGAN, *lost(1), *stopped(0, 2), *paused(0, 2), *lost(2))
-    decision = after(*events, needs_all=True)
-    assert types_of(decision) == [(0, "Continue")]
-    assert types_of(after(*events, *paused(0), needs_all=True)) == []
-
-
-def test_where_all_are_needed_and_nobody_is_replaced_a_loss_ends_the_job() -> None:
-    decision = after(AGREED, LOOP_BEGAN, *lost(1), needs_all=True, replaces=False)
-    assert decision.actions == (GiveUp(),)
-    assert "a stage of the model that nobody else has" in decision.reason
-
-
 def test_a_loop_that_was_left_makes_room_for_the_next_and_is_not_taken_over() -> None:
     left = (unready("a loop was left before its end"), result(1, LOOP, b""))
     again = after(*RUNNING, *left, began(2, {"shards": 1})).state
@@ -602,7 +574,7 @@ def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
 def test_on_one_of_several_hosts_nobody_goes_on_before_all_are_there(
     events: tuple[Event, ...], joining: tuple[int, ...], generation: int
 ) -> None:
-    *before, last = decisions(*events, workers=2, restarts=9, needs_all=True, first_rank=4)
+    *before, last = decisions(*events, workers=2, restarts=9, first_rank=4)
     assert all(types_of(decision) == [] for decision in before)
     membership = Membership((0, 1), 0, generation)
     loop = FACTS if LOOP_BEGAN in events else None
@@ -617,7 +589,7 @@ def test_on_one_of_several_hosts_nobody_goes_on_before_all_are_there(
 
 def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:
     events = (AGREED, gone(0), *lost(1), ask(1, 1, RESULT))
-    decision = after(*events, workers=2, needs_all=True, first_rank=4)
+    decision = after(*events, workers=2, first_rank=4)
     assert types_of(decision) == [(1, "Live")]
 
 
@@ -627,7 +599,7 @@ def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:
 def test_one_of_several_hosts_ends_once_all_its_workers_stand_still() -> None:
     kept = began(1, {**FACTS, "is_kept_by_workers": True})
     events = (AGREED, kept, stop_wanted, *paused(0), *paused(1))
-    found = decisions(*events, workers=2, needs_all=True, first_rank=4)
+    found = decisions(*events, workers=2, first_rank=4)
     *_, began_it, asked, first, last = found
     assert began_it.state.can_stop_between_steps
     assert [one.actions for one in (asked, first, last)] == [(Wish(True),), (), (KeepAndEnd(),)]

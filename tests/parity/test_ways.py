@@ -1,7 +1,7 @@
 """Every way of using several devices, in one table: one digest each.
 
 `docs/several-devices.md` shows the table. More models, optimizers and kills of each way are in
-test_several_devices.py, test_data_parallel.py and tests/stages.
+test_several_devices.py, test_data_parallel.py and tests/splitting.
 """
 
 import functools
@@ -25,13 +25,12 @@ class Way(NamedTuple):
 
     Attributes:
         options: of the trainer; ``split`` is where the model is split over.
-        workers, stages: how many there are.
+        workers: how many there are.
         fault: who is killed, and where.
     """
 
     options: dict[str, list[str]]
     workers: int = 1
-    stages: int = 1
     fault: str = ""
 
 
@@ -47,11 +46,6 @@ WAYS = {
     "split over 2 × 2 workers": Way({"split": ["sim"] * 2}, workers=2),
     "split over 2 × 2 workers, one is killed": Way(
         {"split": ["sim"] * 2}, workers=2, fault="kill:rank=0,step=5,at=shard"
-    ),
-    "2 stages in 2 processes": Way({}, workers=2, stages=2),
-    "2 stages × 2 replicas": Way({}, workers=4, stages=2),
-    "2 stages in 2 processes, one is killed": Way(
-        {}, workers=2, stages=2, fault="kill:rank=1,step=4,at=shard"
     ),
 }
 
@@ -77,10 +71,10 @@ def train(models, options):
     ],
 )
 def test_every_way_has_the_digest_of_one_process(monkeypatch, capfd, way, models):
-    options, workers, stages, fault = WAYS[way]
+    options, workers, fault = WAYS[way]
     if options:
         skip_without(ACCELERATED)
     monkeypatch.setenv("UNISONO_FAULTS", fault)
-    found = unisono.launch(train, models, options, workers=workers, stages=stages)
+    found = unisono.launch(train, models, options, workers=workers)
     assert found == [plain(models)] * workers
     assert ("was killed by SIGKILL" in capfd.readouterr().err) == bool(fault)

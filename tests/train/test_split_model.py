@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.stages.models import CNN, GPT, Dense
+from tests.splitting.models import CNN, GPT, Dense
 from torch import nn
 from torch.utils.data import TensorDataset
 

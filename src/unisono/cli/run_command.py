@@ -95,13 +95,6 @@ class _Run(click.Command):
     "default, else 1. Worker LOCAL_RANK takes GPU LOCAL_RANK // N.",
 )
 @click.option(
-    "--stages",
-    type=COUNT,
-    default="1",
-    help="How many workers compute one replica of the model together, each a part of it; N must "
-    "divide the number of workers. The result stays the same.",
-)
-@click.option(
     "--nnodes",
     type=COUNT,
     help="How many hosts compute together. Run the same command on each, with its own "
@@ -153,7 +146,6 @@ def run(
     workers_per_gpu: int | None,
     debug: bool,
     backend: str,
-    stages: int,
     nnodes: int | None,
     node_rank: int | None,
     rendezvous: str | None,
@@ -184,7 +176,6 @@ def run(
       unisono run --gpus 0,3 train.py            two workers, each with a GPU
       unisono run --workers-per-gpu 2 train.py   two workers for each GPU
       unisono run --gpus none train.py           on the CPU, one worker for each core
-      unisono run -n 4 --stages 2 train.py       two replicas, each cut in two
       unisono run --backend unisono ddp.py       its gloo groups run on our backend
       unisono run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 train.py
 
@@ -206,7 +197,7 @@ def run(
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
-        asked = Asked(workers, gpus, workers_per_gpu, stages)
+        asked = Asked(workers, gpus, workers_per_gpu)
         placement = place_workers(IN_SHELL, asked, os.environ, Machine.here())
         threads = threads_per_worker() if threads is None else threads
     command = ["unisono", *sys.argv[1:]]
@@ -223,7 +214,6 @@ def run(
         replaces=replaces,
         stall_timeout_s=stall_timeout_s,
         backend=backend,
-        stages=stages,
         **one_of_several(os.environ),
     )
     leave(run_workers(job))

@@ -32,7 +32,7 @@ from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
-    *("replaces", "gpus", "workers_per_gpu", "stages", "backend", "debug"),
+    *("replaces", "gpus", "workers_per_gpu", "backend", "debug"),
 }
 _ANSWERS_WITHIN_S, _PAUSE_S = 2.0, 0.1
 

@@ -7,7 +7,7 @@ identity, as a parameter does; only its memory is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -106,44 +106,6 @@ class Buffers:
         if self._shared is not None:
             self._values.give(self._shared[1 - self.now])
             self.is_kept_here = True
-
-    def which(self, chosen: Callable[[torch.Tensor], bool]) -> frozenset[int]:
-        """Choose buffers by what is in their places now; gives their positions."""
-        now = (_now_at(*homes[0]) for homes in self._homes)
-        return frozenset(n for n, value in enumerate(now) if value is not None and chosen(value))
-
-    def keep_some(self, positions: Collection[int]) -> None:
-        """Publish some of what the first non-empty shard left; others publish the rest."""
-        if self._shared is None:
-            return
-        self._collect()
-        there = self._shared[1 - self.now]
-        for position in positions:
-            tensor, slot = self._tensors[position], self.slots[position]
-            num_bytes = tensor.numel() * tensor.itemsize
-            bytes_there = there[slot.offset : slot.offset + num_bytes]
-            bytes_there.copy_(self._values.bytes_at(slot.offset, num_bytes))
-
-    def take_back(self, is_known: Callable[[torch.Tensor], bool]) -> None:
-        """Put a buffer back where a forward pass has put something unknown in its place."""
-        for tensor, homes in zip(self._tensors, self._homes, strict=True):
-            for module, key in homes:
-                value = _now_at(module, key)
-                if value is not None and value is not tensor and not is_known(value):
-                    module._buffers[key] = tensor
-
-    def noted(self) -> torch.Tensor | None:
-        """Copy what a forward pass has left, for :meth:`set_to`."""
-        if self._shared is None:
-            return None
-        self._collect()
-        return self._values.noted()
-
-    def set_to(self, values: torch.Tensor | None) -> None:
-        """Have the buffers as another forward pass has left them."""
-        if values is not None:
-            self._collect()
-            self._values.set_to(values)
 
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
@@ -296,18 +258,6 @@ class BufferValues:
                 self._copies.to_device(here, values[start:stop])
         for tensors, views, _ in self._lists:
             _copy(tensors, views)
-
-    def bytes_at(self, offset: int, num_bytes: int) -> torch.Tensor:
-        """View bytes of the block; on the CPU alone."""
-        return self._bytes[offset : offset + num_bytes]
-
-    def noted(self) -> torch.Tensor:
-        """Copy the block; on the CPU alone."""
-        return self._bytes.clone()
-
-    def set_to(self, values: torch.Tensor) -> None:
-        """Set the values to such a copy; on the CPU alone."""
-        self._bytes.copy_(values)
 
     def _pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Give bytes of the block that are on one device, from where to where."""

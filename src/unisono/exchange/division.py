@@ -3,9 +3,6 @@
 Follows from the membership, and from the speeds of the workers' devices where these differ. Where
 a worker is lost within a step, the others keep what they have computed and divide the rest among
 themselves.
-
-Where a model is cut into stages, neighbours compute the shards of their replica together, and each
-part is theirs together. Then a step is begun only by all workers.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ class Division:
         groups: of all shards; one, where no slow link is between any.
         shards: those that this worker computes, as long as nobody is lost.
         parts: those of all workers; together they are every shard once.
-        parts_of: those of each member, by its rank; of each replica, by that of its first stage.
+        parts_of: those of each member, by its rank.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
     """
 
@@ -51,16 +48,15 @@ class Division:
         """Divide all anew among those who are members now."""
         team = self._team
         ranks = team.membership.ranks
-        speakers = ranks[:: team.num_stages]
-        speeds = None if self._speeds is None else [self._speeds[rank] for rank in speakers]
+        speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
         if len(self.groups) > 1 and len(team.hosts) > 1:
             ranges = assign_groups(self.groups, list(map(len, team.hosts)))
         else:
-            ranges = assign(self.num_shards, len(speakers), speeds)
-        self._held: Held = {r: [own] for r, own in zip(speakers, ranges, strict=True)}
+            ranges = assign(self.num_shards, len(ranks), speeds)
+        self._held: Held = {r: [own] for r, own in zip(ranks, ranges, strict=True)}
         self._membership: Membership = team.membership
         self._divided_by = self._speeds
-        self.shards = ranges[team.position // team.num_stages]
+        self.shards = ranges[team.position]
         self.mine = self._parts_among([self.shards])
         self._follow()
 

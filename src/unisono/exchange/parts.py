@@ -87,23 +87,6 @@ class Parts:
         self._slots: dict[int, list[torch.Tensor]] = {}
         self._is_divided = False
 
-    def publish_some(self, part: Node, gradients: Gradients, indices: Sequence[int]) -> None:
-        """Copy the gradients of some parameters into a part's slot; others do the rest.
-
-        Raises:
-            TypeError: a gradient is sparse.
-        """
-        slots, flags = self._slots_of(part), self._room.flags[part.lo]
-        there = [(index, one) for index in indices if (one := gradients[index]) is not None]
-        present = {index for index, _ in there}
-        for index in indices:
-            flags[1 + index] = _PRESENT if index in present else _ABSENT
-        if there:
-            with torch.no_grad():
-                into, given = [slots[index] for index, _ in there], [one for _, one in there]
-                _check_dense(into, given)
-                torch._foreach_copy_(into, given)
-
     def publish(self, part: Node, gradients: Gradients) -> None:
         """Copy a part into its slot.
 

@@ -69,8 +69,6 @@ class Exchange(ABC):
             with whole parameters and the state that its own optimizer has.
         have_all: whether every worker has the whole state; else the leader alone updates, and has
             the optimizer's state.
-        of_stage: which parameters' gradients this worker publishes, where it computes one stage of
-            a model; None: all of them.
         takes_early: whether :meth:`publish_early` is of use now.
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
         is_spread: whether other hosts alone have some of the state, until it is collected.
@@ -82,7 +80,6 @@ class Exchange(ABC):
 
     homes: Homes | None = None
     have_all = True
-    of_stage: Sequence[int] | None = None
     takes_early = False
     has_replicas = False
     is_spread = False
@@ -173,10 +170,7 @@ class Exchange(ABC):
         Raises:
             TypeError: a gradient is sparse.
         """
-        if self.of_stage is None:
-            self._parts.publish(part, gradients)
-        else:
-            self._parts.publish_some(part, gradients, self.of_stage)
+        self._parts.publish(part, gradients)
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """Show the others one parameter of this worker's last part, while a backward pass goes on.

@@ -107,7 +107,7 @@ def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Ha
         what = "`init_process_group`"
     elif Waits.IN_A_COLLECTIVE in kinds:
         what = "A collective of torch.distributed"
-    elif steps and (not waiting or "step" in purposes or Waits.FOR_A_STAGE in kinds):
+    elif steps and (not waiting or "step" in purposes):
         what = f"Step {max(steps)}"
     else:
         what = f"`{waiting[0].name}`" if waiting else "The program"

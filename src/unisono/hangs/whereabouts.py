@@ -19,7 +19,6 @@ from unisono.hangs.kernel_view import KernelView
 from unisono.hangs.sampler import Sample
 from unisono.hangs.stacks import AT_THE_END, Frame, Owner, Stack, own_place, sample_in
 from unisono.workers.launcher_messages import IN_INIT
-from unisono.workers.waiting import awaited_rank
 
 SUM_OF_GRADIENTS = "the sum of gradients"
 _TORCHS_CALLS = "torch/distributed/distributed_c10d.py"
@@ -48,7 +47,6 @@ class Waits(enum.Enum):
     AT_A_MEETING = enum.auto()
     IN_A_COLLECTIVE = enum.auto()
     TO_MAKE_A_GROUP = enum.auto()
-    FOR_A_STAGE = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +122,6 @@ def whereabouts(look: RankLook) -> Whereabouts:
     found = _call_in(stack)
     if look.shown_wait == IN_INIT or found in _RENDEZVOUS_CALLS:
         return replace(here, waits=Waits.TO_MAKE_A_GROUP, name=IN_INIT)
-    if awaited_rank(look.shown_wait.encode()) is not None:
-        name = look.shown_wait.partition(" from ")[0]
-        return replace(here, waits=Waits.FOR_A_STAGE, name=name, call=look.shown_wait)
     if look.shown_wait:
         name = found or look.shown_wait.removeprefix("in ").partition("(")[0].strip()
         return replace(here, waits=Waits.IN_A_COLLECTIVE, name=name, call=look.shown_wait)

@@ -46,7 +46,6 @@ def launch(
     workers_per_gpu: int | None = None,
     debug: bool = False,
     backend: str = GLOO,
-    stages: int = 1,
 ) -> list[Any]:
     """Call ``fn(*args)`` on every worker and return the results in rank order.
 
@@ -78,14 +77,12 @@ def launch(
         debug: have torch compare what ranks call, and show where native code fails.
         backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend
             ``"unisono"``, which torch then reports as gloo.
-        stages: how many workers compute one replica of the model together, each a part of it; it
-            must divide `workers`.
 
     Raises:
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
         ValueError: `gpus` names GPUs that are not there, or there are too few for the workers.
-        ValueError: `workers`, `workers_per_gpu`, `threads`, `restarts`, `stall_timeout_s` or
-            `stages` is too small, `workers` beyond all reason, or no multiple of `stages`.
+        ValueError: `workers`, `workers_per_gpu`, `threads`, `restarts` or `stall_timeout_s` is too
+            small, or `workers` beyond all reason.
         TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
             be unpickled here.
         RuntimeError: called inside a worker.
@@ -100,8 +97,7 @@ def launch(
         workers = check_whole("workers", workers, at_least=1)
     if workers_per_gpu is not None:
         workers_per_gpu = check_whole("workers_per_gpu", workers_per_gpu, at_least=1)
-    stages = check_whole("stages", stages, at_least=1)
-    asked = Asked(workers, gpus, workers_per_gpu, stages)
+    asked = Asked(workers, gpus, workers_per_gpu)
     placement = place_workers(IN_PYTHON, asked, os.environ, Machine.here())
     workers = placement.num_workers
     threads = (
@@ -133,7 +129,6 @@ def launch(
         replaces=bool(replace),
         stall_timeout_s=stall_timeout_s,
         backend=backend,
-        stages=stages,
     )
     open_standard_fds()
     ended = _supervised(job)

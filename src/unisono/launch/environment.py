@@ -13,15 +13,18 @@ from types import MappingProxyType
 from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.job import Job
 from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE
-from unisono.world import HOSTS_VARIABLE, STAGES_VARIABLE
+from unisono.world import HOSTS_VARIABLE
 
 ADDRESS = "127.0.0.1"
 """Where the ranks of process groups are."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Set by another launcher around this one, they would be wrong about these workers.
 _NOT_TRUE_HERE = (
-    *("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT"),
-    STAGES_VARIABLE,
+    "TORCHELASTIC_",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_PORT",
 )
 # What gloo, tensorpipe and NCCL listen on; else the address of the host's name, for all to see.
 _LOOPBACK_ONLY = {
@@ -44,7 +47,6 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
     if job.hosts:
         return {**job.environ, **_own(job, rank), **_of_several(job, rank), **link_fds}
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
-    stages = {STAGES_VARIABLE: str(job.stages)} if job.stages > 1 else {}
     return {
         **_LOOPBACK_ONLY,
         **kept,
@@ -55,7 +57,6 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(job.master_port),
-        **stages,
         **link_fds,
     }
 

@@ -28,14 +28,13 @@ class OptionNames:
     workers_per_gpu: str
     on_cpu: str  # how to ask for workers that see no GPU
     sharing: str  # how to ask for several workers on each GPU, with a place for the number
-    stages: str  # the option that says how many workers compute one replica of the model
 
 
 IN_SHELL = OptionNames(
-    "-n", "--gpus", "--workers-per-gpu", f"--gpus {NONE}", "--workers-per-gpu {}", "--stages"
+    "-n", "--gpus", "--workers-per-gpu", f"--gpus {NONE}", "--workers-per-gpu {}"
 )
 IN_PYTHON = OptionNames(
-    "workers", "gpus", "workers_per_gpu", f'gpus="{NONE}"', "workers_per_gpu={}", "stages"
+    "workers", "gpus", "workers_per_gpu", f'gpus="{NONE}"', "workers_per_gpu={}"
 )
 
 

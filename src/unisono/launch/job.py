@@ -56,7 +56,6 @@ class Job:
     replaces: bool  # whether a lost worker is replaced; otherwise the others continue without it
     stall_timeout_s: float  # how long a worker that others wait for may stand still, in seconds
     backend: str  # what runs the program's gloo process groups: gloo or unisono
-    stages: int = 1  # how many workers compute one replica of the model together
     # where random generators start that no caller brings; the same on every worker
     seed: int = field(default_factory=fresh_seed)
     # when the user asked for it, in seconds since 1970

@@ -31,7 +31,7 @@ from unisono.launch.gpus import (
 )
 from unisono.launch.job import too_many_workers
 from unisono.launch.nvml import gpus_of_driver
-from unisono.world import WORKERS_PER_GPU_VARIABLE, indivisible, num_devices, workers_per_gpu
+from unisono.world import WORKERS_PER_GPU_VARIABLE, num_devices, workers_per_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,6 @@ class Asked:
     workers: int | None = None
     gpus: str | None = None
     workers_per_gpu: int | None = None
-    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +85,13 @@ def place_workers(
     if asked.workers is not None and (reason := too_many_workers(names.workers, asked.workers)):
         raise ValueError(reason)
     gpus = _gpus(names, asked, environ, machine)
-    if asked.workers is not None and (
-        reason := indivisible(names.stages, asked.stages, asked.workers)
-    ):
-        raise ValueError(reason)
     if not gpus:
         if asked.workers_per_gpu is not None:
             raise ValueError(_no_gpu_to_share(names, asked, environ, machine))
         hidden = {VISIBLE_VARIABLE: ""} if asked.gpus == NONE else {}
-        num_workers = asked.workers or _in_replicas(machine.num_cores, asked.stages)
-        return Placement(num_workers, variables=hidden)
+        return Placement(asked.workers or machine.num_cores, variables=hidden)
     each = workers_per_gpu(environ) if asked.workers_per_gpu is None else asked.workers_per_gpu
-    num_workers = asked.workers or _in_replicas(len(gpus) * each, asked.stages)
+    num_workers = asked.workers or len(gpus) * each
     if reason := too_many_workers(names.workers, num_workers):
         raise ValueError(reason)
     if num_workers > len(gpus) * each:
@@ -108,11 +102,6 @@ def place_workers(
         _variables(gpus, each, environ, is_chosen=asked.gpus is not None),
         _said_on_cpu(names, machine) if asked.workers is None else "",
     )
-
-
-def _in_replicas(num_workers: int, stages: int) -> int:
-    """Round a number of workers down to whole replicas of the model, at least one."""
-    return max(stages, num_workers - num_workers % stages)
 
 
 def _gpus(

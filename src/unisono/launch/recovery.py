@@ -74,9 +74,6 @@ class RecoveryState:
     restarts: int = RESTARTS  # how many workers may be lost within a minute
     replaces: bool = True  # whether a lost worker is replaced; else the others go on without it
     world_size: int = 0  # how many workers there are to be
-    # whether the others cannot go on without one, as each has a stage of the model, or as there are
-    # other hosts
-    needs_all: bool = False
     first_rank: int | None = None  # of several hosts: the rank of this one's first worker
     gone: frozenset[int] = frozenset()  # who has nothing left to do
     is_ready: bool = False  # whether a lost worker can be made up for at all
@@ -172,11 +169,6 @@ def lost(
         )
     elif not state.replaces and state.membership is None:
         trouble = "it was the last worker, and `--no-replace` or `replace=False` allows no other"
-    elif not state.replaces and state.needs_all:
-        trouble = (
-            "it had a stage of the model that nobody else has, and `--no-replace` or "
-            "`replace=False` allows no other"
-        )
     if trouble:
         return RecoveryDecision(state, (GiveUp(),), trouble)
     actions: tuple[Action, ...] = (MarkDeparture(rank, Departure.LOST),)
@@ -290,8 +282,6 @@ def _go_on(
         stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
     )
     joining = state.asking if may_join else ()
-    if may_join and state.needs_all and len(membership.ranks) + len(joining) < state.world_size:
-        return state, ()  # they stand still until the missing ones have come
     return _let_go_on(state, membership.ranks, joining, leader=membership.leader, stop=stop)
 
 

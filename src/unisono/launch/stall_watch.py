@@ -16,7 +16,6 @@ from unisono.launch.stalls import LOOK_EVERY_S, Observation
 from unisono.procfs import read_stat, read_text
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.membership import Membership
-from unisono.workers.waiting import awaited_rank
 
 # gloo's wakes a hundred times a second, whether anything comes or not.
 _IDLE_THREADS = ("gloo_tcp_loop",)
@@ -105,16 +104,12 @@ class StallWatch:
         is_awaited = any(is_before(mine, self._control.lines[r].arrivals) for r in others)
         is_at_meeting = any(is_before(self._control.lines[r].arrivals, mine) for r in others)
         count, wait = self._control.wait_of(rank)
-        stages_wait_for = {awaited_rank(self._control.wait_of(r)[1]) for r in others}
-        is_awaited = is_awaited or rank in stages_wait_for
         if is_at_meeting:
             place = f"at `{self._control.lines[rank].purposes[mine % 2].value.decode().rstrip()}`"
         else:
             place = "" if wait is None else f"in {wait.decode(errors='replace')}"
-        # A worker that waits wakes up now and then, which is no sign of life; but the one to blame
-        # is then whoever a stage waits for.
-        is_still = bool(place) and awaited_rank(wait) is None
-        beat = (pid, 0 if is_still else ran_ns, mine, count)
+        # A worker that waits wakes up now and then, which is no sign of life.
+        beat = (pid, 0 if place else ran_ns, mine, count)
         if not place and mine and waits_for_a_thread(pid):
             place = "in a collective of torch.distributed, or for a lock"
         return Observation(beat, is_stopped, is_awaited, place, is_at_meeting)

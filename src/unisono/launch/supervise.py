@@ -123,7 +123,6 @@ class _Supervision:
             restarts=job.restarts,
             replaces=job.replaces,
             world_size=job.num_workers,
-            needs_all=job.stages > 1 or bool(job.hosts),
             first_rank=job.first_rank if job.hosts else None,
         )
         self._desk = Reception(self._control, self, members, writer, self._wake, say)

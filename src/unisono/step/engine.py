@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -83,10 +82,7 @@ class StepEngine:
         is_skipped: whether the last update's gradients were not finite with a scaled loss.
         present: of which parameters the last update had a gradient.
         members: the optimizers, by name.
-        is_staged: whether this worker computes a part of the model alone.
     """
-
-    is_staged = False
 
     def __init__(
         self,
@@ -147,10 +143,6 @@ class StepEngine:
         """Have what shards hand to the next batch on every host. Collective, between two steps."""
         if self.carried is not None:
             self.carried.collect(self._team, self.exchange.bring)
-
-    def watched(self) -> AbstractContextManager[None]:
-        """Have the program's operations seen within a step's block, where that is needed."""
-        return nullcontext()
 
     def abandon(self) -> None:
         """Leave a step that cannot be finished. Collective."""

@@ -150,7 +150,7 @@ class Boundary:
         if not self._exchange.is_lost:
             with suppress(StepBrokenError):  # then it is lost
                 self._carry_out(planned)
-        if self._exchange.is_lost or not self._team.can_compute:
+        if self._exchange.is_lost:
             self.go_back()
             return False
         return True
@@ -164,9 +164,6 @@ class Boundary:
         if len(self._team.hosts) > 1:
             self.run.has_joined = True  # as those have that replace lost workers
             self.run.joint_calls.is_undone = True
-        while not self._team.can_compute:  # a stage of the model is missing
-            self.run.observer.before_pause()
-            self._team.pause()
 
     def undo(self) -> None:
         """Put back what an exchange does not: what the program changed after a lost step, say."""

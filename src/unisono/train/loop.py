@@ -21,19 +21,15 @@ from typing import Any
 from unisono.data.fetch import Fetch
 from unisono.device import num_threads
 from unisono.exchange.choice import chosen
-from unisono.exchange.protocol import Exchange
 from unisono.forbidden import collectives_watched
-from unisono.stages.stage_worker import StageWorker
 from unisono.state.several_optimizers import members_of
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers, RunDelay
-from unisono.step.staged_engine import StagedEngine
 from unisono.train.alternation import OpenLoop
 from unisono.train.audited_boundary import AuditedBoundary
 from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
-from unisono.train.bubble import tell_bubble
 from unisono.train.closure_step import ClosureStep
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
@@ -53,7 +49,7 @@ from unisono.workers.launcher_messages import Live, Passed
 from unisono.workers.team import StepBrokenError
 from unisono.world import threads_per_worker
 
-# Of what stages send each other, or shards carry: beside the memory of a loop and of those within.
+# Of what shards carry: beside the memory of a loop and of those within.
 _BESIDE_KEY = 1 << 31
 
 
@@ -104,8 +100,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 if notes is not None:
                     notes.end()
                 tell_unfinished_round(run)
-                if isinstance(boundary.engine, StagedEngine):
-                    tell_bubble(run, boundary.engine)
                 return
             if not is_over and run.kept.position.batch == 0:
                 with suppress(StepBrokenError):  # then there is no next step yet
@@ -115,8 +109,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 balance.before_step()
             if not boundary.act() or run.is_over(plan.totals):
                 run.joint_calls.is_undone = False
-                # Who has joined there, in the place of a lost stage, comes behind that, too.
-                is_agreed = run.team.needs_all
+                # Of several hosts all have gone back to behind that.
+                is_agreed = len(run.team.hosts) > 1
                 continue
             step = make_step(boundary, plan.samples, loader, run.kept.position)
             yield step
@@ -126,7 +120,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if not step.is_done:
                 run.joint_calls.is_undone = False
                 boundary.undo()
-                is_agreed = run.team.needs_all
+                is_agreed = len(run.team.hosts) > 1
                 continue
             if balance.is_needed:
                 balance.after_step(step.num_samples)
@@ -251,26 +245,8 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
     }
     if run.carried is not None:
         run.carried.bind(run.team, exchange.memory.arena.key + _BESIDE_KEY)
-    if run.team.num_stages == 1:
-        kind = ClosureEngine if run.takes_closure else StepEngine
-        return kind(model, optimizer, exchange, **options)
-    return StagedEngine(model, optimizer, exchange, stages=_stages(run, exchange), **options)
-
-
-def _stages(run: RunContext, exchange: Exchange) -> StageWorker:
-    """Cut the model into the stages of a replica."""
-    model = run.kept.model
-    own = {id(parameter) for parameter in model.parameters()}
-    others = [p for p in (*exchange.parameters, *exchange.fixed) if id(p) not in own]
-    return StageWorker(
-        model,
-        others,
-        run.team,
-        run.device,
-        key=exchange.memory.arena.key + _BESIDE_KEY,
-        balance=run.options.balance,
-        in_flight=run.options.shards_in_flight,
-    )
+    kind = ClosureEngine if run.takes_closure else StepEngine
+    return kind(model, optimizer, exchange, **options)
 
 
 def _begin(run: RunContext, boundary: Boundary) -> None:

@@ -29,7 +29,6 @@ from unisono.exchange.choice import name_of_exchange
 from unisono.exchange.link_state import SLOW_LINK_KEY, LinkState
 from unisono.exchange.slow_link import SlowLink
 from unisono.plan.samples import SamplePlan
-from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.contents import check_contents
 from unisono.state.digest import digest_of
 from unisono.state.position import Position
@@ -51,7 +50,6 @@ from unisono.train.run_options import RunOptions
 from unisono.train.several_models import Models, Optimizers, check_together, joined
 from unisono.train.slow_link_checks import check_run, link_among
 from unisono.train.split_model import check_split_before, devices_of_run, place_on
-from unisono.train.stage_checks import check_stages
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.workers.context import context
@@ -131,8 +129,6 @@ class Run:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
-        balance: Balance = BY_MEMORY,
-        shards_in_flight: int | None = None,
         audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
@@ -153,12 +149,11 @@ class Run:
         self.joint_calls = context().join()
         self.team = self.joint_calls.team
         self.world = self.team.world
-        self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
+        self.shards = options.num_shards(self.world.world_size)
         self.seed = options.seed
         self.device, *others = devices_of_run(model, options, self.world)
-        check_stages(self.team, model, self.device, options, 1 + len(others))
         check_contents(model, optimizer, self.device)
-        check_together(optimizer, options, self.team.num_stages)
+        check_together(optimizer, options)
         options.check_closure(optimizer)
         # Refuses what does not fit.
         replicas_for = options.replicas_for(optimizer)

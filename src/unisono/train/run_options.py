@@ -17,7 +17,6 @@ from unisono.exchange.choice import check_exchange
 from unisono.exchange.slow_link import SlowLink, check_slow_link
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
-from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.optimizers import needs_closure, takes_closure
 from unisono.step.clipping import Clipping
 from unisono.step.gradient_hook import OnGradients
@@ -56,8 +55,6 @@ class RunOptions:
     devices: Sequence[str | torch.device] | None = None
     exchange: str = AUTO
     exact: bool = True
-    balance: Balance = BY_MEMORY
-    shards_in_flight: int | None = None
     audit_every: int | None = None
     on_gradients: OnGradients | None = None
     closure: bool | None = None
@@ -80,9 +77,6 @@ class RunOptions:
         if self.devices is not None:
             self._set("devices", tuple(read_names(self.devices)))
         check_exchange(self.exchange)
-        if self.shards_in_flight is not None:
-            in_flight = check_whole("shards_in_flight", self.shards_in_flight, at_least=1)
-            self._set("shards_in_flight", in_flight)
         if self.on_gradients is not None:
             check_function("on_gradients", self.on_gradients, ("step", "gradients"))
         if self.closure not in (None, True, False):
@@ -120,12 +114,11 @@ class RunOptions:
         """Give the scaler of an optimizer's losses, if it has one."""
         return _of(self.grad_scaler, name)
 
-    def num_shards(self, world_size: int, num_stages: int = 1) -> int:
+    def num_shards(self, world_size: int) -> int:
         """Give S: what was asked for, or else one shard for each core, worker or device.
 
         Args:
             world_size: how many workers there are.
-            num_stages: how many of them compute shards together.
 
         Raises:
             ValueError: there are more workers, or more of their devices, than shards.
@@ -133,7 +126,7 @@ class RunOptions:
         each = 1 if self.devices is None else len(self.devices)
         devices = world_size * each
         shards = max(num_devices(), devices) if self.shards is None else self.shards
-        assign(shards, world_size // num_stages)
+        assign(shards, world_size)
         if self.devices is not None and shards < devices:
             workers = "" if world_size == 1 else f" of {world_size} workers"
             raise ValueError(

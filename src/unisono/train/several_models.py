@@ -42,7 +42,7 @@ def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
     return model, optimizer
 
 
-def check_together(optimizer: Optimizer, options: RunOptions, num_stages: int) -> None:
+def check_together(optimizer: Optimizer, options: RunOptions) -> None:
     """Refuse what does not go with several optimizers.
 
     Raises:
@@ -64,7 +64,6 @@ def check_together(optimizer: Optimizer, options: RunOptions, num_stages: int) -
     for refused, is_given in {
         "`audit_every`": options.audit_every is not None,
         "`carry`": options.carry,
-        "`--stages`": num_stages > 1,
         "an optimizer that takes a closure": options.closure or needs_closure(optimizer),
     }.items():
         if is_given:

@@ -59,7 +59,6 @@ def check_run(
         "devices": options.devices is not None,
         "grad_scaler": options.grad_scaler is not None,  # what overflows would stay in residuals
         "on_gradients": options.on_gradients is not None,
-        "UNISONO_STAGES": team.num_stages > 1,
     }
     for name, is_given in refused.items():
         if is_given:

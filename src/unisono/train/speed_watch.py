@@ -59,9 +59,7 @@ class SpeedWatch:
         self._confirmed = Confirmed()
         self._rows: list[ToldStep] = []
         self._newest, self._since = -2, (-1, -1)
-        self._is_full = self._has_begun = False
-        # Stages differ in what they do, and a line at the end says how long they waited.
-        self._is_broken = run.team.num_stages > 1
+        self._is_full = self._has_begun = self._is_broken = False
         self._to_skip = WARMUP_STEPS
         self._begun_s = self._rests_until_s = 0.0
         self._judged_step = 0

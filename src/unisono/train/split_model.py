@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from unisono.device import AUTO, Device
 from unisono.device_choice import devices_of
-from unisono.stages.crossing import crossing
-from unisono.stages.cut import check_casts, stages_of
+from unisono.splitting.crossing import crossing
+from unisono.splitting.cut import check_casts, stages_of
 from unisono.state.contents import place
 from unisono.train.computing import Computing
 from unisono.train.run_options import RunOptions

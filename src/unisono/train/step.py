@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
@@ -76,7 +75,6 @@ class Step:
         self._updating: tuple[str, ...] = ()
         self._means_of: dict[str, dict[str, float]] = {}
         self._kept: dict[int, tuple[Device, Any]] = {}  # batches that were read before, and where
-        self._watched: ExitStack | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -387,9 +385,6 @@ class Step:
         self._engine.begin(self.number, first)
         if self._engine.carried is not None:
             self._engine.carried.begin(self.number, is_new=self.batch == 0)
-        if self._engine.is_staged:
-            self._watched = ExitStack()
-            self._watched.enter_context(self._engine.watched())
         self._entered = True
         return self
 
@@ -399,8 +394,6 @@ class Step:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if self._watched is not None:
-            self._watched.close()
         if error is not None or not self._have_all_arrived:
             self._engine.end_passes()
         self.model = self._engine.model

@@ -23,7 +23,6 @@ from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.slow_link import SlowLink
-from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.carrying import carrying
@@ -42,7 +41,6 @@ from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.several_models import Optimizers, check_one_loss
 from unisono.train.split_model import check_computing, over_cuts
-from unisono.train.stage_checks import refusal_of
 from unisono.train.sweep import Forward, Sweep
 from unisono.train.validation import Validation
 
@@ -113,11 +111,6 @@ class Trainer:
             deterministic kernels in this trainer's computations, and an operation that has none
             raises :class:`unisono.NondeterministicError`. False: the program's settings apply. No
             effect on the CPU.
-        balance: with ``--stages``, which layers are on which stage. ``"memory"`` minimizes the
-            largest stage; or a dict of layers by stage, such as
-            ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. Results do not depend on it.
-        shards_in_flight: with ``--stages``, how many shards may be in progress at once; None: as
-            many as there are stages. Results do not depend on it.
         audit_every: the number of steps between audits; None: no audits. In an audit, each worker
             computes the shards of another again, and replicas are compared. A worker with wrong
             bits is reported and replaced, and the run returns to the last audit that found nothing.
@@ -181,8 +174,6 @@ class Trainer:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
-        balance: Balance = BY_MEMORY,
-        shards_in_flight: int | None = None,
         audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
@@ -208,9 +199,6 @@ class Trainer:
             )
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
         check_computing(model, self._computing)
-        for name, is_given in (("compile", compile), ("embed", embed is not None)):
-            if is_given and self.run.team.num_stages > 1:
-                raise ValueError(refusal_of(name))
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, self.run.optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name

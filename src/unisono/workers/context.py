@@ -11,7 +11,7 @@ from unisono.timeouts import RENDEZVOUS
 from unisono.workers.launcher_link import LauncherLink, has_launcher
 from unisono.workers.launcher_messages import ComputesOn
 from unisono.workers.supervisor import SingleProcess, Supervisor
-from unisono.world import HOSTS_VARIABLE, WORKERS_PER_GPU_VARIABLE, World, num_stages, world
+from unisono.world import HOSTS_VARIABLE, WORKERS_PER_GPU_VARIABLE, World, world
 
 if TYPE_CHECKING:
     from unisono.workers.joint_calls import JointCalls
@@ -118,7 +118,6 @@ class Context:
         refuse_larger_group(here)
         refuse_spawned(here)
         if link is None and here.world_size == 1:
-            num_stages(os.environ, here.world_size)  # refuses several
             return JointCalls(Team(SingleProcess(here)))
         if here not in self._joined:
             supervisor = link or ExternallyLaunched.meet(self.rendezvous(), here)
@@ -126,8 +125,7 @@ class Context:
                 link.control.take_seat(here.rank)
                 link.connect()
             faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
-            stages = num_stages(os.environ, here.world_size)
-            self._joined[here] = JointCalls(Team(supervisor, faults, stages))
+            self._joined[here] = JointCalls(Team(supervisor, faults))
         return self._joined[here]
 
 

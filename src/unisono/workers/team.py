@@ -44,21 +44,16 @@ class Team:
     Args:
         supervisor: who started this worker.
         faults: what is to go wrong here, for tests.
-        num_stages: how many neighbours compute one replica of the model together.
 
     Attributes:
         world: this worker's place.
-        num_stages: see above.
         membership: who computes together now.
         is_replacement: whether this worker takes the place of one that was lost.
     """
 
-    def __init__(
-        self, supervisor: Supervisor, faults: Faults | None = None, num_stages: int = 1
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, faults: Faults | None = None) -> None:
         self.supervisor = supervisor
         self.world = supervisor.world
-        self.num_stages = num_stages
         self.is_replacement = supervisor.can_replace and supervisor.incarnation > 0
         self.faults = faults or Faults()
         self.membership = Membership.of(self.world.world_size)
@@ -114,27 +109,6 @@ class Team:
     def leads_host(self) -> bool:
         """Whether this worker speaks for those on its host, in the memory that they share."""
         return self.world.rank in self.host_leaders
-
-    @property
-    def stage(self) -> int:
-        """Which part of the model this worker computes, counted from 0."""
-        return self.world.rank % self.num_stages
-
-    @property
-    def replica(self) -> tuple[int, ...]:
-        """The ranks that compute a replica of the model together with this worker, by stage."""
-        first = self.world.rank - self.stage
-        return tuple(range(first, first + self.num_stages))
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether a step that has lost a worker is begun again, once all are there."""
-        return self.num_stages > 1 or len(self.hosts) > 1
-
-    @property
-    def can_compute(self) -> bool:
-        """Whether no stage is missing: nobody else can compute the shards of one."""
-        return self.num_stages == 1 or self.size == self.world.world_size
 
     def meet(self, purpose: str) -> bool:
         """Wait for everybody. Collective: every rank calls it, in the same order.

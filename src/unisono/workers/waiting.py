@@ -6,14 +6,12 @@ that it stands still. Only what the program itself waits for is shown, not what 
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 
 from unisono.workers.context import context
 
 _SHOWN_AFTER_S = 1.0
-_FROM = re.compile(rb"^the (?:activations|gradients) of stage \d+ for shard \d+ from rank (\d+)$")
 
 
 class ShownWait:
@@ -39,21 +37,3 @@ class ShownWait:
         if self._is_shown:
             self._is_shown = False
             context().supervisor.show_wait("")
-
-
-def stage_wait_in_words(what: str, stage: int, shard: int, rank: int) -> str:
-    """Say what a stage of a model waits for, in words that the launcher can read.
-
-    Args:
-        what: ``"activations"`` or ``"gradients"``.
-        stage: which computes them.
-        shard: of which.
-        rank: the worker of that stage.
-    """
-    return f"the {what} of stage {stage} for shard {shard} from rank {rank}"
-
-
-def awaited_rank(wait: bytes | None) -> int | None:
-    """Tell for which rank a stage waits, if a wait that was shown is a stage's."""
-    found = None if wait is None else _FROM.match(wait)
-    return None if found is None else int(found[1])

@@ -5,13 +5,13 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.stages.models import CNN, GPT, UNet
+from tests.splitting.models import CNN, GPT, UNet
 from torch import nn
 
-from unisono.stages.cut import stages_of
-from unisono.stages.measure import UnitCosts
-from unisono.stages.split import split
-from unisono.stages.units import units_of
+from unisono.splitting.cut import stages_of
+from unisono.splitting.measure import UnitCosts
+from unisono.splitting.split import split
+from unisono.splitting.units import units_of
 
 pytestmark = pytest.mark.usefixtures("optimizers_are_imported")
 

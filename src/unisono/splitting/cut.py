@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.stages.crossing import crossing
-from unisono.stages.units import Unit, is_divided, units_of
+from unisono.splitting.crossing import crossing
+from unisono.splitting.units import Unit, is_divided, units_of
 from unisono.state.contents import move_in_place
 from unisono.state.model_buffers import homes_of_buffers
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from unisono.stages.split import split
+from unisono.splitting.split import split
 from unisono.state.digest import digest_of
 
 VOCABULARY, WIDTH, LENGTH = 11, 16, 8

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.stages.models import CNN, GPT, MODELS, Dense, trained
+from tests.splitting.models import CNN, GPT, MODELS, Dense, trained
 from torch import nn
 
-from unisono.stages.cut import stages_of
-from unisono.stages.split import split
+from unisono.splitting.cut import stages_of
+from unisono.splitting.split import split
 
 DEVICES = (["sim:0", "sim:1"], ["sim:0", "sim:1", "sim:2"], ["sim:3", "sim:1", "sim:2", "sim:0"])
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.stages.balance import assigned, divide
+from unisono.splitting.balance import assigned, divide
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from unisono.arrivals import changed_within
 from unisono.device import default_generator
-from unisono.stages.operations import is_in_place
 
 # Views, which gradients flow through; other properties are those of the tensor as it is.
 _VIEWS = ("data", "T", "H", "mT", "mH", "real", "imag")
@@ -44,6 +43,16 @@ _AS_THEY_ARE = (
     *("is_floating_point", "is_complex", "is_inference"),
 )
 _WHERE_IT_SAYS = ("to", "type_as", "type")  # these name a device themselves
+_IN_PLACE = {
+    "__setitem__",
+    *(
+        f"__i{name}__"
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "div", "mod", "pow"),
+            *("and", "or", "xor", "lshift", "rshift", "matmul"),
+        )
+    ),
+}
 _UNDER_WAY: ContextVar[Crossing | None] = ContextVar("crossing", default=None)
 
 
@@ -265,7 +274,7 @@ def _kind_of(func: Callable[..., Any]) -> str:
         return "as it is"
     if name in _WHERE_IT_SAYS:
         return "where it says"
-    if is_in_place(name):
+    if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return "in place"
     return "where it is"
 

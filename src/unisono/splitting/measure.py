@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.device import finish, generators_put_back
-from unisono.stages.units import Unit
+from unisono.splitting.units import Unit
 from unisono.state.model_buffers import buffers_put_back
 
 _REPEATS = 4  # of which the shortest counts

@@ -1,1 +1,0 @@
-"""A model in stages: consecutive parts of it, each on a device of its own."""
