@@ -210,13 +210,11 @@ def test_public_names_are_these():
     import unisono
 
     assert unisono.__all__ == [
-        "Bf16Gradients",
         "CallbackError",
         "CheckpointError",
         "CorruptionError",
         "DataFormatError",
         "DataParallel",
-        "DiLoCo",
         "DistributedDataParallel",
         "DistributedSampler",
         "DownloadError",
@@ -226,7 +224,6 @@ def test_public_names_are_these():
         "NondeterministicError",
         "OutOfMemoryError",
         "PeerLostError",
-        "PowerSGD",
         "RendezvousError",
         "Run",
         "Step",

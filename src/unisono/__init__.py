@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
-    from unisono.exchange.slow_link import Bf16Gradients, DiLoCo, PowerSGD
     from unisono.splitting.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
@@ -52,12 +51,9 @@ if TYPE_CHECKING:
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
-    "Bf16Gradients": "unisono.exchange.slow_link",
     "DataParallel": "unisono.data_parallel.data_parallel",
-    "DiLoCo": "unisono.exchange.slow_link",
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.distributed_sampler",
-    "PowerSGD": "unisono.exchange.slow_link",
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
@@ -69,13 +65,11 @@ _LOADED_ON_FIRST_USE = {
 }
 
 __all__ = [
-    "Bf16Gradients",
     "CallbackError",
     "CheckpointError",
     "CorruptionError",
     "DataFormatError",
     "DataParallel",
-    "DiLoCo",
     "DistributedDataParallel",
     "DistributedSampler",
     "DownloadError",
@@ -85,7 +79,6 @@ __all__ = [
     "NondeterministicError",
     "OutOfMemoryError",
     "PeerLostError",
-    "PowerSGD",
     "RendezvousError",
     "Run",
     "Step",

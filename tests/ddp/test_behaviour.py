@@ -11,8 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from tests.ddp.training import data, digest, made, train
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from tests.ddp.training import CLASSES, data, digest, made, train
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import unisono
@@ -102,6 +106,32 @@ def use_hooks(is_late):
 @BACKENDS
 def test_a_programs_hook_takes_the_place_of_ours_once(on_ranks, backend, is_late):
     on_ranks(backend, 3, use_hooks, is_late)
+
+
+def compress(hook):
+    """Train with one of torch's hooks on our class and on torch's."""
+    digests = []
+    for cls in ("ours", "torch"):
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(3 * 7 * 7, 101), nn.ReLU(), nn.Linear(101, 7)
+        ddp = CLASSES[cls]()(nn.Sequential(*layers), bucket_cap_mb=0.01)
+        if hook == "PowerSGD":
+            state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+            ddp.register_comm_hook(state, powerSGD_hook)
+        else:
+            ddp.register_comm_hook(None, fp16_compress_hook)
+        digests.append(digest(ddp, train(ddp, 4)))
+    return digests
+
+
+@pytest.mark.parametrize("hook", ["float16", "PowerSGD"])
+@pytest.mark.parametrize("world_size", [2, 3])
+@BACKENDS
+def test_torchs_hooks_that_send_less_do_what_they_do_on_torchs_class(
+    on_ranks, backend, world_size, hook
+):
+    of_ranks = on_ranks(backend, world_size, compress, hook)
+    assert len({digest for both in of_ranks for digest in both}) == 1
 
 
 def accumulate():

@@ -122,7 +122,6 @@ def snapshot(exchange, team, step, optimizer):
         if exchange.homes is None and team.leads_host:
             tensors, numbers = take_state(optimizer, named)
         facts = {"step": step, "numbers": numbers, "groups": group_options(optimizer)}
-        exchange.collect()
         slot = exchange.save(facts, tensors)
         if team.meet("snapshot"):
             exchange.memory.snapshots.complete(slot)

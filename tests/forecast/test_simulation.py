@@ -13,7 +13,7 @@ from tests.forecast.made import profile, timed
 from unisono.exchange import host_crossing
 from unisono.forecast.cluster import BUCKET_BYTES, Cluster
 from unisono.forecast.simulation import SimulatedStep, _buckets, simulate
-from unisono.forecast.step_profile import SentLess, StepProfile
+from unisono.forecast.step_profile import StepProfile
 from unisono.forecast.workload import divide_work
 
 ALONE = timed((8,), 0.01, spread=0.1, updating_s=0.004, rest_s=0.001)
@@ -132,13 +132,6 @@ def test_copying_takes_a_core_from_passes_but_not_from_a_link_that_is_waited_for
     # Two workers of a host have two cores.
     two = replace(fast, per_host=2, copying_s=1e-10)
     assert step(alone, 8, two).seconds == pytest.approx(0.01 + 4e7 * 2 * 3 / 4 * 1e-10 / 2)
-
-
-def test_what_is_sent_less_leaves_behind_the_passes() -> None:
-    hosts = Cluster(per_host=1, bandwidth=1e9 * 1538 / 1448, latency_s=0.0)
-    less = replace(NOISELESS, together=None, sent_less=SentLess("PowerSGD", 0.1, 1_000_000))
-    assert step(less, 2, hosts).seconds == pytest.approx(0.04 + 5e6 / 1e9)
-    assert step(less, 8, hosts).seconds == pytest.approx(0.01 + (4e6 * 2 * 7 / 8 + 7e6) / 1e9)
 
 
 def test_a_slow_link_is_what_limits_and_a_fast_one_is_hidden() -> None:

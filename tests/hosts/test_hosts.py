@@ -193,7 +193,6 @@ KILLS = {
         ("gpt", "--optimizer", "normed"),
         ("cnn", "--device", "sim"),
         ("gpt", "--optimizer", "lbfgs"),
-        *(("gpt", "--slow-link", way) for way in ("bf16", "factors", "local")),
     ],
     ids=str,
 )
@@ -582,33 +581,6 @@ def test_the_run_resumes_when_torchrun_starts_it_again(
     outputs[0].has_ended_well()
     assert outputs[0].text.count("step 1\n") == 2  # of the first start alone
     assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4])
-
-
-@pytest.mark.parametrize("way", ["bf16", "factors", "local"])
-def test_a_slow_link_has_the_bits_of_groups_on_one_host(make_hosts: MakeHosts, way: str) -> None:
-    hosts, options = make_hosts(2), ("gpt", "--slow-link", way)
-    assert trained(hosts, [1, 2], *options) == trained(hosts[:1], [2], *options)
-
-
-def test_bf16_gradients_take_half_of_the_bytes(make_hosts: MakeHosts) -> None:
-    program = [TRAIN, "gpt", "--width", "256"]
-    exact = sent_a_step(make_hosts, [1, 1], program)
-    assert sent_a_step(make_hosts, [1, 1], [*program, "--slow-link", "bf16"]) < 0.52 * exact
-
-
-@pytest.mark.parametrize("way", ["bf16", "local"])
-def test_a_slow_link_resumes_on_the_hosts_that_are_left(
-    make_hosts: MakeHosts, tmp_path: Path, way: str
-) -> None:
-    hosts, program = make_hosts(2), [*SLOW, "--slow-link", way]
-    directory = ("--directory", str(tmp_path))
-    outputs = start(hosts, [2, 1], [*program, *directory], elastic="1:2")
-    outputs[0].await_line("rank 0 step 6")
-    hosts[1].cut()
-    hosts[1].kill()
-    outputs[0].await_line("resuming from checkpoint step-")
-    outputs[0].has_ended_well()
-    assert digests(outputs) == trained(hosts[:1], [1], *program[1:])
 
 
 def test_a_rank_that_ended_before_it_came_is_not_waited_for(

@@ -57,6 +57,13 @@ class DistributedDataParallel(LoadsWithoutPrefix, _TorchDDP):  # type: ignore[mi
     which bring hooks of torch's, and a warning says so. Sparse gradients are gathered and added by
     everybody, in the same order.
 
+    Over a slow link, torch's hooks that send less do what they do on torch's own class::
+
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+
+        state = power_sgd.PowerSGDState(None, matrix_approximation_rank=4)
+        ddp.register_comm_hook(state, power_sgd.powerSGD_hook)
+
     Collective: every rank makes one, in the same order, and every backward pass is a collective.
 
     Raises:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from unisono.plan.groups import assign_groups, parts_within
 from unisono.plan.shards import Held, assign, take_over
-from unisono.plan.summation import Node
+from unisono.plan.summation import Node, parts_of
 from unisono.workers.membership import Membership
 from unisono.workers.team import Team
 
@@ -19,20 +18,15 @@ from unisono.workers.team import Team
 class Division:
     """The division of one loop's work. Final.
 
-    Args:
-        groups: those that a slow link is between; empty: there is none.
-
     Attributes:
-        groups: of all shards; one, where no slow link is between any.
         shards: those that this worker computes, as long as nobody is lost.
         parts: those of all workers; together they are every shard once.
         parts_of: those of each member, by its rank.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
     """
 
-    def __init__(self, team: Team, num_shards: int, groups: Sequence[Node] = ()) -> None:
+    def __init__(self, team: Team, num_shards: int) -> None:
         self._team, self.num_shards = team, num_shards
-        self.groups = groups or (Node(0, num_shards),)
         self._speeds: Mapping[int, float] | None = None
         self.divide()
 
@@ -49,10 +43,7 @@ class Division:
         team = self._team
         ranks = team.membership.ranks
         speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
-        if len(self.groups) > 1 and len(team.hosts) > 1:
-            ranges = assign_groups(self.groups, list(map(len, team.hosts)))
-        else:
-            ranges = assign(self.num_shards, len(ranks), speeds)
+        ranges = assign(self.num_shards, len(ranks), speeds)
         self._held: Held = {r: [own] for r, own in zip(ranks, ranges, strict=True)}
         self._membership: Membership = team.membership
         self._divided_by = self._speeds
@@ -76,7 +67,7 @@ class Division:
         return self._parts_among(new[self._team.world.rank])
 
     def _parts_among(self, runs: Sequence[range]) -> list[Node]:
-        return [p for run in runs for p in parts_within(run, self.groups, self.num_shards)]
+        return [p for run in runs for p in parts_of(run, self.num_shards)]
 
     def _follow(self) -> None:
         self.parts_of = {rank: self._parts_among(runs) for rank, runs in self._held.items()}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.optim import Optimizer
 
-from unisono.exchange.arena import Region
+from unisono.exchange.arena import Arena
 from unisono.plan.slices import Piece
 from unisono.state.optimizers import state_like
 
@@ -53,39 +52,31 @@ def plan_state(
     return keys, examples
 
 
-class HomeRegions(Protocol):
-    """Where parameters and their optimizer state lie: an arena, or what one group has."""
-
-    parameters: Region
-    states: Region
-    whose: memoryview
-
-
 class Homes:
     """The shared values of parameters and their optimizer state, whole and in pieces. Final.
 
     Args:
-        regions: where all of it lies.
+        arena: where all of it lies.
         keys: of the optimizer's state.
 
     Attributes:
         known: which parameters have optimizer state: a byte for each, 1 for those.
     """
 
-    def __init__(self, regions: HomeRegions, keys: StateKeys) -> None:
-        self._regions, self.keys = regions, keys
-        self.known = regions.whose
+    def __init__(self, arena: Arena, keys: StateKeys) -> None:
+        self._arena, self.keys = arena, keys
+        self.known = arena.whose
 
     def parameter(self, piece: Piece) -> torch.Tensor:
         """View a piece of a parameter, as a vector."""
-        return self._regions.parameters.piece(piece.index, piece.start, piece.stop)
+        return self._arena.parameters.piece(piece.index, piece.start, piece.stop)
 
     def state(self, index: int) -> dict[str, torch.Tensor]:
         """View one parameter's whole state, by name."""
-        return {name: self._regions.states.tensor(key.at) for name, key in self.keys[index].items()}
+        return {name: self._arena.states.tensor(key.at) for name, key in self.keys[index].items()}
 
     def of_piece(self, piece: Piece, key: StateKey) -> torch.Tensor:
         """View the state of a piece, as a vector; a scalar is the whole parameter's."""
         if key.is_array:
-            return self._regions.states.piece(key.at, piece.start, piece.stop)
-        return self._regions.states.tensor(key.at)
+            return self._arena.states.piece(key.at, piece.start, piece.stop)
+        return self._arena.states.tensor(key.at)

@@ -33,8 +33,7 @@ from unisono.exchange.buffers import Buffers
 from unisono.exchange.communicator import BrokenError
 from unisono.exchange.division import Division
 from unisono.exchange.host_bucket import HostBucket, LaneMemory
-from unisono.exchange.host_lane import HostLane, connect_lane
-from unisono.exchange.lane_transfers import Views
+from unisono.exchange.host_lane import HostLane, Views, connect_lane
 from unisono.exchange.lane_turn import LaneTurn
 from unisono.exchange.parts import presence
 from unisono.exchange.ready_buckets import ReadyBuckets
@@ -158,12 +157,12 @@ class HostCrossing:
         self,
         division: Division,
         lanes: Sequence[Sequence[Piece]],
-        totals: tuple[Memory, int] | None = None,
+        totals: tuple[Memory, int],
     ) -> None:
         """Be ready for what is this worker's now.
 
         Args:
-            lanes: what each has of the parameters; empty: no buckets cross.
+            lanes: what each has of the parameters.
             totals: where the sums of this worker's lane go, laid out from a byte on as a part is.
         """
         self._division = division
@@ -178,7 +177,7 @@ class HostCrossing:
             [bucket.indices for layout in reversed(layouts) for bucket in layout],
             len(slots),
         )
-        if totals is not None and self.number is not None:
+        if self.number is not None:
             held = [self._parts_on(ranks) for ranks in team.hosts]
             memory = LaneMemory(arena, held, team.host, division.parts, *totals)
             buckets = enumerate(layouts[self.number])

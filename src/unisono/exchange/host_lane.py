@@ -29,10 +29,10 @@ from typing import Any
 
 from unisono.errors import RendezvousError
 from unisono.exchange.communicator import BrokenError, Transfer
-from unisono.exchange.lane_transfers import Views
 from unisono.workers.host_links import Place, connect_ranks
 from unisono.workers.team import Team
 
+Views = Sequence[memoryview]
 _HEADER = struct.Struct("<QQ")
 _CONNECT_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.05

@@ -10,17 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.device import bytes_of
 from unisono.exchange.arena import Region, size_of
-from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.early_part import EarlyPart
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.host_crossing import HostCrossing
-from unisono.exchange.lane_transfers import LaneTransfers
-from unisono.exchange.link_state import LinkState
 from unisono.exchange.parts import Gradients
 from unisono.exchange.shared import SharedExchange
-from unisono.plan.groups import groups_on
 from unisono.plan.summation import Node
 from unisono.workers.launcher_messages import Live
 from unisono.workers.memory import Memory
@@ -28,6 +23,8 @@ from unisono.workers.memory import Memory
 
 class HostsExchange(SharedExchange):
     """An exchange between hosts. Final; arguments as of :class:`Exchange`."""
+
+    takes_early = True
 
     @property
     def is_lost(self) -> bool:
@@ -43,16 +40,6 @@ class HostsExchange(SharedExchange):
     def acts(self) -> bool:
         """See :class:`Exchange`; where one worker updates for all, one of each host does."""
         return self.have_all or self._team.leads_host
-
-    @property
-    def takes_early(self) -> bool:  # type: ignore[override]
-        """See :class:`Exchange`; what is made smaller first crosses behind the passes."""
-        return self.link is None
-
-    @property
-    def is_spread(self) -> bool:  # type: ignore[override]
-        """See :class:`Exchange`."""
-        return self.link is not None
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`Exchange`."""
@@ -74,8 +61,6 @@ class HostsExchange(SharedExchange):
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`Exchange`."""
-        if self.link is not None:
-            self._sum.add()
         return self._crossing.finish()
 
     def all_sums(self, purpose: str) -> bool:
@@ -84,16 +69,6 @@ class HostsExchange(SharedExchange):
         for place, total in zip(everywhere, self.totals, strict=True):
             place.copy_(total)
         return super().all_sums(purpose)
-
-    def collect(self) -> None:
-        """See :class:`Exchange`."""
-        if self.link is None or not isinstance(self._sum, CompressedSum):
-            return
-        if self._crossing.lane is not None:
-            for host in range(len(self._team.hosts)):
-                for tensor in self._sum.kept_by(host):
-                    self._crossing.send_from(host, bytes_of(tensor))
-        self._team.meet("state of a slow link")
 
     def bring(self, of_host: Sequence[Sequence[memoryview]]) -> None:
         """See :class:`Exchange`."""
@@ -143,18 +118,7 @@ class HostsExchange(SharedExchange):
         crossing, number = self._crossing, self._crossing.number
         lanes = self._cut(crossing.num_lanes)
         self.pieces = [] if number is None else lanes[number]
-        if self.link is not None:
-            crossing.plan(self.division, [])
-            self._plan_groups(self.link)
-            return
         slots = self.memory.arena.plan.parameters
         totals = Memory.private(0 if number is None else size_of(slots))
         crossing.plan(self.division, lanes, (totals, 0))
         self.totals = Region(totals, 0, slots).pieces(self.pieces)
-
-    def _plan_groups(self, link: LinkState) -> None:
-        crossing, team = self._crossing, self._team
-        held = groups_on(self.division.groups, len(team.hosts))
-        lane = None if crossing.lane is None else LaneTransfers(crossing.swap, team.host)
-        self._sum = self._group_sum(link, self.pieces, held, lane)
-        self.totals = self._sum.totals

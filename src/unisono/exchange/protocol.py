@@ -27,15 +27,11 @@ from torch.optim import Optimizer
 from unisono.device import Device, host
 from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
-from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, StateKeys
-from unisono.exchange.link_state import LinkState
-from unisono.exchange.local_steps import LocalSteps
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory, plan_of
-from unisono.plan.groups import groups_of
 from unisono.plan.slices import Piece, cut
 from unisono.plan.summation import Node
 from unisono.state.contents import named_parameters, updated_parameters
@@ -43,9 +39,6 @@ from unisono.state.optimizer_state import apply_state, check_told, group_options
 from unisono.state.saved import apply_groups
 from unisono.workers.launcher_messages import Live
 from unisono.workers.team import StepBrokenError, Team
-
-# Of what a slow link keeps: beside the memory of loops, and of what is beside those.
-_LINK_KEY = 3 << 30
 
 
 class Exchange(ABC):
@@ -57,7 +50,6 @@ class Exchange(ABC):
         new_key: names the memory, where a new one is needed.
         previous: the memory of an earlier loop of the same run.
         live: how this worker joins a loop that the others are in; None: it begins with them.
-        link: what is kept where a slow link is between groups of shards; None: none is.
 
     Attributes:
         copies: between the device and the host.
@@ -71,10 +63,8 @@ class Exchange(ABC):
             the optimizer's state.
         takes_early: whether :meth:`publish_early` is of use now.
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
-        is_spread: whether other hosts alone have some of the state, until it is collected.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
-        local: the groups of shards that update parameters of their own; None: none do.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
@@ -82,12 +72,10 @@ class Exchange(ABC):
     have_all = True
     takes_early = False
     has_replicas = False
-    is_spread = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
-    local: LocalSteps | None = None
-    _sum: OrderedSum | CompressedSum
+    _sum: OrderedSum
 
     def __init__(
         self,
@@ -100,9 +88,7 @@ class Exchange(ABC):
         new_key: int,
         previous: RunMemory | None = None,
         live: Live | None = None,
-        link: LinkState | None = None,
     ) -> None:
-        self.link = link
         self._model, self._optimizer, self._team = model, optimizer, team
         self.device = device or host()
         self.copies = self.device.copies()
@@ -115,7 +101,7 @@ class Exchange(ABC):
         keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
         self.memory = RunMemory(
-            plan_of(updated, fixed, states, self.buffers.slots, shards, link),
+            plan_of(updated, fixed, states, self.buffers.slots, shards),
             keys,
             team,
             key=None if loop is None else loop["key"],
@@ -124,20 +110,13 @@ class Exchange(ABC):
         )
         self.buffers.bind(self.memory.arena)
         self._parts = Parts(self.memory.arena)
-        groups: Sequence[Node] = ()
-        if link is not None:
-            arena = self.memory.arena
-            link.bind(team, arena.key + _LINK_KEY, arena.plan, is_joining=loop is not None)
-            groups = groups_of(shards, link.num_groups)
         try:
             self._bind(keys, None if loop is None else live)
         except StepBrokenError:
             self.unbind()
             raise
-        if link is not None:
-            link.begin(self.memory.arena.parameters)
         self.trust_leader()
-        self.division = Division(team, shards, groups)
+        self.division = Division(team, shards)
         self._plan_sum()
 
     @property
@@ -245,10 +224,6 @@ class Exchange(ABC):
         """
         return self._team.meet(purpose)
 
-    def collect(self) -> None:
-        """Bring what other hosts alone have to this one, for a snapshot. Collective."""
-        return  # here there is none
-
     def bring(self, of_host: Sequence[Sequence[memoryview]]) -> None:
         """Bring bytes of memory that the workers of a host share to all other hosts. Collective.
 
@@ -352,8 +327,6 @@ class Exchange(ABC):
         for parameter in self._all:
             parameter.grad = None
         self.buffers.unbind()
-        if self.link is not None:
-            self.link.unbind(self.memory.arena.parameters)
 
     def _describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
@@ -393,8 +366,7 @@ class Exchange(ABC):
 
     def _cut(self, num_workers: int) -> list[list[Piece]]:
         """Divide parameters among those who add them up."""
-        how = cut if self.link is None else self.link.link.cut
-        return how([parameter.numel() for parameter in self.parameters], num_workers)
+        return cut([parameter.numel() for parameter in self.parameters], num_workers)
 
     @abstractmethod
     def _plan_sum(self) -> None:

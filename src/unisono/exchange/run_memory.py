@@ -7,14 +7,12 @@ what it had finished is read from here; a replacement takes the run's state from
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from unisono.exchange.arena import Arena, Plan, Slot, lay_out, size_of
 from unisono.exchange.homes import StateKeys
-from unisono.exchange.link_state import LinkState
 from unisono.exchange.snapshots import Snapshots
 from unisono.workers.team import Team
 
@@ -31,16 +29,11 @@ def plan_of(
     states: Mapping[str, torch.Tensor],
     buffers: tuple[Slot, ...],
     shards: int,
-    link: LinkState | None = None,
 ) -> Plan:
-    """Plan an arena for such tensors; `states` are examples of the optimizer's.
-
-    What a slow link keeps has room beside the state of a snapshot.
-    """
+    """Plan an arena for such tensors; `states` are examples of the optimizer's."""
     slots, fixed_slots = lay_out(parameters), lay_out(fixed)
     room = _BLOB_BYTES + _BLOB_TIMES_PARAMETERS * (size_of(slots) + size_of(fixed_slots))
-    plan = Plan(slots, fixed_slots, lay_out(states), buffers, shards, room)
-    return plan if link is None else replace(plan, blob_bytes=room + link.num_bytes(plan))
+    return Plan(slots, fixed_slots, lay_out(states), buffers, shards, room)
 
 
 class RunMemory:

@@ -10,32 +10,17 @@ all and alone has their state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from unisono.exchange.compressed_sums import Bf16Sum, CompressedSum
-from unisono.exchange.group_sum import SumPlan
 from unisono.exchange.homes import Homes, StateKeys, plan_state
-from unisono.exchange.lane_transfers import LaneTransfers
-from unisono.exchange.link_state import LinkState
-from unisono.exchange.local_steps import LocalSteps
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.power_sgd import PowerSgdSum
 from unisono.exchange.protocol import Exchange
-from unisono.exchange.slow_link import Bf16Gradients, DiLoCo, PowerSGD, SlowLink
-from unisono.plan.slices import Piece
-from unisono.plan.summation import Node
 from unisono.state.optimizer_state import apply_state
 from unisono.state.optimizers import is_elementwise
 from unisono.workers.launcher_messages import Live
-
-_SUMS: dict[type[SlowLink], type[CompressedSum]] = {
-    Bf16Gradients: Bf16Sum,
-    DiLoCo: LocalSteps,
-    PowerSGD: PowerSgdSum,
-}
 
 
 class SharedExchange(Exchange):
@@ -71,8 +56,6 @@ class SharedExchange(Exchange):
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""
-        if self.local is not None:
-            self.local.look_home()
         for parameter in self._all:
             parameter.data = parameter.data.clone()
         for parameter in self.parameters:
@@ -91,7 +74,7 @@ class SharedExchange(Exchange):
         return super()._plan_state(parameters)
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
-        arena, self._keys = self.memory.arena, keys
+        arena = self.memory.arena
         if self.have_all:
             self.homes = Homes(arena, keys)
         self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
@@ -102,36 +85,9 @@ class SharedExchange(Exchange):
             self._join(is_alone=live.is_alone)
 
     def _plan_sum(self) -> None:
-        division, pieces = self.division, self._cut(self._team.size)[self._team.position]
-        if self.link is not None:
-            self._sum = self._group_sum(self.link, pieces, [division.groups])
-        else:
-            self._sum = OrderedSum(self._parts, division.parts, pieces)
+        pieces = self._cut(self._team.size)[self._team.position]
+        self._sum = OrderedSum(self._parts, self.division.parts, pieces)
         self.pieces, self.totals = self._sum.pieces, self._sum.totals
-
-    def _group_sum(
-        self,
-        link: LinkState,
-        pieces: Sequence[Piece],
-        held: Sequence[Sequence[Node]],
-        lane: LaneTransfers | None = None,
-    ) -> CompressedSum:
-        """Be ready to add up the groups that a slow link is between.
-
-        Args:
-            pieces: what this worker adds up.
-            held: the groups of each host.
-            lane: connects it to those that do so on other hosts.
-        """
-        if self.local is not None:
-            self.local.look_home()
-        team, host = self._team, self._team.host if len(held) > 1 else 0
-        arena, parts = self.memory.arena, self.division.parts
-        leads, own = team.leads_host, self.parameters
-        plan = SumPlan(arena, self._keys, own, link, parts, pieces, held, host, lane, leads)
-        groups = _SUMS[type(link.link)](plan)
-        self.local = groups if isinstance(groups, LocalSteps) else None
-        return groups
 
     def _begin(self) -> None:
         """Put the leader's values into the arena and let every worker's model look at them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.forecast.step_profile import SentLess
 from unisono.forecast.workload import Workload
 
 BUCKET_BYTES = 1 << 19
@@ -53,13 +52,10 @@ class Cluster:
         return self.copying_s * num_sent / min(work.on_hosts)
 
 
-def sent_bytes(num_bytes: float, work: Workload, less: SentLess | None = None) -> float:
+def sent_bytes(num_bytes: float, work: Workload) -> float:
     """Count what a host sends for so many bytes of gradients: (k + 1) (H − 1) / H times as much.
 
     Each host sends every other one its slice of each part of its own, adds up its own slice, and
     sends the sum to all. With one part a host (k = 1) these are the bytes of a ring all-reduce.
     """
-    if less is not None:
-        to_all = less.to_each_bytes * (work.num_hosts - 1)
-        return to_all + sent_bytes(num_bytes * less.added_share, work)
     return num_bytes * (work.parts_of_host + 1) * (work.num_hosts - 1) / work.num_hosts

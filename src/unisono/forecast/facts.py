@@ -113,7 +113,7 @@ class Forecast:
         yield "Without validation, checkpoints and starting up."
 
     def _of_hosts(self) -> Iterator[str]:
-        cluster, less = self.cluster, self.profile.sent_less
+        cluster = self.cluster
         most = max(row.hosts for row in self.rows)
         has = "a device for each worker"
         if cluster.cores is not None:
@@ -125,16 +125,8 @@ class Forecast:
         yield (
             f"Up to {most:,} hosts, each with {has} and a link of {speed} each way and "
             f"{cluster.latency_s * 1e6:,.3g} µs. Several hosts were not run: what the links take "
-            f"is computed, {'bucket by bucket, beside' if less is None else 'all after'} the last "
-            "backward pass."
+            "is computed, bucket by bucket, beside the last backward pass."
         )
-        if less is not None:
-            sent = self.rows[-1].host_bytes
-            yield (
-                f"With `slow_link={less.name}`, a host sends {sent / 1e6:,.3g} MB a step. Steps "
-                "were timed without it: what it takes workers to make gradients smaller is left "
-                "out."
-            )
         if cluster.copying_s:
             yield (
                 f"A byte that is sent, received and added up takes a core of this machine "

@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono.faults import FAULTS_VARIABLE
 from unisono.forecast.spread import Values
-from unisono.forecast.step_profile import BY_STEP, SentLess, StepProfile, TimedSteps
+from unisono.forecast.step_profile import BY_STEP, StepProfile, TimedSteps
 from unisono.launch.recovery import RESTARTS
 from unisono.train.step_window import COLUMNS, StepWindow, times_of
 from unisono.verify.raw_trace import read_trace
@@ -105,7 +105,6 @@ def measure_steps(measurement: Measurement, most_workers: int) -> Measured:
         loading_share=float(loading),
         delayed_share=float(delayed),
         exchange=facts["exchange"],
-        sent_less=SentLess(*facts["sent_less"]) if facts["sent_less"] else None,
     )
     return Measured(profile, facts["device"], facts["startup_s"])
 

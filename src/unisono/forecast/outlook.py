@@ -142,7 +142,7 @@ def _expectation(
         speed_ups[0] / work.num_workers,
         _limit(causes),
         causes,
-        sent_bytes(sum(profile.gradient_bytes), work, profile.sent_less),
+        sent_bytes(sum(profile.gradient_bytes), work),
     )
 
 

@@ -160,9 +160,6 @@ def _exchanged(profile: StepProfile, work: Workload, cluster: Cluster, own_s: Va
 
 def _crossings(profile: StepProfile, work: Workload) -> Iterator[tuple[float, float]]:
     """Say when something can leave a host, as a part of a backward pass, and how many bytes."""
-    if profile.sent_less is not None:  # all is made smaller first
-        yield 1.0, sent_bytes(sum(profile.gradient_bytes), work, profile.sent_less)
-        return
     for ready, num_bytes in _buckets(profile, work.num_hosts):
         yield ready, sent_bytes(num_bytes, work)
 

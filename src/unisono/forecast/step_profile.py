@@ -55,15 +55,6 @@ class TimedSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class SentLess:
-    """What crosses between hosts where a `slow_link` is given; nothing crosses during a pass."""
-
-    name: str  # of its class
-    added_share: float  # of the gradients' bytes, which hosts add up
-    to_each_bytes: int = 0  # what a host sends to each other one beside these
-
-
-@dataclass(frozen=True, slots=True)
 class StepProfile:
     """What a forecast is made of."""
 
@@ -77,7 +68,6 @@ class StepProfile:
     loading_share: float = 0.0  # of a worker's time alone, reading samples
     delayed_share: float = 0.0  # of the several workers' time, waiting for a free core
     exchange: str = SHARED  # how gradients became one sum
-    sent_less: SentLess | None = None  # None: gradients are sent as they are
     is_measured: bool = True  # False where the user has given the numbers
 
     @property

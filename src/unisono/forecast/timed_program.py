@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from unisono.exchange.slow_link import SlowLink
 from unisono.plan.samples import SamplePlan
 from unisono.step.engine import StepEngine
 from unisono.step.shard_passes import ShardPasses
@@ -49,7 +48,6 @@ class StepTimes:
         self._recorder = recorder
         self._last_file = Path(recorder.options.folder) / "last-step"
         self._facts: dict[str, Any] | None = None
-        self._link: SlowLink | None = None
         self._plan: SamplePlan | None = None
         self._rows: list[tuple[int, int, bool, list[float]]] = []
         self._ready: dict[int, float] = {}
@@ -78,8 +76,6 @@ class StepTimes:
         *others, options = args
         if options.directory is not None:
             options = replace(options, directory=Path(self._recorder.options.folder) / "run")
-        # Here all are on one host, which has no slow link.
-        self._link, options = options.slow_link, replace(options, slow_link=None)
         before(run, *others, options)
 
     def _begin_loop(
@@ -101,11 +97,6 @@ class StepTimes:
             "device": run.device.name,
             "exchange": run.exchange,
             "gradient_bytes": sizes,
-            "sent_less": self._link
-            and [
-                type(self._link).__name__,
-                *self._link.sent(exchange.memory.arena.plan.parameters),
-            ],
             "num_shards": plan.shards,
             "batch_size": plan.batch_size,
             "num_samples": None if plan.is_endless else plan.num_samples,

@@ -53,30 +53,3 @@ def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
             start = stop
         before += numel
     return pieces
-
-
-def cut_whole(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
-    """Divide tensors among workers as :func:`cut` does, but each stays whole."""
-    total, before = sum(numels), 0
-    pieces: list[list[Piece]] = [[] for _ in range(num_workers)]
-    for index, numel in enumerate(numels):
-        worker = (2 * before + numel) * num_workers // max(1, 2 * total)
-        pieces[min(worker, num_workers - 1)].append(Piece(index, 0, numel))
-        before += numel
-    return pieces
-
-
-def split(pieces: Sequence[Piece], number: int) -> list[list[Piece]]:
-    """Divide pieces among so many, in order, so that each gets the same number of elements."""
-    total, before = sum(piece.stop - piece.start for piece in pieces), 0
-    ends = [total * (part + 1) // number for part in range(number)]
-    divided: list[list[Piece]] = [[] for _ in range(number)]
-    for piece in pieces:
-        start = piece.start
-        for part, end in enumerate(ends):
-            stop = min(piece.stop, end - before + piece.start)
-            if start < stop:
-                divided[part].append(Piece(piece.index, start, stop))
-                start = stop
-        before += piece.stop - piece.start
-    return divided

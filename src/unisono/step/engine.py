@@ -36,7 +36,6 @@ from unisono.state.several_optimizers import members_of
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping, total_norm
 from unisono.step.gradient_hook import GradientHook, OnGradients
-from unisono.step.local_gradients import LocalGradients
 from unisono.step.loss import (
     ShardLoss,
     check_differentiable,
@@ -131,13 +130,12 @@ class StepEngine:
         self._read: list[Record] = []  # what the shards of the step have come to, all done
         self._bad: tuple[int, float] | None = None
         self._step, self._first_shard, self._turn, self._named = 0, 0, 0, ""
-        self._sizes: Sequence[int] = ()
         self._follow()
 
     @property
     def is_spread(self) -> bool:
         """Whether other hosts alone have some of the run's state, until it is collected."""
-        return self.exchange.is_spread or (self.carried is not None and len(self._team.hosts) > 1)
+        return self.carried is not None and len(self._team.hosts) > 1
 
     def collect_carried(self) -> None:
         """Have what shards hand to the next batch on every host. Collective, between two steps."""
@@ -201,7 +199,6 @@ class StepEngine:
                 f"`with step.update({self._active[0].name!r}):`."
             )
         forbid(IN_A_PASS)
-        self._sizes = sizes
         self.passes.begin_passes(sizes)
         return self.passes.shards
 
@@ -281,8 +278,6 @@ class StepEngine:
             to be computed here too, maybe none; then this is called again.
         """
         step = self._step
-        if self.exchange.local is not None:
-            self.exchange.local.look_home()
         self._bound.check_passes()
         for finished in self.passes.finished():
             self._publish(finished)
@@ -342,8 +337,6 @@ class StepEngine:
                     pass_for_stepped(member.optimizer)
                 else:
                     member.update.apply(present)
-            if self.exchange.local is not None:
-                self.exchange.local.end_update()
         finally:
             forbid(before)
         return totals.means, self._settle(present)
@@ -371,28 +364,18 @@ class StepEngine:
         if exchange.is_lost:
             return totals, None
         self._team.faults.meet("sums", step)
-        if exchange.link is not None:
-            is_sum = totals.form == Form.SUM and exchange.local is None
-            exchange.link.begin_sum(step, totals.weight if is_sum else None)
         present = exchange.add_up(f"sums {self._named}")
         if len(self.members) > 1:
             self._check_present(present)
         self.present = present
-        local = None
-        if exchange.local is not None:
-            local = LocalGradients(exchange, exchange.local)
-            local.weigh(totals.form, self._records, records, self._sizes)
-        elif totals.form == Form.SUM and exchange.link is None:
+        if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
         if self._scaling is not None and not self._unscale(self._scaling, present, bad):
             return totals, None
         if self._hook is not None and not self.is_skipped:
             self.passes.seed("gradients")
             self._hook.call(step, exchange.whole, present)
-        if local is not None and self._clips:
-            if not self._clip_groups(local, self._active[0].clipping, step):
-                return totals, None
-        elif self._clips and not self._clip(present, step):
+        if self._clips and not self._clip(present, step):
             return totals, None
         self.timers.lap(Phase.SUMMING)
         if exchange.homes is None and not self._wait(
@@ -454,7 +437,6 @@ class StepEngine:
             The slot; None if meanwhile the leader was lost with what it alone had.
         """
         while not self.exchange.is_lost:
-            self.exchange.collect()
             self.collect_carried()
             facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self.exchange.save(facts, tensors)
@@ -484,10 +466,6 @@ class StepEngine:
     def _follow(self) -> None:
         """Be ready for what is this worker's now."""
         self.passes.divide()
-        self.follow_state()
-
-    def follow_state(self) -> None:
-        """Be ready to update from the state that the exchange has now."""
         for member in self.members.values():
             member.follow(self.exchange)
 
@@ -504,19 +482,6 @@ class StepEngine:
         """Turn sums into means over the true weight."""
         for totals in self._device.groups(self._totals(present)):
             torch._foreach_div_(totals, weight)
-
-    def _clip_groups(self, local: LocalGradients, clipping: Clipping, step: int) -> bool:
-        """Clip this worker's pieces of each group's gradients. Collective; see :meth:`_clip`."""
-        norm = self._wait(
-            Phase.SUMMING, functools.partial(local.clip, clipping), f"norm {self._named}"
-        )
-        if norm is None:
-            return False
-        self.gradient_norm = None if clipping.norm is None else norm
-        if not math.isfinite(norm):
-            self.non_finite.note_gradients(local.non_finite())
-            raise self._after_nothing(non_finite_norm(norm, step))
-        return True
 
     def _unscale(
         self, scaling: LossScaling, present: Sequence[bool], bad: tuple[int, float] | None

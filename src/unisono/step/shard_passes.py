@@ -253,8 +253,6 @@ class ShardPasses:
         return next((r for r in self._replicas if r.device is device), self.home)
 
     def _start(self, replica: DeviceReplica, shard: int) -> None:
-        if self._exchange.local is not None:
-            self._exchange.local.look_at(shard)
         place = self._step * self._num_shards + shard
         replica.device.seed(seed_of("train", self._seed, place, self._turn))
         replica.buffers.restore()

@@ -15,7 +15,6 @@ import torch
 from torch.optim import Optimizer
 
 from unisono.exchange.homes import Homes
-from unisono.exchange.local_steps import LocalSteps
 from unisono.exchange.protocol import Exchange
 from unisono.plan.slices import Piece
 from unisono.state.optimizers import bare_step
@@ -52,14 +51,12 @@ class Member:
     clipping: Clipping
     scaling: LossScaling | None
     parameters: dict[int, torch.nn.Parameter] = field(init=False)
-    update: SlicedUpdate | WholeUpdate | LocalUpdate = field(init=False)
+    update: SlicedUpdate | WholeUpdate = field(init=False)
 
     def follow(self, exchange: Exchange) -> None:
         """Be ready to update what an exchange says is this worker's now."""
         self.parameters = updated_by(self.optimizer, exchange)
-        if exchange.local is not None:
-            self.update = LocalUpdate(self, exchange.pieces, exchange.local)
-        elif exchange.homes is None:
+        if exchange.homes is None:
             self.update = WholeUpdate(self, exchange)
         else:
             self.update = SlicedUpdate(self, exchange.pieces, exchange.totals, exchange.homes)
@@ -70,7 +67,6 @@ class SlicedUpdate:
 
     Args:
         pieces, totals: this worker's, with the sums of their gradients.
-        is_shown: whether the user's optimizer has this state, too.
     """
 
     def __init__(
@@ -79,10 +75,7 @@ class SlicedUpdate:
         pieces: Sequence[Piece],
         totals: Sequence[torch.Tensor],
         homes: Homes,
-        *,
-        is_shown: bool = True,
     ) -> None:
-        self._is_shown = is_shown
         self._optimizer, self._parameters = member.optimizer, member.parameters
         self._homes, self._keys = homes, homes.keys
         each = zip(pieces, totals, strict=True)
@@ -135,7 +128,7 @@ class SlicedUpdate:
     def commit(self) -> None:
         """Show the user's optimizer the whole state of parameters that have got theirs."""
         known = bytes(self._homes.known)
-        if known == self._known or not self._is_shown:
+        if known == self._known:
             return
         for index, parameter in self._parameters.items():
             if known[index] and self._known[index : index + 1] != b"\1":
@@ -193,25 +186,6 @@ class SlicedUpdate:
         if piece.is_first:
             self._homes.known[piece.index] = 1
         self._strangers.discard(position)
-
-
-class LocalUpdate:
-    """Groups of shards that update pieces of parameters of their own. Final."""
-
-    def __init__(self, member: Member, pieces: Sequence[Piece], local: LocalSteps) -> None:
-        self._local = local
-        self._updates = [
-            (group, SlicedUpdate(member, pieces, group.totals, group.homes, is_shown=False))
-            for group in local.groups
-        ]
-
-    def apply(self, present: Sequence[bool]) -> None:
-        """Update each group's parameters that have a gradient in it."""
-        for group, update in self._updates:
-            update.apply(self._local.present(group))
-
-    def commit(self) -> None:
-        """Nothing is shown to the user's optimizer: groups differ."""
 
 
 class WholeUpdate:

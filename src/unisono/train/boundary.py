@@ -168,8 +168,6 @@ class Boundary:
     def undo(self) -> None:
         """Put back what an exchange does not: what the program changed after a lost step, say."""
         self._kept.apply_beside(*self._memory.newest())
-        if self.run.link is not None:
-            self.engine.follow_state()
 
     def end(self) -> bool:
         """Keep what the loop has led to, at its end. Collective.

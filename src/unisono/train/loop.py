@@ -40,7 +40,6 @@ from unisono.train.mixed_devices import SpeedBalance
 from unisono.train.order import begin_epoch, check_order
 from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
-from unisono.train.slow_link_checks import tell_unfinished_round
 from unisono.train.speed_watch import SpeedWatch
 from unisono.train.start import tell_over
 from unisono.train.step import Step
@@ -99,7 +98,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 watch.finish()
                 if notes is not None:
                     notes.end()
-                tell_unfinished_round(run)
                 return
             if not is_over and run.kept.position.batch == 0:
                 with suppress(StepBrokenError):  # then there is no next step yet
@@ -229,7 +227,6 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         new_key=run.joint_calls.new_key(),
         previous=run.memory,
         live=live,
-        link=run.link,
     )
     run.memory = exchange.memory
     options: dict[str, Any] = {

@@ -26,8 +26,6 @@ from unisono.device import AUTO, drawn_without_seed
 from unisono.errors import PeerLostError
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
-from unisono.exchange.link_state import SLOW_LINK_KEY, LinkState
-from unisono.exchange.slow_link import SlowLink
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents
 from unisono.state.digest import digest_of
@@ -48,7 +46,6 @@ from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.several_models import Models, Optimizers, check_together, joined
-from unisono.train.slow_link_checks import check_run, link_among
 from unisono.train.split_model import check_split_before, devices_of_run, place_on
 from unisono.train.start import start
 from unisono.train.step import Step
@@ -133,7 +130,6 @@ class Run:
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
         carry: bool = False,
-        slow_link: SlowLink | None = None,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -162,9 +158,6 @@ class Run:
             options.exchange, self.device, replicas_for=replicas_for, num_hosts=num_hosts
         )
         options.check_audits(self.device)
-        link = link_among(self.team, options, self.shards)
-        if link is not None:
-            check_run(link, options, model, optimizer, self.team, self.device, exchange)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():
             options.clipping_of(name).check_fits(member)
@@ -190,7 +183,6 @@ class Run:
             fixed["closure"] = True
         if options.carry:
             fixed["carry"] = True
-        fixed[SLOW_LINK_KEY] = None if link is None else repr(link)
         self.context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -212,8 +204,6 @@ class Run:
             self.state[key] = options.scaler_of(name)
         if options.carry:
             self.context.carried = self.state[CARRIED_KEY] = CarriedStates(self.shards)
-        if link is not None:
-            self.context.link = self.state[SLOW_LINK_KEY] = LinkState(link)
         extra_state = ExtraState(model)
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state

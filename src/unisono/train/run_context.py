@@ -12,7 +12,6 @@ from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.carried_states import CarriedStates
-from unisono.exchange.link_state import LinkState
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
 from unisono.plan.samples import SamplePlan
@@ -65,7 +64,6 @@ class RunContext:
     device: Device  # where this worker computes; the first, if there are several
     other_devices: Sequence[Device] = ()  # the others
     carried: CarriedStates | None = None  # what shards hand from batch to batch
-    link: LinkState | None = None  # what a slow link keeps from step to step
     checkpoints: Checkpoints | None = None  # where they go; None: nowhere
     observer: Observer = field(default_factory=Observer)  # who follows the run now
     # computes a batch's loss; None in loops where the program does that

@@ -14,7 +14,6 @@ from unisono.checkpoint.every import Every
 from unisono.device import AUTO, Device
 from unisono.device_choice import read_names
 from unisono.exchange.choice import check_exchange
-from unisono.exchange.slow_link import SlowLink, check_slow_link
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
 from unisono.state.optimizers import needs_closure, takes_closure
@@ -59,7 +58,6 @@ class RunOptions:
     on_gradients: OnGradients | None = None
     closure: bool | None = None
     carry: bool = False
-    slow_link: SlowLink | None = None
     every: Every | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -83,8 +81,6 @@ class RunOptions:
             raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
         if not isinstance(self.carry, bool):
             raise TypeError(f"`carry` must be True or False, but is {self.carry!r}.")
-        if self.slow_link is not None:
-            check_slow_link(self.slow_link)
         if self.carry and self.audit_every is not None:
             raise ValueError(
                 "`audit_every` must be left out with `carry=True`, as what shards carry is not "

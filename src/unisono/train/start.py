@@ -10,7 +10,6 @@ from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.exchange.choice import check_devices
-from unisono.exchange.link_state import SLOW_LINK_KEY
 from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
 from unisono.state.contents import signature
 from unisono.state.digest import digest_of
@@ -41,8 +40,6 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         CheckpointError: the newest checkpoint belongs to another run.
     """
     resume(run, plan)
-    if run.link is None:
-        run.kept.state.pop(SLOW_LINK_KEY, None)  # of a checkpoint from before it was left out
     if run.goes_on:
         run.kept.last.pop("stopped_at", None)
     position = run.kept.position
@@ -60,8 +57,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
             "`exact=False`: operations without a deterministic form are allowed on "
             f"{run.device.name}, so results may differ from one run to the next"
         )
-    line = "" if run.link is not None else _told_hosts(run.team, plan.samples.shards)
-    if line:
+    if line := _told_hosts(run.team, plan.samples.shards):
         run.say_once(line)
     payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
     run.kinds = read_kinds(payload)

@@ -22,7 +22,6 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
 from unisono.exchange.carried_states import CarriedStates
-from unisono.exchange.slow_link import SlowLink
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.carrying import carrying
@@ -131,9 +130,6 @@ class Trainer:
             and `forward` returns (outputs, state). The state is None at the start of an epoch or
             evaluation, is passed on detached, and is saved with the run. Row i of a batch must
             continue row i of the batch before, see ``unisono.data.continuing_rows``.
-        slow_link: how to send less between hosts: ``unisono.Bf16Gradients()``, ``PowerSGD()`` or
-            ``DiLoCo(local_steps=50)``. It changes the result, which then is the same for any number
-            of workers. None: all is exact.
         callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
             is always an event file.
 
@@ -179,7 +175,6 @@ class Trainer:
         closure: bool | None = None,
         embed: Loss | None = None,
         carry: bool = False,
-        slow_link: SlowLink | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         check_loss(loss, carry=carry is True)

@@ -15,11 +15,6 @@ from torch import nn
 import unisono
 from unisono.state.digest import digest_of
 
-WAYS = {
-    "bf16": unisono.Bf16Gradients(groups=2),
-    "factors": unisono.PowerSGD(rank=2, start_step=2, groups=2),
-    "local": unisono.DiLoCo(local_steps=3, groups=2),
-}
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     "normed": lambda parameters: Normed(parameters, lr=1e-2),
@@ -46,7 +41,6 @@ def main() -> None:
     parser.add_argument("--directory")
     parser.add_argument("--every", type=int, default=2, help="steps from checkpoint to checkpoint")
     parser.add_argument("--exchange", default="auto")
-    parser.add_argument("--slow-link", choices=WAYS)
     parser.add_argument("--audit-every", type=int)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--noise", action="store_true", help="in a function of the gradients")
@@ -81,7 +75,6 @@ def main() -> None:
         closure=True if given.optimizer == "sam" else None,
         on_gradients=add_noise if given.noise else None,
         **where,
-        slow_link=WAYS.get(given.slow_link),
         audit_every=given.audit_every,
         directory=given.directory,
         **every,
