@@ -7,12 +7,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.report.made_forecast import forecast
 from tests.report.synthetic import run_lines, start_line, step_line, write_run
 from tests.warm import processes
 
 from unisono.report.files import write_comparison, write_report
-from unisono.report.forecast_page import write_forecast
 
 BROWSER = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -255,11 +253,8 @@ def test_runs_are_drawn_together(tmp_path, opened):
     assert Path(path).stat().st_size < 8_000_000
 
 
-def test_a_forecast_is_drawn_and_its_plot_saved_as_svg(opened, tmp_path):
-    page = opened(write_forecast(tmp_path / "a page.html", forecast()))
-    plots = drawn(page)
-    assert plots["Speed-up and the ideal line"]["curves"] == 4  # ideal, expected, a band
-    assert plots["What a step consists of"]["bars"] > 5
+def test_a_plot_is_saved_as_svg(tmp_path, usual):
+    _, page = usual
     page.hover(".plot >> nth=0")
     with page.expect_download() as download:
         page.click(".modebar-btn >> nth=0")

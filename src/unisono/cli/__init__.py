@@ -44,7 +44,7 @@ def main() -> None:
       unisono run train.py                 one worker for each device
       unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
       unisono verify -n 2 ddp.py           do two ranks of any torch program equal one?
-      unisono plan train.py                how long on 1, 2, 4, … workers?
+      unisono plan train.py                how fast on 1, 2, 4, … workers?
       unisono doctor                       what does this machine offer, what is wrong?
       unisono top runs/mnist               watch a run, live
       unisono where runs/mnist             which line is every rank at?

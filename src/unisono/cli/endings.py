@@ -76,20 +76,17 @@ def replace_unknown_letters() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def check_script(script: str, command: str = "run -n 2") -> None:
+def check_script(script: str) -> None:
     """Refuse what is no Python file.
-
-    Args:
-        script: its name.
-        command: what takes it, for the example.
 
     Raises:
         Refusal: there is none, or it cannot be read.
     """
     if not script:
+        command = f"unisono {click.get_current_context().info_name}"
         raise Refusal(
             f"SCRIPT must be a Python file, but none is named: use for example "
-            f"`unisono {command} train.py`, and see `unisono {command.split()[0]} --help`."
+            f"`{command} train.py`, and see `{command} --help`."
         )
     if os.path.isdir(script):
         raise Refusal(

@@ -38,12 +38,8 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones ta
             ) from None
 
 
-def takes_script(command: Callable[..., None], *, is_optional: bool = False) -> Callable[..., None]:
+def takes_script(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``[-m] SCRIPT ARGS…`` to a command; it gets `kind`, of a job, `script` and `args`.
-
-    Args:
-        command: what gets them.
-        is_optional: whether `script` may be empty.
 
     Raises:
         Refusal: when it is called without a script, or with what is none.
@@ -56,7 +52,7 @@ def takes_script(command: Callable[..., None], *, is_optional: bool = False) -> 
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
     @functools.wraps(command)
     def checked(is_module: bool, script: str, **options: Any) -> None:
-        if not (is_module if script else is_optional):
+        if not (is_module and script):
             check_script(script)
         command(kind=MODULE if is_module else SCRIPT, script=script, **options)
 

@@ -37,7 +37,7 @@ class Options:
     # record the bits of every step, and leave the program's random numbers alone
     replays: bool = False
     damages: bool = False  # change a gradient of the first step, to see that it is found
-    timing_s: float = 0.0  # for how many seconds steps are timed, where a forecast is made of them
+    timing_s: float = 0.0  # for how many seconds steps are timed, for `unisono plan`
 
     @classmethod
     def read(cls, path: str) -> Options:

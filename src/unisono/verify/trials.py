@@ -50,7 +50,6 @@ class Limits:
     timing_s: float = 0.0  # likewise
     module: str = _OBSERVED  # what runs in each process, and runs the program there
     threads: int = 1  # how many each rank computes with
-    restarts: int = 0  # how many ranks may be lost and are replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,8 @@ class Trials:
             folder=str(copy),
             num_workers=world_size,
             threads=self.limits.threads,
-            restarts=self.limits.restarts,
-            replaces=self.limits.restarts > 0,
+            restarts=0,
+            replaces=False,
             stall_timeout_s=self.limits.stall_timeout_s,
             backend=GLOO,
             seed=0,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from unisono.forecast.measured_steps import Measurement, measure_recovery, measure_steps
-from unisono.verify.trials import Program
+from unisono.speedup.measured_steps import Measured, measure_steps
+from unisono.verify.trials import Limits, Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -22,7 +21,7 @@ def main(steps):
     data = torch.utils.data.TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
 
     def loss(model, batch):
-        time.sleep(SLEEP_S)
+        time.sleep(0.002)
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
     optimizer = torch.optim.Adam(model.parameters())
@@ -34,29 +33,29 @@ if __name__ == "__main__":
 """
 
 
-def measurement(folder: Path, source: str, *args: str, sleep_s: float = 0.002) -> Measurement:
-    (folder / "train it.py").write_text(source.replace("SLEEP_S", str(sleep_s)))
+def measure(folder: Path, source: str, *args: str, most: int = 1, **limits: float) -> Measured:
+    (folder / "train it.py").write_text(source)
     program = Program("script", "train it.py", args, folder)
+    given = Limits(**{"timing_s": 0.2, "timeout_s": 60.0, **limits})
     said: list[str] = []
-    return Measurement(program, 0.2, 60.0, 1, dict(os.environ), said.append)
+    return measure_steps(program, [1, most] if most > 1 else [1], given, os.environ, said.append)
 
 
 def test_steps_are_timed_on_one_worker_and_on_two_and_nothing_is_left(tmp_path: Path) -> None:
-    found = measure_steps(measurement(tmp_path, TRAINING, "100000"), 2)
-    profile = found.profile
+    found = measure(tmp_path, TRAINING, "100000", most=2)
     assert os.listdir(tmp_path) == ["train it.py"]
-    assert (profile.num_shards, profile.batch_size, profile.num_samples) == (4, 8, 96)
-    assert profile.gradient_bytes == (4 * 64 * 4, 64 * 4, 64 * 4, 4)
-    # A backward pass begins with the last layer.
-    assert 0 < profile.ready[2] <= profile.ready[0] <= 1
-    assert profile.together is not None
-    assert (profile.alone.shards, profile.together.shards) == ((4,), (2, 2))
-    for steps in (profile.alone, profile.together):
-        assert set(steps.turns) == {0, 1}
-        assert steps.shard_s.min() >= 0.002
-        assert steps.step_s.mean() >= 0.002 * steps.shards[0]
-    assert found.startup_s > 0
-    assert 0 < profile.backward_share < 1
+    assert (found.device, found.num_shards, found.batch_size, found.num_samples) == (
+        "cpu",
+        4,
+        8,
+        96,
+    )
+    assert found.gradient_bytes == (4 * 64 + 64 + 64 + 1) * 4
+    for steps, number in zip(found.steps, (1, 2), strict=True):
+        assert steps.num_workers == number
+        assert len(steps.turns_s) == 2
+        assert steps.slowest_s >= steps.own_s >= 0.002 * 4 / number
+        assert steps.step_s > steps.slowest_s
 
 
 @pytest.mark.parametrize(
@@ -79,16 +78,10 @@ def test_what_cannot_be_timed_is_refused(
     source: str, args: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="SCRIPT must") as raised:
-        measure_steps(measurement(tmp_path, source, *args), 1)
+        measure(tmp_path, source, *args)
     assert words in str(raised.value)
 
 
 def test_a_program_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    asked = replace(measurement(tmp_path, "import time\ntime.sleep(1000)\n"), timeout_s=1.0)
     with pytest.raises(ValueError, match="it took longer than 1 s"):
-        measure_steps(asked, 1)
-
-
-def test_a_killed_worker_costs_the_time_until_its_replacement_computes(tmp_path: Path) -> None:
-    asked = measurement(tmp_path, TRAINING, "100000", sleep_s=0.02)
-    assert 0 < measure_recovery(asked, 2, 0.04) < 60
+        measure(tmp_path, "import time\ntime.sleep(1000)\n", timeout_s=1.0)

@@ -1,0 +1,11 @@
+"""How much faster do more workers make a program, and what keeps them from more?
+
+::
+
+    command     unisono plan
+      measured_steps   runs some steps of the program on each number of workers   (processes)
+        timed_program    in each process: notes what its steps take               (hooks)
+      efficiency       times → speed-up, and where the rest of it goes            (decision)
+      hosts_formula    several hosts like this one, by one formula                (decision)
+      plan_table       all of it, in a terminal or as JSON
+"""
