@@ -188,10 +188,17 @@ def fails_the_second_time(step, model):
         step.backward(model(batch).mean())
 
 
+def refused_only_once(step, model):
+    for batch in step.shards:
+        loss = model(batch).mean()
+        step.backward(loss if model.passes == 1 else model.rest[1].weight.sum())
+
+
 @pytest.mark.parametrize(
     ("act", "module"),
     [
         (usual, "rest.0"),
+        (refused_only_once, None),
         (only_the_first, None),
         (left_at_once, None),
         (fails_the_second_time, None),

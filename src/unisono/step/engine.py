@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -45,12 +45,10 @@ from unisono.step.loss import (
     non_finite_unscaled,
     read_loss,
 )
-from unisono.step.non_finite import NonFiniteSearch
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.recomputation import Digests, Recomputation, published_digests
 from unisono.step.records import Form, Record, Records, StepTotals, non_finite_shard
-from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.several_devices import SeveralDevices
 from unisono.step.shard_passes import Backward, Finished, ShardPasses
@@ -68,15 +66,12 @@ class StepEngine:
         exchange: carries gradients.
         clipping: how gradients are clipped, by optimizer; not at all where one is missing.
         scaling: how losses are scaled, likewise.
-        is_deterministic: whether torch refuses operations that have no deterministic form.
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
         on_gradients: the program's function between the sum and the update, if it has one.
         carried: what shards hand from batch to batch, if they do.
 
     Attributes:
-        refusals: says where operations are called that torch refuses.
-        non_finite: says what has made a loss, or gradients, not finite.
         gradient_norm: of the last update's gradients, before they were clipped by it; else None.
         is_skipped: whether the last update's gradients were not finite with a scaled loss.
         present: of which parameters the last update had a gradient.
@@ -93,15 +88,12 @@ class StepEngine:
         team: Team,
         clipping: Mapping[str, Clipping] | None = None,
         scaling: Mapping[str, LossScaling] | None = None,
-        is_deterministic: bool = False,
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
         on_gradients: OnGradients | None = None,
         carried: CarriedStates | None = None,
     ) -> None:
         self.carried = carried
-        self.refusals = RefusedOperations(model, is_deterministic)
-        self.non_finite = NonFiniteSearch(model, optimizer)
         clips, scales = clipping or {}, scaling or {}
         self.members = {
             name: Member(name, member, clips.get(name, Clipping()), scales.get(name))
@@ -211,19 +203,18 @@ class StepEngine:
         """Prepare for one shard's forward pass, once it has been read; gives what computes it."""
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self._step)
-        self.refusals.model = model = self.passes.start(shard)
+        model = self.passes.start(shard)
         if self.carried is not None:
             self.carried.start(shard, self.passes.devices[shard])
         self._bound.remove_placeholders()
         return model
 
     def repeat_shard(self, shard: int) -> nn.Module:
-        """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
+        """Prepare for one shard's passes once more, in a step that fails."""
         self._bound.clear_gradients()
         if self.carried is not None:
             self.carried.start(shard, self.passes.devices[shard])
-        self.non_finite.computing = model = self.passes.repeat(shard)
-        return model
+        return self.passes.repeat(shard)
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -502,10 +493,8 @@ class StepEngine:
         self.is_skipped = not all(heard)
         if self.is_skipped and scaling.scale <= SMALLEST:
             sums = zip(self.exchange.pieces, self.exchange.totals, strict=True)
-            self.non_finite.note_gradients(
-                (piece.index, total) for piece, total in sums if present[piece.index]
-            )
-            raise self._after_nothing(non_finite_unscaled(scaling.scale, step, bad))
+            names = self._not_finite((p.index, total) for p, total in sums if present[p.index])
+            raise self._after_nothing(non_finite_unscaled(scaling.scale, step, bad, names))
         return True
 
     def _clip(self, present: Sequence[bool], step: int) -> bool:
@@ -529,18 +518,24 @@ class StepEngine:
         sums = self.exchange.whole
         norms = [total_norm([sums[at] for at in one.parameters if present[at]]) for one in whole]
         self.gradient_norm = math.hypot(*map(torch.Tensor.item, norms))
+        error = None
         if not math.isfinite(self.gradient_norm):  # now, while the sums are to be read
-            self.non_finite.note_gradients(
-                (at, total) for at, total in enumerate(sums) if present[at]
-            )
+            bad = self._not_finite((at, sums[at]) for at in range(len(sums)) if present[at])
+            error = non_finite_norm(self.gradient_norm, step, bad)
         if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm {self._named}"):
             return False
-        if not math.isfinite(self.gradient_norm):
-            raise self._after_nothing(non_finite_norm(self.gradient_norm, step))
+        if error is not None:
+            raise self._after_nothing(error)
         for member, norm in zip(whole, norms, strict=True):
             for totals in self._device.groups(self._totals(present, member.parameters)):
                 member.clipping.scale(totals, norm.to(totals[0].device))
         return True
+
+    def _not_finite(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> tuple[str, ...]:
+        """Name the parameters whose summed gradients, by their positions, are not finite."""
+        names = list(updated_parameters(self.model, self._optimizer))
+        bad = {at for at, total in gradients if not bool(torch.isfinite(total).all())}
+        return tuple(names[at] for at in sorted(bad))
 
     def _check_present(self, present: Sequence[bool]) -> None:
         """Refuse an update of several that has no gradients of its own."""

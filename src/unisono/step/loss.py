@@ -119,8 +119,13 @@ def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
     )
 
 
-def non_finite_norm(value: float, step: int) -> NonFiniteLossError:
-    """Make the error that every worker raises when gradients to be clipped are not finite."""
+def non_finite_norm(value: float, step: int, parameters: tuple[str, ...]) -> NonFiniteLossError:
+    """Make the error that every worker raises when gradients to be clipped are not finite.
+
+    Args:
+        value: their norm.
+        parameters: those whose gradients are not finite, as far as this worker knows.
+    """
     return NonFiniteLossError(
         f"the norm of the gradients must be finite, but is {value} in step {step}, though every "
         f"loss is; the parameters are still those before step {step}: lower the learning rate, or "
@@ -128,11 +133,12 @@ def non_finite_norm(value: float, step: int) -> NonFiniteLossError:
         step=step,
         shard=None,
         value=value,
+        parameters=parameters,
     )
 
 
 def non_finite_unscaled(
-    scale: float, step: int, bad: tuple[int, float] | None
+    scale: float, step: int, bad: tuple[int, float] | None, parameters: tuple[str, ...]
 ) -> NonFiniteLossError:
     """Make the error that every worker raises when no scale of the loss helps.
 
@@ -140,6 +146,7 @@ def non_finite_unscaled(
         scale: which it has come down to.
         step: counted over the whole run.
         bad: a shard whose loss is not finite, and that loss, if there is one.
+        parameters: those whose gradients are not finite, as far as this worker knows.
     """
     shard, value = (None, math.nan) if bad is None else bad
     because = "" if bad is None else f" (the loss of shard {shard} is {value})"
@@ -151,6 +158,7 @@ def non_finite_unscaled(
         step=step,
         shard=shard,
         value=value,
+        parameters=parameters,
     )
 
 

@@ -33,7 +33,7 @@ from unisono.state.model_copies import ModelCopies
 from unisono.state.optimizers import changes_what_has_gradients
 from unisono.step.crossings import cross
 from unisono.step.gradients import add_gradients
-from unisono.step.graph_notes import graph_of
+from unisono.step.second_look import graph_of
 from unisono.step.shard_passes import Backward, DeviceReplica, Finished, ShardPasses
 
 _LOOKED_THROUGH_AT_FIRST = 2  # steps

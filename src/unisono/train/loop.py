@@ -234,7 +234,6 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         "team": run.team,
         "clipping": {name: run.options.clipping_of(name) for name in members_of(optimizer)},
         "scaling": run.scaling,
-        "is_deterministic": run.is_deterministic,
         "timers": timers,
         "others": run.other_devices,
         "on_gradients": run.options.on_gradients,

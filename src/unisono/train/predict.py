@@ -17,12 +17,12 @@ from typing import Any
 
 from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
-from unisono.step.refused_operation import refusals_explained
 from unisono.train.failures import heard_by_all
 from unisono.train.host_rows import share_rows
 from unisono.train.late_rows import LateRows
 from unisono.train.ledger import Ledger
 from unisono.train.predictions import Rows, form_of, header_of, put_together, taken_apart
+from unisono.train.refused_operation import refusals_explained
 from unisono.train.rowsfile import (
     check_path,
     finish_file,

@@ -10,16 +10,17 @@ from typing import Any
 
 from unisono.data.loader import Loader, Place
 from unisono.device import Device
-from unisono.errors import NonFiniteLossError, UnisonoError
+from unisono.errors import NonFiniteLossError
 from unisono.exchange.carried_states import CarriedStates
 from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.step.non_finite import NonFiniteCause, in_json
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
+from unisono.train.failing_step import Explanation
 from unisono.train.failures import note_place, samples_in_words
 from unisono.train.out_of_memory import explained
+from unisono.train.refused_operation import is_refusal, refused_in_forward
 from unisono.train.several_models import members_named
 from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
 from unisono.workers.team import StepBrokenError
@@ -75,6 +76,7 @@ class Step:
         self._updating: tuple[str, ...] = ()
         self._means_of: dict[str, dict[str, float]] = {}
         self._kept: dict[int, tuple[Device, Any]] = {}  # batches that were read before, and where
+        self._explanation: Explanation | None = None  # once it is known that the step fails
         self._begin()
 
     def _begin(self) -> None:
@@ -145,33 +147,29 @@ class Step:
                 self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
-        if (shard := self._engine.failing_shard) in self._done:
-            yield from self._compute_again(shard)
         self._engine.end_passes()
         self._have_all_arrived = True
+        if (shard := self._engine.failing_shard) in self._done:
+            yield from self._look_again(shard)
 
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
         for shard in shards:
-            self._check_differentiated()
             if self._shard_sizes[shard] == 0:
                 self._engine.skip_shard(shard)
                 self._done.add(shard)
                 continue
-            place = Place(self.epoch, self.batch, shard)
             device = self._engine.passes.devices[shard]
             kept_on, batch = self._kept.pop(shard, (None, None))
             if kept_on is not device:
-                batch = self._read(place, device)
+                batch = self._read(self._at(shard), device)
             if self._updating:
                 self._kept[shard] = device, batch  # for the updates to come
             # After reading: what a dataset draws never shifts what the model draws.
             self.model = self._engine.start_shard(shard)
             self._waiting = shard
             yield batch
-            if self._engine.refusals.is_noting:
-                self._engine.repeat_shard(shard)
-                yield batch
-        self._check_differentiated()
+            if self._waiting is not None:
+                yield from self._undone(shard, batch)
 
     def _read(self, place: Place, device: Device) -> Any:
         try:
@@ -180,20 +178,38 @@ class Step:
             self._explain(error, "copy of a batch", place.shard)
             raise
 
-    def _compute_again(self, shard: int) -> Iterator[Any]:
-        """Give one shard's batch out once more, to find what has made its loss not finite."""
-        with contextlib.suppress(Exception):  # it was read before; the loss is what is told
-            batch = self._read_again(shard)
-            self._engine.non_finite.begin_again(batch)
-            self._waiting = shard
+    def _undone(self, shard: int, batch: Any) -> Iterator[Any]:
+        """Refuse a batch without its loss, or look at it again if torch has refused that."""
+        if self._explanation is None or self._explanation.refused is None:
+            raise RuntimeError(
+                f"`step.backward` must be called before the next batch is taken, but shard "
+                f"{shard} of step {self.number} has no loss: call `step.backward(loss)`."
+            )
+        yield from self._look_again(shard, batch)
+        raise self._explanation.refused
+
+    def _look_again(self, shard: int, batch: Any = None) -> Iterator[Any]:
+        """Give a shard's batch out once more, to find what lets the step fail."""
+        with contextlib.suppress(Exception):  # that is told in any case
+            explanation = self._explaining()
+            if batch is None:
+                batch = self._loader.batch(self._at(shard), (), self._engine.passes.devices[shard])
+            self.model = explanation.begin(shard, batch)
+            self._finish_shard, self._waiting = explanation.take, shard
             yield batch
             self._waiting = None
 
-    def _read_again(self, shard: int) -> Any:
-        """Prepare for a shard's pass in a step that fails, and read its batch, in this process."""
-        self.model = self._engine.repeat_shard(shard)
-        device = self._engine.passes.devices[shard]
-        return self._loader.batch(Place(self.epoch, self.batch, shard), (), device)
+    def _explaining(self, refused: RuntimeError | None = None) -> Explanation:
+        """Begin to explain why the step fails, if that has not begun."""
+        if self._explanation is None:
+            self._explanation = Explanation(self._boundary.run, self._indices, refused)
+        return self._explanation
+
+    def _at(self, shard: int) -> Place:
+        return Place(self.epoch, self.batch, shard)
+
+    def _indices(self, shard: int) -> list[int]:
+        return self._loader.indices(self._at(shard))
 
     def backward(self, loss: Any) -> None:
         """Differentiate one shard's loss; once for each batch of :attr:`shards`.
@@ -220,16 +236,11 @@ class Step:
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
         num_samples = self._shard_sizes[shard]
-        if self._engine.non_finite.is_repeating:
-            self._engine.non_finite.take(loss, num_samples)
-            return
-        refusals = self._engine.refusals
-        if refusals.is_noting:
-            refusals.watch(loss)
         try:
             self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         except RuntimeError as error:
-            if refusals.begin_again(error):
+            if self._explanation is None and self._is_refusal(error):
+                self._explaining(error)
                 return
             self._explain(error, "backward pass", shard)
             raise
@@ -325,7 +336,7 @@ class Step:
             engine.begin_passes(self._shard_sizes)
             for shard in some:
                 here = engine.passes.devices[shard]
-                batch = self._read(Place(self.epoch, self.batch, shard), here)
+                batch = self._read(self._at(shard), here)
                 self._kept[shard] = here, batch
                 self.model = engine.start_shard(shard)
                 # With a graph, as torch may take other kernels without one.
@@ -428,19 +439,12 @@ class Step:
         self._boundary.go_back()
 
     def _finish(self, error: BaseException | None) -> None:
-        if self._engine.non_finite.is_repeating and isinstance(error, Exception):
-            error = None  # the pass before went well; what it has led to is told instead
-        if error is not None or self._engine.refusals.is_noting:
-            self._explain_refusal(error)
-        if error is not None:
-            if isinstance(error, RuntimeError):
-                is_in_a_pass = self._waiting is not None
-                self._explain(error, "forward pass" if is_in_a_pass else "step", self._waiting)
-                self._note_devices(error)
-            note_place(error, self._place(error))
+        if error is not None and self._blame(error):
             return
         missing = [shard for shard in self._engine.passes.shards if shard not in self._done]
         if missing:
+            if self._explanation is not None:
+                raise self._explanation.of_refusal() from self._explanation.refused
             raise RuntimeError(
                 f"`step.backward` must be called for every batch of `step.shards`, but shards "
                 f"{missing} of step {self.number} have no loss: loop over all of `step.shards`."
@@ -454,9 +458,7 @@ class Step:
         try:
             self.means, self.is_done = self._engine.finish()
         except NonFiniteLossError as raised:
-            if (finding := self._find(raised)) is not None:
-                raise finding.explain(raised) from None
-            raise
+            raise self._explaining().of_values(raised) from None
         except Exception as raised:
             if isinstance(raised, RuntimeError):
                 self._explain(raised, "update")
@@ -468,41 +470,28 @@ class Step:
         if not self.is_done:
             self._boundary.go_back()
 
-    def _explain_refusal(self, error: BaseException | None) -> None:
-        """Say where an operation is called that torch has refused, if that is what went wrong."""
-        refusals = self._engine.refusals
-        refusals.close()
-        if error is not None:
-            self._engine.non_finite.close()
-        if (refused := refusals.explained(error)) is not None:
-            raise refused from error
+    def _blame(self, error: BaseException) -> bool:
+        """Say of an exception of the block what it is about, and where it was raised.
 
-    def _find(self, error: NonFiniteLossError) -> NonFiniteCause | None:
-        """Find what has made a loss, or gradients, not finite. Collective."""
-        search = self._engine.non_finite
-        finding: NonFiniteCause | None = None
-        with contextlib.suppress(Exception):  # what is raised here counts less
-            if search.is_repeating and error.shard is not None:
-                place = Place(self.epoch, self.batch, error.shard)
-                finding = search.of_loss(self._loader.indices(place))
-            elif error.shard is None:
-                shards = sorted(self._done) if self._boundary.run.loss is not None else ()
-                finding = search.of_gradients(shards, self._compute_loss, self._pass)
-        search.close()
-        self._engine.clear_repeated()
-        with contextlib.suppress(UnisonoError):  # somebody is lost; the step fails in any case
-            heard = self._boundary.run.team.gather(in_json(finding), "what is not finite")
-            return search.together(heard.values())
-        return None
+        Returns:
+            Whether it is why the step fails; False if a loss is, whose shard was looked at again.
+        """
+        if self._explanation is not None:
+            self._explanation.close()
+            if isinstance(error, Exception):
+                if self._explanation.refused is None:
+                    return False
+                raise self._explanation.of_refusal() from error
+        if self._is_refusal(error):
+            raise refused_in_forward(error, self.model) from error
+        if isinstance(error, RuntimeError):
+            self._explain(error, "step" if self._waiting is None else "forward pass", self._waiting)
+            self._note_devices(error)
+        note_place(error, self._place(error))
+        return True
 
-    def _compute_loss(self, shard: int) -> Any:
-        assert self._boundary.run.loss is not None
-        batch = self._read_again(shard)
-        return self._boundary.run.loss(self.model, batch)
-
-    def _pass(self, shard: int, returned: Any) -> None:
-        num_samples = self._shard_sizes[shard]
-        self._engine.differentiate_again(returned, num_samples, num_samples / self.num_samples)
+    def _is_refusal(self, error: BaseException) -> bool:
+        return self._boundary.run.is_deterministic and is_refusal(error)
 
     def _place(self, error: BaseException) -> str:
         """Say where in the step an exception was raised: in which pass, and over which samples."""
@@ -515,8 +504,7 @@ class Step:
             return f"{self._in_step()}, in the backward passes of {listed('shard', together)}"
         samples = ""
         with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
-            numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
-            samples = f", over {samples_in_words(numbers)}"
+            samples = f", over {samples_in_words(self._indices(shard))}"
         where = ""
         if self._engine.passes.others:
             where = f" on {self._engine.passes.devices[shard].name}"
@@ -534,11 +522,4 @@ class Step:
                 "devices: compute with the model that the loss is given (in a loop of your own, "
                 "with `step.model`), keep tensors that the loss needs as buffers of the model, and "
                 "make others on the device of the batch."
-            )
-
-    def _check_differentiated(self) -> None:
-        if self._waiting is not None:
-            raise RuntimeError(
-                f"`step.backward` must be called before the next batch is taken, but shard "
-                f"{self._waiting} of step {self.number} has no loss: call `step.backward(loss)`."
             )

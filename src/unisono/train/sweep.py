@@ -25,12 +25,12 @@ from unisono.plan.seeds import seed_of
 from unisono.state.digest import digest_of_weights
 from unisono.state.model_buffers import buffers_put_back
 from unisono.state.position import Position
-from unisono.step.refused_operation import refusals_explained
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
 from unisono.train.failures import failure, raised
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.out_of_memory import explained
+from unisono.train.refused_operation import refusals_explained
 from unisono.train.run_context import RunContext
 from unisono.world import threads_per_worker
 

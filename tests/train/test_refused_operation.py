@@ -8,8 +8,13 @@ import torch
 from torch import nn
 
 from unisono.errors import NondeterministicError
-from unisono.step.refused_operation import RefusedOperations, refusals_explained
+from unisono.step.second_look import CallSite, SecondLook
 from unisono.train.determinism import deterministic_kernels
+from unisono.train.refused_operation import (
+    refusals_explained,
+    refused_in_backward,
+    refused_in_forward,
+)
 
 HERE = Path(__file__)
 
@@ -59,25 +64,19 @@ def line_of(comment):
 
 
 def refused(model, compute):
-    """Compute as a step does: forward and backward, and once more if the latter is refused."""
-    refusals = RefusedOperations(model, is_needed=True)
+    """Compute forward and backward, as in a second look."""
+    look = SecondLook(model)
     with deterministic_kernels(True):
         try:
-            for _ in range(2):
-                loss = compute(model)
-                refusals.watch(loss)
-                try:
-                    loss.backward()
-                except RuntimeError as error:
-                    if not refusals.begin_again(error):
-                        raise
-                else:
-                    break
+            loss = compute(model)
+            look.watch(loss)
+            loss.backward()
         except RuntimeError as error:
-            return refusals.explained(error)
+            if look.last == CallSite():
+                return refused_in_forward(error, model)
+            return refused_in_backward(error, look.last)
         finally:
-            refusals.close()
-    return refusals.explained(None)
+            look.close()
 
 
 def run(model):
@@ -165,35 +164,18 @@ def test_the_second_pass_leaves_nothing_behind():
         assert not module._forward_pre_hooks
 
 
-def test_a_refusal_that_does_not_come_again_is_named_without_a_place():
-    model, once = Model(nn.Identity()), iter([Backward()])
-
-    def compute(model):
-        loss = run(model)
-        return loss + sum(layer(loss) for layer in once)
-
-    error = refused(model, compute)
-    assert error.operation == "put_"
-    assert (error.module, error.file, error.line) == (None, "", 0)
-    assert "it is called in the backward pass of a shard. Instead, write `index_put_`" in str(error)
-
-
 class TakesNoHooks(Model):
     def register_forward_pre_hook(self, *_, **__):
         raise RuntimeError("no hooks here")
 
 
-def test_a_model_without_hooks_has_its_operation_named():
-    error = refused(TakesNoHooks(Backward()), run)
-    assert (error.operation, error.module) == ("put_", None)
+def test_a_module_without_hooks_is_left_out():
+    assert refused(TakesNoHooks(Backward()), run).module == "encoder.pool"
 
 
 def test_other_errors_and_runs_that_are_not_exact_are_left_alone():
     for is_needed, words in ((True, "out of luck"), (False, "put_ does not have a deterministic")):
-        refusals = RefusedOperations(nn.Linear(1, 1), is_needed)
         error = RuntimeError(f"{words} implementation")
-        assert not refusals.begin_again(error)
-        assert refusals.explained(error) is None
         with pytest.raises(RuntimeError) as seen, refusals_explained(nn.Linear(1, 1), is_needed):
             raise error
         assert seen.value is error
