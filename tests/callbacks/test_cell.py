@@ -33,11 +33,11 @@ class Clock:
         (
             DisplayState(500, 1000, 2.0, 500, 8000, 4, 0.25),
             "epoch 5  " + BAR[:15] + "─" * 15 + "  500/1,000 steps  loss 0.2500  "
-            "4,000 samples/s  0:02 left",
+            "4,000 samples/s  2 s left",
         ),
         (
             DisplayState(1, 100_000, 0.1, 1, 16, 0, float("nan")),
-            "epoch 1  " + "─" * 30 + "  1/100,000 steps  loss nan  160 samples/s  2:46:40 left",
+            "epoch 1  " + "─" * 30 + "  1/100,000 steps  loss nan  160 samples/s  2 h 46 min left",
         ),
         (
             DisplayState(10, 10, 65.0, 4, 65, 0, 1.0),

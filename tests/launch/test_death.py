@@ -46,7 +46,7 @@ def test_a_kill_for_want_of_memory_says_who_held_how_much(bench: Bench) -> None:
     bench.kills(4)
     assert bench.deaths.how(-9) == (
         "was killed by SIGKILL, as the kernel had run out of memory: shortly before, these held "
-        "worker 0 1.2 GiB, worker 1 0 MiB, and the machine has 24.0 GiB, of which a container may "
+        "worker 0 1.2 GiB, worker 1 512 KiB, and the machine has 24 GiB, of which a container may "
         "get less: use a smaller batch or fewer workers"
     )
     assert bench.deaths.how(-9) == ""  # one kill explains one death

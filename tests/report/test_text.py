@@ -1,48 +1,8 @@
-"""How numbers, times and other people's words are shown."""
-
-import math
+"""How other people's words are shown."""
 
 import pytest
 
 from unisono.report import text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (None, "–"),
-        (math.nan, "–"),
-        (-0.5, "–"),
-        (math.inf, "–"),
-        (0.0, "0 µs"),
-        (0.0000123, "12 µs"),
-        (0.0123, "12.3 ms"),
-        (1.0, "1 s"),
-        (59.9, "59.9 s"),
-        (59.97, "1 min 0 s"),
-        (61.4, "1 min 1 s"),
-        (3600.0, "1 h 0 min"),
-        (90_000.0, "1 d 1 h"),
-    ],
-)
-def test_a_time_is_said_as_one_would(seconds, shown):
-    assert text.duration(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [
-        (None, "–"),
-        (math.nan, "NaN"),
-        (-math.inf, "−∞"),
-        (0.123456, "0.1235"),
-        (1e-9, "1e-09"),
-        (12345.6, "12\u202f346"),
-        (1e300, "1e+300"),
-    ],
-)
-def test_a_value_has_few_digits(number, shown):
-    assert text.amount(number) == shown
 
 
 @pytest.mark.parametrize(

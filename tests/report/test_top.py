@@ -54,7 +54,7 @@ def test_a_real_run_is_shown(tmp_path, monkeypatch):
     assert f"digest {digest[:16]}" in result.output
     worker = next(line for line in lines if line.startswith("   0 "))
     assert worker.split()[1:4] == [str(os.getpid()), "running", "24"]
-    assert "MB" in worker or "GB" in worker
+    assert "MiB" in worker or "GiB" in worker
     assert max(map(len, lines)) <= 80
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 

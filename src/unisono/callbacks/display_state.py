@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unisono.quantities import duration
+
 _BAR_WIDTH = 30
 
 # Seconds of a clock that never goes back.
@@ -48,7 +50,8 @@ class DisplayState:
         if self.steps and self.seconds > 0:
             words.append(f"{self.samples / self.seconds:,.0f} samples/s")
         if self.steps and not self.is_over:
-            words.append(f"{_time(self.seconds / self.steps * (self.total - self.done))} left")
+            left_s = self.seconds / self.steps * (self.total - self.done)
+            words.append(f"{duration(math.ceil(left_s))} left")
         return "  ".join(words)
 
 
@@ -101,9 +104,3 @@ class Count:
             return None
         self._shown_at = self._now
         return self.state
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -72,15 +72,6 @@ def summary(diagnoses: Sequence[Diagnosis]) -> str:
     return f"{'; '.join(parts)}." if parts else "Nothing is wrong with this machine."
 
 
-def size(num_bytes: float) -> str:
-    """Write a number of bytes as ``3.9 GiB`` or ``64 MiB``."""
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if num_bytes >= factor:
-            digits = 0 if num_bytes >= 100 * factor or unit == "MiB" else 1
-            return f"{num_bytes / factor:.{digits}f} {unit}"
-    return f"{num_bytes / 1024:.0f} KiB"
-
-
 def print_diagnoses(console: Console, diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Print diagnoses as they come.
 

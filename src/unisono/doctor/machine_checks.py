@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from unisono.doctor.container_limits import ContainerLimits
-from unisono.doctor.diagnoses import FINE, WARNING, WRONG, Diagnosis, size
+from unisono.doctor.diagnoses import FINE, WARNING, WRONG, Diagnosis
 from unisono.notices import listed
+from unisono.quantities import size
 
 _MIB, _GIB = 2**20, 2**30
 _FEW_PROCESSES = 64

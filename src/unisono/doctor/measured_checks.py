@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unisono.doctor.diagnoses import FINE, WARNING, Diagnosis
+from unisono.quantities import duration
 
 _SLOW_MEETING_S = 1e-3
 _SPOILT = 0.6
@@ -26,7 +27,7 @@ def judge_measured(found: Mapping[str, Any], num_cores: int) -> Iterator[Diagnos
 
 
 def _meetings(seconds: float, num_cores: int) -> Diagnosis:
-    said, verdict, remedy = f"Two workers meet in {_time(seconds)}.", FINE, ""
+    said, verdict, remedy = f"Two workers meet in {duration(seconds)}.", FINE, ""
     if seconds > _SLOW_MEETING_S:
         why = "one core serves both" if num_cores == 1 else "something else takes the cores"
         verdict, remedy = WARNING, f"That is long: {why}; see `cores` and `load`."
@@ -47,8 +48,8 @@ def _passes(found: Mapping[str, Any], num_cores: int) -> Diagnosis:
     alone, together = found["pass_s"]
     speed = alone / together
     said = (
-        f"A forward and backward pass takes {_time(alone)} alone, and {_time(together)} while "
-        f"another worker computes one: {speed:.0%} of the speed."
+        f"A forward and backward pass takes {duration(alone)} alone, and {duration(together)} "
+        f"while another worker computes one: {speed:.0%} of the speed."
     )
     verdict, remedy = (WARNING if speed < _SPOILT else FINE), ""
     if speed < _SPOILT and num_cores == 1:
@@ -68,15 +69,9 @@ def _sums(found: Mapping[str, Any]) -> Diagnosis:
     small, large = min(by_size), max(by_size)
     expected_s = _EXAMPLE_S / 2 * max(1.0, together / alone) + by_size[large]
     said = (
-        f"Beside its passes, a step of two workers takes {_time(by_size[small])} with "
-        f"{small:,} parameters and {_time(by_size[large])} with {large:,}. So with {large:,} "
-        f"parameters, expect a step of {_time(_EXAMPLE_S)} on one worker to take about "
-        f"{_time(expected_s)} on two."
+        f"Beside its passes, a step of two workers takes {duration(by_size[small])} with "
+        f"{small:,} parameters and {duration(by_size[large])} with {large:,}. So with {large:,} "
+        f"parameters, expect a step of {duration(_EXAMPLE_S)} on one worker to take about "
+        f"{duration(expected_s)} on two."
     )
     return Diagnosis("sums", FINE, said, facts={"seconds": found["sum_s"]})
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"

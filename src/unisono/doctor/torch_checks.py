@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unisono.doctor.diagnoses import FINE, WARNING, WRONG, Diagnosis, size
+from unisono.doctor.diagnoses import FINE, WARNING, WRONG, Diagnosis
 from unisono.doctor.gpu_links import DriverGpu
+from unisono.quantities import size
 
 _OLDEST = (2, 11)
 

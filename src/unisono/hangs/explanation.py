@@ -25,6 +25,7 @@ from unisono.hangs.whereabouts import (
     whereabouts,
 )
 from unisono.notices import listed
+from unisono.quantities import duration
 
 _STACKS_AT_MOST = 4
 _CHILDREN_AT_MOST = 8
@@ -113,14 +114,10 @@ def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Ha
         what = f"`{waiting[0].name}`" if waiting else "The program"
     if hang.waited_s is None:
         return f"{what} waits." if waiting else f"{what} is under way."
-    usual = "" if hang.usual_s is None else f" (usually {_seconds(hang.usual_s)})"
+    usual = "" if hang.usual_s is None else f" (usually {duration(hang.usual_s)})"
     if waiting:
         return f"{what} has been waiting for {hang.waited_s:.0f} s."
     return f"{what} has taken {hang.waited_s:.0f} s{usual}."
-
-
-def _seconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _late(

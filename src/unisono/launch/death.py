@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from unisono.procfs import field, read_text
+from unisono.quantities import size
 from unisono.workers.control_block import ControlBlock
 
 _LOOK_EVERY_S = 0.5
@@ -70,23 +71,21 @@ class Deaths:
         if num_kills <= self._num_kills:
             return ""
         self._num_kills = num_kills
-        each = ", ".join(
-            f"worker {rank} {_size(held)}" for rank, held in sorted(self._held.items())
-        )
+        each = ", ".join(f"worker {rank} {size(held)}" for rank, held in sorted(self._held.items()))
         total = (field(read_text(self._root / "meminfo"), "MemTotal:") or 0) * 1024
         had = f" of memory: shortly before, these held {each}" if each else " of memory"
         return (
             f"was killed by SIGKILL, as the kernel had run out{had}, and the machine has "
-            f"{_size(total)}, of which a container may get less: {_SMALLER}"
+            f"{size(total)}, of which a container may get less: {_SMALLER}"
         )
 
     def _shared_is_full(self) -> str:
         with contextlib.suppress(OSError):
             found = os.statvfs(self._shared)
             if found.f_bavail < _FULL_BELOW * found.f_blocks:
-                size = _size(found.f_blocks * found.f_frsize)
+                total = size(found.f_blocks * found.f_frsize)
                 return (
-                    f"was killed by SIGBUS, as {self._shared} is full ({size}): remove what other "
+                    f"was killed by SIGBUS, as {self._shared} is full ({total}): remove what other "
                     "programs have left there, give the container more (`docker run --shm-size`), "
                     "or use a DataLoader with `num_workers=0`"
                 )
@@ -112,8 +111,3 @@ def _out_of_memory_kills(root: Path) -> int:
 
 def _held_bytes(root: Path, pid: int) -> int:
     return (field(read_text(root / str(pid) / "status"), "VmRSS:") or 0) * 1024
-
-
-def _size(num_bytes: int) -> str:
-    gib = num_bytes / 2**30
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{num_bytes / 2**20:.0f} MiB"

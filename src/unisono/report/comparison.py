@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from unisono.quantities import amount, count, duration
 from unisono.report.curves import over_steps, validation_trace
 from unisono.report.document import Page, cells, footer, legend_html, section, table
 from unisono.report.events import End
@@ -12,7 +13,7 @@ from unisono.report.figure import SERIES_COLOURS, Figure, Key, curve_trace, seri
 from unisono.report.history import History, identity
 from unisono.report.page import script_name, state
 from unisono.report.series import Series, smoothed
-from unisono.report.text import amount, count, duration, in_page, in_plot, name, value
+from unisono.report.text import in_page, in_plot, name, value
 
 MAX_RUNS = SERIES_COLOURS
 _SMOOTH_PART = 60

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from unisono.quantities import plural
 from unisono.report.figure import Figure, Key, band_traces, curve_trace, drawn_marks, series_colour
 from unisono.report.history import History, ValidationCurve
 from unisono.report.marks import Mark
 from unisono.report.series import Series, smoothed
-from unisono.report.text import name, plural
+from unisono.report.text import name
 
 _FEW = 60  # values that are drawn as they are
 _FEW_STEPS = 8  # so few that a tick for each has room

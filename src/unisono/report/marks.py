@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from unisono.quantities import plural
 from unisono.report.events import (
     End,
     Event,
@@ -15,7 +16,6 @@ from unisono.report.events import (
     WentBack,
     Workers,
 )
-from unisono.report.text import plural
 
 
 class Severity(Enum):

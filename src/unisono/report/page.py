@@ -6,25 +6,14 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
+from unisono.quantities import amount, count, duration, percent, plural
 from unisono.report import curves, times, why
 from unisono.report.document import Page, cells, footer, legend_html, section, table
 from unisono.report.events import End, Failure, Interrupted
 from unisono.report.history import MAX_MARKS, History, identity
 from unisono.report.marks import Mark
 from unisono.report.run_progress import RunProgress
-from unisono.report.text import (
-    SCRIPTS,
-    amount,
-    count,
-    duration,
-    in_page,
-    moment,
-    name,
-    percent,
-    plain,
-    plural,
-    value,
-)
+from unisono.report.text import SCRIPTS, in_page, moment, name, plain, value
 from unisono.report.time_spent import PartOfTime
 
 

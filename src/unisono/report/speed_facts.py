@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from unisono.quantities import percent
 from unisono.report import fields
-from unisono.report.text import percent
 
 SLOW_WORKER = "slow worker"
 IN_REPORT_ALONE = ("small batches", "all wait alike")  # nobody has to be told while it runs

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from unisono.quantities import size
 from unisono.report.events import PHASES
 from unisono.report.status import USUAL, WorkerLine
-from unisono.report.text import size
 
 BAR_WIDTH = 12
 STYLES = ("cyan", "green", "blue", "red", "magenta", "yellow")  # of the phases
@@ -71,8 +71,7 @@ def _columns(workers: Sequence[WorkerLine]) -> list[Column]:
         Column("", 4, 6, _share),
         Column("its time", BAR_WIDTH, 7, _bar, "left"),
         Column(" ms/step", 8, 3, _speed, "left"),
-        Column("memory", 7, 4, lambda w: size(w.process.memory_bytes)),
-        Column("peak", 7, 10, lambda w: Text(size(w.process.peak_bytes), "dim")),
+        Column("memory", 8, 4, lambda w: size(w.process.memory_bytes)),
         Column("CPU", 5, 9, _cpu),
         *(_of_devices() if any(worker.device for worker in workers) else ()),
     ]
@@ -81,8 +80,8 @@ def _columns(workers: Sequence[WorkerLine]) -> list[Column]:
 def _of_devices() -> list[Column]:
     """Give the columns of those that compute on a device with memory of its own."""
     return [
-        Column("device", 7, 3, lambda w: size(w.device.now if w.device else None)),
-        Column("most", 7, 4, lambda w: size(w.device.most if w.device else None)),
+        Column("device", 8, 3, lambda w: size(w.device.now if w.device else None)),
+        Column("most", 8, 4, lambda w: size(w.device.most if w.device else None)),
     ]
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from unisono.quantities import plural
 from unisono.report.curves import over_steps, step_axis
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key
 from unisono.report.history import History
 from unisono.report.phases import PhaseTimes
-from unisono.report.text import plural
 
 _CUT = 4.0  # times the usual: a bar that is higher is cut, so that the others can be seen
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
+from unisono.quantities import amount, duration
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
 from unisono.report.speed_facts import IN_REPORT_ALONE
 from unisono.report.status import RunStatus, WorkerLine, worker_lines
-from unisono.report.text import SCRIPTS, amount, duration, name, plain
+from unisono.report.text import SCRIPTS, name, plain
 
 STILL_S = 3.0  # no step for so long is worth saying
 STILL_STEPS = 5  # …unless steps take as long

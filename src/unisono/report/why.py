@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from unisono.quantities import percent
 from unisono.report.history import History
 from unisono.report.speed_facts import MachineUse
-from unisono.report.text import percent
 from unisono.report.time_spent import PartOfTime
 
 _MUCH = {

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from unisono.quantities import size
+
 IN_A_PASS = ("copy of a batch", "forward pass", "backward pass")
 IN_AN_UPDATE, OF_A_SWEEP = "update", "pass of"
-_GIB = 2**30
 _OTHERS_FROM = 0.02  # of a device: what other processes take is worth telling
 
 
@@ -77,18 +78,18 @@ def _where(shortage: Shortage) -> str:
 
 
 def _sizes(shortage: Shortage) -> str:
-    told = [f"{name} {_gib(size)}" for name, size in shortage.needed.items()]
+    told = [f"{name} {size(taken)}" for name, taken in shortage.needed.items()]
     if shortage.activations is not None:
-        told.append(f"activations and temporary tensors up to {_gib(shortage.activations)} so far")
+        told.append(f"activations and temporary tensors up to {size(shortage.activations)} so far")
     return ", ".join(told)
 
 
 def _room(shortage: Shortage) -> str:
     if shortage.total is None:
         return ""
-    told = f"; it has {_gib(shortage.total)}"
+    told = f"; it has {size(shortage.total)}"
     if _has_others(shortage):
-        told += f", of which other processes take {_gib(shortage.by_others)}"
+        told += f", of which other processes take {size(shortage.by_others)}"
     return told
 
 
@@ -140,10 +141,3 @@ def _more_shards(shards: int | None, batch_size: int | None) -> Iterator[str]:
         f"pass `shards={more}` (now {shards}), so that each pass has {samples} at the same batch "
         f"size; other shards give other bits"
     )
-
-
-def _gib(size: int) -> str:
-    for unit, name in ((_GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit / 10:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"
