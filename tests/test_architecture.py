@@ -175,7 +175,7 @@ def test_the_plan_is_pure():
 
 def test_the_report_stands_alone():
     parts = {(part_of(a), part_of(b)) for a, b in edges()}
-    known = {"report", "errors", "notices", "procfs", "plan"}
+    known = {"report", "errors", "notices", "procfs", "quantities"}
     assert {b for a, b in parts if a == "report"} <= known
     assert {a for a, b in parts if b == "report"} <= {"report", "cli"}
 
