@@ -212,7 +212,6 @@ def test_public_names_are_these():
     assert unisono.__all__ == [
         "CallbackError",
         "CheckpointError",
-        "CorruptionError",
         "DataFormatError",
         "DataParallel",
         "DistributedDataParallel",

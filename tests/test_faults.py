@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.faults import (
-    DAMAGED,
     DEEDS,
     FAULTS_VARIABLE,
     PLACES,
@@ -37,9 +36,6 @@ from unisono.faults import (
         ("segv:rank=0,at=start", (Fault("segv", 0, None, "start"),)),
         ("kill:rank=0,at=join", (Fault("kill", 0, None, "join"),)),
         ("kill:rank=0,at=join,step=3", (Fault("kill", 0, 3, "join"),)),
-        ("flip:rank=1,step=90", (Fault("flip", 1, 90),)),
-        ("flip:rank=1,step=9,of=buffer", (Fault("flip", 1, 9, of="buffer"),)),
-        ("defect:rank=0,step=4,of=replica", (Fault("defect", 0, 4, of="replica"),)),
         ("disk-full:checkpoint=2", (Fault("disk-full", checkpoint=2),)),
     ],
 )
@@ -55,13 +51,10 @@ def test_tables_are_understood(text, expected):
         ("kill:rank=1", "kill must have a `step`"),
         ("kill:step=1", "kill must have a `rank`"),
         ("kill:step=1,at=join", "kill must have a `rank`"),
-        ("flip:rank=1", "flip must have a `step`"),
-        ("flip:rank=1,step=2,of=loss", "`of` must be one of gradient, replica, buffer.*'loss'"),
-        ("defect:rank=1", "defect must have a `step`"),
         ("disk-full:", "disk-full must have a `checkpoint`"),
         ("disk-full:checkpoint=0", "`checkpoint` must be a whole number of at least 1.*'0'"),
         ("disk-full:checkpoint=1,rank=0", "each once, but is 'rank=0'"),
-        ("flip:rank=1,step=2,at=begin", "each once, but is 'at=begin'"),
+        ("disk-full:checkpoint=1,at=begin", "each once, but is 'at=begin'"),
         ("kill:rank=1,rank=2,step=3", "each once, but is 'rank=2'"),
         ("kill:rank=1,step=3,", "each once, but is ''"),
         ("kill:rank=one,step=3", "`rank` must be a whole number of at least 0.*'one'"),
@@ -95,15 +88,12 @@ FAULTS = st.one_of(
         st.sampled_from([place for place in PLACES if place != "start"]),
     ),
     st.builds(Fault, st.sampled_from(DEEDS), NUMBERS, st.none(), st.just("start")),
-    st.builds(
-        Fault, st.sampled_from(["flip", "defect"]), NUMBERS, NUMBERS, of=st.sampled_from(DAMAGED)
-    ),
     st.builds(lambda number: Fault("disk-full", checkpoint=number), st.integers(1, 99)),
 )
 
 
 def written(fault):
-    fields = ((key, getattr(fault, key)) for key in ("rank", "step", "at", "checkpoint", "of"))
+    fields = ((key, getattr(fault, key)) for key in ("rank", "step", "at", "checkpoint"))
     return f"{fault.kind}:" + ",".join(f"{k}={v}" for k, v in fields if v not in (None, ""))
 
 
@@ -161,17 +151,14 @@ def test_a_replacement_has_no_faults_but_those_of_joining(at, incarnation, happe
 
 
 def test_each_happens_once_and_others_meet_nothing():
-    table = {FAULTS_VARIABLE: "raise:rank=1,step=3; raise:rank=1,step=3; flip:rank=1,step=3"}
+    table = {FAULTS_VARIABLE: "raise:rank=1,step=3; raise:rank=1,step=3"}
     faults = Faults.from_environment(table, 1, 0)
     for _ in range(2):
         with pytest.raises(RuntimeError):
             faults.meet("begin", 3)
     faults.meet("begin", 3)
-    assert [faults.flips(2), faults.flips(3), faults.flips(3)] == ["", "gradient", ""]
-    other = Faults.from_environment(table, 0, 0)
-    other.meet("begin", 3)
-    assert not other.flips(3)
-    assert not Faults.from_environment({}, 0, 0).flips(3)
+    Faults.from_environment(table, 0, 0).meet("begin", 3)
+    Faults.from_environment({}, 0, 0).meet("begin", 3)
 
 
 def test_before_the_script_there_is_no_step():
@@ -193,7 +180,7 @@ raise SystemExit(5)
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("exit", 0), ("flip", 5)],
+    [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("exit", 0)],
 )
 def test_a_process_ends_as_was_asked_for(kind, status):
     environ = os.environ | {FAULTS_VARIABLE: f"{kind}:rank=0,step=3"}
@@ -207,8 +194,3 @@ def test_a_stopped_process_is_there_and_goes_on_when_it_is_told_to():
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)
         assert process.wait() == 5
-
-
-def test_a_defect_comes_again_in_every_step():
-    faults = Faults.from_environment({FAULTS_VARIABLE: "defect:rank=1,step=3,of=buffer"}, 1, 0)
-    assert [faults.flips(step) for step in range(2, 6)] == ["", "buffer", "buffer", "buffer"]

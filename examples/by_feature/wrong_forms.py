@@ -35,7 +35,7 @@ def main(folder):
         "another model": lambda: trainer(width=9, directory=folder).fit(
             data, batch_size=8, epochs=2
         ),
-        "a closure and audits": lambda: trainer(closure=True, audit_every=5),
+        "a closure and a scaler": lambda: trainer(closure=True, precision="fp16"),
         "batches that do not fit the model": lambda: trainer().predict(rows, batch_size=8),
         "hidden state over shuffled samples": lambda: trainer(
             lambda model, batch, state: (loss(model, batch), state), carry=True

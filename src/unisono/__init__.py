@@ -13,7 +13,6 @@ from unisono.c10d.registration import register as _register_backend
 from unisono.errors import (
     CallbackError,
     CheckpointError,
-    CorruptionError,
     DataFormatError,
     DownloadError,
     LoadingError,
@@ -67,7 +66,6 @@ _LOADED_ON_FIRST_USE = {
 __all__ = [
     "CallbackError",
     "CheckpointError",
-    "CorruptionError",
     "DataFormatError",
     "DataParallel",
     "DistributedDataParallel",

@@ -9,7 +9,6 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── MismatchError          the workers do not run the same program
     ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
-    ├── CorruptionError        an audit found wrong numbers, and nobody can be replaced
     ├── NondeterministicError  an operation has no deterministic form (also a RuntimeError)
     ├── OutOfMemoryError       a pass or an update needs more memory (also a MemoryError)
     ├── LoadingError           a sample cannot be read, or a loader process has died
@@ -128,24 +127,6 @@ class NonFiniteLossError(UnisonoError):
         self.file = file
         self.line = line
         self.parameters = parameters
-
-
-class CorruptionError(UnisonoError):
-    """An audit found wrong bits, and the run cannot continue.
-
-    Attributes:
-        ranks: the workers that are wrong; empty where it cannot be told which are.
-        step: the audited step, counted from 0 over the whole run.
-        names: what is wrong, such as ``"gradient of `fc.weight`"`` or ``"parameter fc.weight"``.
-    """
-
-    def __init__(
-        self, message: str, *, ranks: tuple[int, ...] = (), step: int, names: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(message)
-        self.ranks = ranks
-        self.step = step
-        self.names = names
 
 
 class NondeterministicError(UnisonoError, RuntimeError):

@@ -10,8 +10,6 @@ stop       rank, step, [at]             the worker gets SIGSTOP: it is there and
 raise      rank, step, [at]             RuntimeError
 exit       rank, step, [at]             the process ends at once, with status 0
 segv       rank, step, [at]             the worker gets SIGSEGV
-flip       rank, step, [of]             a bit of what the worker has computed or keeps is wrong
-defect     rank, step, [of]             the same from this step on, in every step
 disk-full  checkpoint (the first is 1)  the disk is full when this checkpoint is written
 =========  ===========================  ==========================================================
 
@@ -21,7 +19,6 @@ at         where in a step
 begin      when it begins; without ``at``, here
 shard      before the forward pass of a shard
 gradients  the own shards are done; before the others are met
-audit      in a step that is audited: before another's shards are computed again
 sums       all shards are done; before they are added up
 update     the own sums are done; before the optimizer
 updated    the own update is done; before the second meeting
@@ -29,14 +26,6 @@ commit     after the second meeting
 snapshot   while a snapshot is being copied
 start      before the script runs; has no step
 join       a replacement has just been admitted; needs no step
-=========  =======================================================================================
-
-=========  =======================================================================================
-of         which bit, when the own shards of a step are done
-=========  =======================================================================================
-gradient   of the gradients; without ``of``, this one
-replica    of a parameter; the one copy of it, where workers share one
-buffer     of the buffers that the worker has kept for the next step; else those it starts from
 =========  =======================================================================================
 
 Steps count from 0 over the whole run. A fault happens once: to the first process that has the
@@ -57,7 +46,6 @@ PLACES = (
     "begin",
     "shard",
     "gradients",
-    "audit",
     "sums",
     "update",
     "updated",
@@ -66,10 +54,7 @@ PLACES = (
     "start",
     "join",
 )
-DAMAGED = ("gradient", "replica", "buffer")
 _FIELDS = dict.fromkeys(DEEDS, ("rank", "step", "at")) | {
-    "flip": ("rank", "step", "of"),
-    "defect": ("rank", "step", "of"),
     "disk-full": ("checkpoint",),
 }
 
@@ -84,7 +69,6 @@ class Fault:
     at: str = ""  # where in the step; empty for kinds that have no place
     # the number of the checkpoint that is being written, the first is 1
     checkpoint: int | None = None
-    of: str = ""  # what a bit is of; empty: of gradients
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:
@@ -149,18 +133,6 @@ class Faults:
             self._forget(fault)
             _do(fault.kind, at, step)
 
-    def flips(self, step: int) -> str:
-        """Tell what a bit is to be flipped of in this step, if one is; else nothing."""
-        if not self._mine:
-            return ""
-        for fault in self._mine:
-            if fault.kind == "flip" and fault.step == step:
-                self._forget(fault)
-                return fault.of or "gradient"
-            if fault.kind == "defect" and fault.step is not None and fault.step <= step:
-                return fault.of or "gradient"
-        return ""
-
     def _forget(self, fault: Fault) -> None:
         place = self._mine.index(fault)
         self._mine = self._mine[:place] + self._mine[place + 1 :]
@@ -194,19 +166,16 @@ def _read(row: str) -> Fault:
             raise _refused(row, must, pair.strip(), "write `field=value`, with commas in between")
         fields[key] = value
     at = fields.pop("at", "begin" if "at" in _FIELDS[kind] else "")
-    of = fields.pop("of", "")
     if "at" in _FIELDS[kind] and at not in PLACES:
         raise _refused(row, f"`at` must be one of {', '.join(PLACES)}", at, "choose one")
-    if of not in ("", *DAMAGED):
-        raise _refused(row, f"`of` must be one of {', '.join(DAMAGED)}", of, "choose one")
     numbers = {key: _number(row, key, value) for key, value in fields.items()}
     if at == "start" and "step" in numbers:
         raise _refused(row, "`at=start` must have no step", numbers["step"], "leave `step` out")
     for key in _FIELDS[kind]:
-        is_needed = key not in ("at", "of") and not (key == "step" and at in ("start", "join"))
+        is_needed = key != "at" and not (key == "step" and at in ("start", "join"))
         if is_needed and key not in numbers:
             raise _refused(row, f"{kind} must have a `{key}`", None, f"write `{key}=1`, say")
-    return Fault(kind, at=at, of=of, **numbers)
+    return Fault(kind, at=at, **numbers)
 
 
 def _number(row: str, key: str, value: str) -> int:

@@ -20,7 +20,6 @@ AFTER = {
     "begin": "fetching",
     "shard": "fetching",
     "gradients": "waiting",
-    "audit": "computing again",
     "sums": "adding up",
     "update": "updating",
     "updated": "waiting again",
@@ -56,9 +55,6 @@ class Recorder:
         self._step = self._step if step is None else step
         self.note(AFTER[at])
         self._faults.meet(at, step)
-
-    def flips(self, step: int) -> str:
-        return self._faults.flips(step)
 
     def note(self, phase: str) -> None:
         if self._file is not None:

@@ -199,13 +199,3 @@ def test_the_command_ends_well_and_tells_who_was_lost(tmp_path):
     expected = undisturbed(Options(loop="own", optimizer="clipped"))
     assert all(result == expected for result in job.results)
     check_words(job.err, faults)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", ["shared", "staged", "gloo"])
-def test_a_wrong_bit_is_seen_in_the_digest(monkeypatch, exchange):
-    expected = undisturbed(Options())
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    results = launch(monkeypatch, "flip:rank=1,step=8", Options())
-    assert len({result["digest"] for result in results}) == 1
-    assert results[0]["digest"] != expected["digest"]

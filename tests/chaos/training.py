@@ -56,7 +56,6 @@ class Options:
         phases: a folder in which every worker keeps where it is; empty for none.
         events: the event file of ``"trainer"``, where there is no directory; empty for none.
         device: of each worker; ``"sim"`` is the test accelerator.
-        audit_every: steps between audits; 0: there are none.
     """
 
     loop: str = "trainer"
@@ -71,7 +70,6 @@ class Options:
     phases: str = ""
     events: str = ""
     device: str = "cpu"
-    audit_every: int = 0
 
 
 def train(options: Options) -> dict[str, object]:
@@ -167,7 +165,6 @@ def settings(options: Options) -> dict[str, object]:
         "directory": options.directory or None,
         "checkpoint_every": options.every or None,
         "device": options.device,
-        "audit_every": options.audit_every or None,
     }
 
 

@@ -1,4 +1,4 @@
-"""What runs do on one host, they do on several: audits, and states from batch to batch."""
+"""What runs do on one host, they do on several: features, and states from batch to batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.hosts.conftest import MakeHosts
-from tests.hosts.test_hosts import TRAIN, Output, digests, srun, start, trained, unisono_run
-from tests.hosts.virtual_hosts import torchrun
+from tests.hosts.test_hosts import TRAIN, Output, srun, start, unisono_run
 from tests.test_examples import results
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
@@ -18,8 +17,6 @@ CARRY = "tests/hosts/programs/carry.py"
 # The programs of a feature, but those that plant a fault, are started by another launcher or have
 # another test here.
 EXAMPLES = ("averaged_weights", "callbacks", "contrastive", "gan", "mixed_precision", "streams")
-AUDITED = (TRAIN, "cnn", "--steps", "12", "--audit-every", "3")
-GRADIENT = "gradient of `0.weight` in shard"
 
 
 def has_trained(outputs: Sequence[Output]) -> str:
@@ -36,49 +33,6 @@ def test_an_example_has_the_digest_of_one_host(make_hosts: MakeHosts, name: str)
         said.append(results(outputs[0].text))
     assert said[0]
     assert said[1] == said[0]
-
-
-@pytest.mark.parametrize("workers", [[2, 2], [1, 3]], ids=str)
-def test_audits_accuse_nobody_of_an_even_run(make_hosts: MakeHosts, workers) -> None:
-    hosts = make_hosts(2)
-    outputs = unisono_run(hosts, workers, AUDITED)
-    assert "wrong" not in has_trained(outputs)
-    assert "an audit takes" in outputs[0].text
-    assert digests(outputs) == trained(hosts[:1], [2], *AUDITED[1:4])
-
-
-@pytest.mark.parametrize(
-    ("workers", "fault", "found"),
-    [
-        ([2, 2], "rank=3,step=5", f"rank 3 (host 1) had {GRADIENT}"),
-        ([1, 3], "rank=2,step=8,of=buffer", "rank 2 (host 1) had "),
-        ([2, 2], "rank=0,step=5,of=buffer", "rank 0 (pid"),  # of those for the next step
-        ([1, 1], "rank=1,step=2", f"rank 1 (host 1) had {GRADIENT}"),
-        ([1, 3], "rank=3,step=5,of=replica", "in step 5 on host 1 (ranks 1, 2 and 3): parameter"),
-        ([2, 2], "rank=1,step=8,of=replica", "in step 8 on host 0 (ranks 0 and 1): parameter"),
-    ],
-    ids=str,
-)
-def test_a_wrong_bit_is_found_on_any_host(
-    make_hosts: MakeHosts, workers, fault: str, found: str
-) -> None:
-    hosts = make_hosts(2)
-    outputs = unisono_run(hosts, workers, AUDITED, faults=[f"flip:{fault}"])
-    text = has_trained(outputs)
-    assert found in text
-    is_replaced = "replica" not in fault
-    ended = re.findall(r"rank (\d) \(pid \d+\) was ended, as an audit found", text)
-    assert ended == (re.findall(r"rank=(\d)", fault) if is_replaced else [])
-    assert digests(outputs) == trained(hosts[:1], [2], *AUDITED[1:4])
-
-
-def test_a_wrong_worker_is_named_where_nobody_replaces_it(make_hosts: MakeHosts) -> None:
-    hosts = make_hosts(2)
-    faults = {"UNISONO_FAULTS": "defect:rank=2,step=4"}
-    started = torchrun(hosts, [1, 2], AUDITED, environ=faults)
-    for output in map(Output, started):
-        assert f"what rank 2 (host 1) had wrong: {GRADIENT}" in output.end()
-        assert output.process.returncode == 1
 
 
 OTHER_PROCESSOR = """

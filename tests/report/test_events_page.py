@@ -27,7 +27,7 @@ def test_every_example_can_be_read(line):
 
 def test_every_kind_has_an_example():
     kinds = ["start", "step", "evaluation", "checkpoint", "speed", "workers", "went_back"]
-    kinds += ["audit", "finding", "failure", "interrupted", "end"]
+    kinds += ["failure", "interrupted", "end"]
     assert [json.loads(line)["event"] for line in examples()] == kinds
 
 
@@ -43,7 +43,6 @@ def test_all_that_a_run_writes_is_described(tmp_path):
         shards=2,
         directory=tmp_path,
         checkpoint_every=2,
-        audit_every=2,
     )
     trainer.fit(data, batch_size=10, epochs=1, validate=data)
     with pytest.raises(unisono.NonFiniteLossError):
@@ -52,7 +51,7 @@ def test_all_that_a_run_writes_is_described(tmp_path):
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     written = {event["event"]: event.keys() for event in map(json.loads, lines)}
     told = {event["event"]: event.keys() for event in map(json.loads, examples())}
-    unusual = {"speed", "workers", "went_back", "interrupted", "finding"}
+    unusual = {"speed", "workers", "went_back", "interrupted"}
     assert written.keys() == told.keys() - unusual
     for kind, names in written.items():
         assert names == told[kind], kind

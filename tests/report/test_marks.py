@@ -27,16 +27,6 @@ from unisono.report.marks import Severity, mark_of
             Severity.WARN,
             "went back to step 3 from step 5: 2 came again, with the same result",
         ),
-        (
-            event("finding", 3, wrong=[1], names=["a", "b", "c", "d", "e"], shards=[4, 5]),
-            Severity.BAD,
-            "the audit of step 2 found a, b, c and 2 more of shards 4, 5 wrong: worker 1",
-        ),
-        (
-            event("finding", 3, names=["parameter `w`"]),
-            Severity.BAD,
-            "the audit of step 2 found parameter `w` wrong: it is not known on whom",
-        ),
         (event("failure", 3, rank=1, error="E", message="m"), Severity.BAD, "worker 1: E: m"),
         (event("failure", 3, error="E", message="m"), Severity.BAD, "E: m"),
         (event("end", 3, stopped_early=True), Severity.NEUTRAL, "stopped early after 3 steps"),
@@ -48,7 +38,7 @@ def test_what_happens_once_is_told(line, severity, text):
 
 
 @pytest.mark.parametrize(
-    "line", [start_line(), step(3, 1), event("end", 3), event("checkpoint", 3), event("audit", 3)]
+    "line", [start_line(), step(3, 1), event("end", 3), event("checkpoint", 3)]
 )
 def test_what_is_usual_is_not(line):
     assert mark_of(read_event(to_bytes(line))) is None

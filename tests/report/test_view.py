@@ -31,20 +31,6 @@ def test_before_a_run_begins_it_is_awaited():
     assert not found.is_over
 
 
-def test_audits_are_told():
-    found = view(
-        start_line(),
-        step(198, 0.5),
-        event("audit", 100, 0.7, seconds=0.1),
-        event("finding", 199, 0.8, wrong=[1], names=["gradient of `w`"], shards=[0]),
-        at_s=4.0,
-    )
-    assert found.kept == (
-        "audit passed at step 100, 3 s ago",
-        "the audit of step 198 found gradient of `w` of shards 0 wrong: worker 1, 3 s ago",
-    )
-
-
 def test_a_run_under_way_is_told():
     found = view(
         start_line(),

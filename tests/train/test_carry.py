@@ -241,7 +241,6 @@ def fit(**options):
             TypeError,
             r"what is carried must be .* `carried/0` must be dense .* but is torch.sparse_coo",
         ),
-        ({"audit_every": 3}, ValueError, "`audit_every` must be left out with `carry=True`"),
         ({"embed": lambda m, b: m(b)}, ValueError, "`carry` must be left out where `embed`"),
     ],
 )

@@ -95,7 +95,6 @@ class NoClosure(torch.optim.Optimizer):
     [
         (torch.optim.LBFGS, {"closure": False}, "`closure` must be left out for LBFGS"),
         (NoClosure, {"closure": True}, "that of NoClosure does not"),
-        (torch.optim.LBFGS, {"audit_every": 3}, "must do without `audit_every`"),
         (torch.optim.LBFGS, {"exchange": "shared"}, "`closure` needs one for each"),
         (torch.optim.LBFGS, {"grad_scaler": torch.amp.GradScaler("cpu")}, "without `grad_scaler`"),
     ],

@@ -109,7 +109,6 @@ def closure_in_one():
     [
         (shared_parameter, ValueError, "`weight` is by 'one' and 'other'"),
         (closure_in_one, ValueError, "must do without an optimizer that takes a closure"),
-        (lambda: of("ab", audit_every=3), ValueError, "must do without `audit_every`"),
         (lambda: of("a"), ValueError, r"nobody updates 'b'.*`b.requires_grad_\(False\)`"),
         (lambda: of("ab", clip_norm={"c": 1.0}), ValueError, "'a', 'b', but names 'c'"),
         (lambda: of("ab", clip_norm={"a": -1.0}), ValueError, "`clip_norm` must be above 0"),

@@ -3,8 +3,8 @@
 ::
 
     on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
-                └ on_workers_changed, on_went_back, on_audit, on_snapshot,          │
-                  on_checkpoint, on_pause ◄─────────────────────────────────────────┘
+                └ on_workers_changed, on_went_back, on_snapshot, on_checkpoint,     │
+                  on_pause ◄────────────────────────────────────────────────────────┘
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
@@ -53,26 +53,6 @@ class DeviceMemory(NamedTuple):
     allocated: int
     reserved: int
     peak: int
-
-
-class Audit(NamedTuple):
-    """What an audit found: see `audit_every` of :class:`unisono.Run`.
-
-    Attributes:
-        step: the audited step, counted from 0.
-        seconds: what it added to the step on this worker.
-        wrong: the workers that were wrong, and have been replaced; empty where all were right.
-        names: what they had wrong, such as ``"gradient of `fc.weight`"``.
-        shards: the shards that have it wrong; empty for what belongs to none.
-        hosts: of several: where the workers are that were wrong, or the memory that they share.
-    """
-
-    step: int
-    seconds: float
-    wrong: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    shards: tuple[int, ...] = ()
-    hosts: tuple[int, ...] = ()
 
 
 class DoneStep(Protocol):
@@ -286,12 +266,6 @@ class Callback:
 
     def on_epoch_end(self, fit: Fit) -> None:
         """After the last step of an epoch, its validation and its schedule; ``fit.epoch`` ended."""
-
-    def on_audit(self, fit: Fit, audit: Audit) -> None:
-        """After an audit, with ``audit_every=``: before the next step, or at the end.
-
-        Where it found something, the run has gone back already, to ``fit.step``.
-        """
 
     def on_snapshot(self, fit: Fit) -> None:
         """Before the state of the run is kept in memory, as it is many times a minute.

@@ -7,8 +7,6 @@
     evaluation   what a validation found
     checkpoint   one was asked for
     speed        what slows the steps, now and then
-    audit        a step was audited: see `audit_every`
-    finding      an audit found something, and the run has gone back
     workers      other workers compute now, and why
     went_back    steps come again; their lines are removed
     failure      `fit` ended with an exception
@@ -33,7 +31,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from unisono.callbacks.callback import Audit, Callback, DeviceMemory, DoneStep, Fit, Times
+from unisono.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.scalars import rates_of
 from unisono.callbacks.summary import Summary
@@ -44,7 +42,7 @@ NAME = "events.jsonl"
 FORMAT = 1
 
 # The order of what belongs to one step.
-_FRACTIONS = {"step": 0.0, "audit": 0.125, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
+_FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
 # How long to wait for times before a line is written without them. Whoever has not told of them is
 # late for the next step, too, so waiting takes no time; unless it has died.
@@ -151,15 +149,6 @@ class EventLog(Callback):
     def on_checkpoint(self, fit: Fit, step: int) -> None:
         """Write that a checkpoint was asked for."""
         self._add(fit, "checkpoint", step, {"step": step})
-
-    def on_audit(self, fit: Fit, audit: Audit) -> None:
-        """Write that a step was audited, or what its audit found."""
-        facts = {"step": audit.step + 1, "seconds": audit.seconds}
-        if not audit.names:
-            self._add(fit, "audit", audit.step + 1, facts)
-        elif self._journal is not None and fit.is_leader:
-            found = {"wrong": audit.wrong, "names": audit.names, "shards": audit.shards}
-            self._journal.note(encode("finding", **{**facts, **found}))
 
     def on_snapshot(self, fit: Fit) -> None:
         """Write all lines: if all workers are lost, the run continues from here."""

@@ -119,21 +119,6 @@ class Buffers:
         self._collect()
         return dict(zip(self._names, self._tensors, strict=True))
 
-    def kept(self) -> dict[str, torch.Tensor]:
-        """View by name what was published for the next step, once it has been copied."""
-        regions = self._regions
-        return dict(zip(self._names, regions[1 - self.now].tensors(), strict=True))
-
-    def flip_a_bit(self) -> None:
-        """Damage, for tests, what is published for the next step, if this worker has done so.
-
-        Else what its own passes start from.
-        """
-        if self._shared is not None and self.is_kept_here:
-            self._shared[1 - self.now][2] ^= 1
-        elif self._shared is not None:
-            self._values.flip_a_bit()
-
     def _collect(self) -> None:
         """Take back the values of buffers that the forward pass replaced by new tensors.
 
@@ -288,14 +273,6 @@ class BufferValues:
             for view, their_view in zip(views, their_views, strict=True):
                 view.copy_(their_view, non_blocking=True)
             _copy(tensors, views)
-
-    def flip_a_bit(self) -> None:
-        """Damage what was noted, for tests."""
-        if self._is_host:
-            self._start_bytes[2] ^= 1
-        else:
-            _, _, started = next(lists for lists in self._lists if lists[0])
-            started[0].view(-1).view(torch.uint8)[2:3].bitwise_xor_(1)
 
     def restore(self) -> None:
         """Set the values to what was noted."""

@@ -126,11 +126,6 @@ class GroupExchange(ReplicaExchange):
         self._close()
         super().unbind()
 
-    def _flip_published(self) -> None:
-        self._own.memory(self.division.mine[0].lo).flat(0, 4, torch.uint8)[2] ^= 1
-        if self._pipeline is not None:
-            self._pipeline.is_outdated = True
-
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
         self._layout = lay_out_buckets(arena.plan.parameters, self._team.world.world_size)

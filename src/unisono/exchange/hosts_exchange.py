@@ -89,10 +89,6 @@ class HostsExchange(SharedExchange):
         self._crossing.leave()
         super().unbind()
 
-    def _flip_published(self) -> None:
-        super()._flip_published()
-        self._crossing.ready.is_outdated = True
-
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         self._early = EarlyPart(self._parts)
         self._crossing = HostCrossing(self._team, self.memory, self.buffers)

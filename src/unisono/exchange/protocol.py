@@ -62,7 +62,6 @@ class Exchange(ABC):
         have_all: whether every worker has the whole state; else the leader alone updates, and has
             the optimizer's state.
         takes_early: whether :meth:`publish_early` is of use now.
-        has_replicas: whether each worker has parameters of its own, so that they can be compared.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
@@ -71,7 +70,6 @@ class Exchange(ABC):
     homes: Homes | None = None
     have_all = True
     takes_early = False
-    has_replicas = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
@@ -293,34 +291,6 @@ class Exchange(ABC):
     def _take_described(self) -> None:
         snapshots = self.memory.snapshots
         self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
-
-    def common(self) -> dict[str, torch.Tensor]:
-        """View by name what all workers use the one copy of, if they do."""
-        return {}
-
-    def published(self, part: Node) -> list[Sequence[torch.Tensor | None]]:
-        """View each copy of a part of this worker's that somebody adds up, before anybody does."""
-        return [self._parts.read(part)]
-
-    def flip_a_bit(self, of: str = "gradient") -> None:
-        """Damage something of this worker's in the step under way, for tests.
-
-        Args:
-            of: ``"gradient"``: what it has published; ``"replica"``: a parameter; ``"buffer"``:
-                see :meth:`Buffers.flip_a_bit`.
-        """
-        self.copies.wait()
-        if of == "buffer":
-            self.buffers.flip_a_bit()
-        elif of == "replica":
-            parameter = next(p for p in self.parameters if p.numel()).data
-            parameter.as_strided((1,), (1,)).view(torch.uint8)[2:3].bitwise_xor_(1)
-        else:
-            self._flip_published()
-
-    def _flip_published(self) -> None:
-        region = self.memory.arena.gradients[self.division.mine[0].lo]
-        region.everything()[2] ^= 1
 
     def unbind(self) -> None:
         """Give the model tensors of its own again; not collective. Values stay as they are."""

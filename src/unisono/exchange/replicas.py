@@ -20,8 +20,6 @@ from unisono.workers.launcher_messages import Live
 class ReplicaExchange(Exchange):
     """An exchange of replicas; arguments as of :class:`Exchange`. Abstract: it knows no sums."""
 
-    has_replicas = True
-
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`; they are all here."""
         return True

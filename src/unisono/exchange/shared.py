@@ -40,20 +40,6 @@ class SharedExchange(Exchange):
         heard = self._team.gather(value, purpose)
         return list(heard.values()) if self._team.membership == membership else None
 
-    def common(self) -> dict[str, torch.Tensor]:
-        """See :class:`Exchange`."""
-        arena = self.memory.arena
-        regions = (
-            ("parameter", arena.parameters),
-            ("parameter", arena.fixed),
-            ("the optimizer's", arena.states),
-        )
-        return {
-            f"{kind} `{slot.name}`": tensor
-            for kind, region in regions
-            for slot, tensor in zip(region.slots, region.tensors(), strict=True)
-        }
-
     def unbind(self) -> None:
         """See :class:`Exchange`."""
         for parameter in self._all:

@@ -107,13 +107,6 @@ class StagedExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`; all parts and sums have been read when all met."""
         return True
 
-    def published(self, part: Node) -> list[Sequence[torch.Tensor | None]]:
-        """See :class:`~.protocol.Exchange`; this worker reads one, the others another."""
-        copies = super().published(part)
-        if self._copies_parts:
-            copies.append(Parts(self.memory.arena).read(part))
-        return copies
-
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
         try:
@@ -121,11 +114,6 @@ class StagedExchange(ReplicaExchange):
         finally:
             self._pinned.release()
             super().unbind()
-
-    def _flip_published(self) -> None:
-        super()._flip_published()
-        if not self.device.is_host:  # also where this worker itself reads
-            self._own[self.division.mine[0].lo].everything()[2] ^= 1
 
     @property
     def _copies_parts(self) -> bool:

@@ -98,10 +98,6 @@ class StagedHostsExchange(StagedExchange):
         self._crossing.leave()
         super().unbind()
 
-    def _flip_published(self) -> None:
-        super()._flip_published()
-        self._crossing.ready.is_outdated = True
-
     @property
     def _copies_parts(self) -> bool:
         return not self.device.is_host

@@ -340,11 +340,6 @@ class _Supervision:
                 self._take(policy.failed(self.state, failure, time.monotonic()))
             case messages.ShowProgress():
                 self._outputs.show(message)
-            case messages.ComputesWrong(convict, pid, how):
-                # Everybody says so, and a replacement may be there by then.
-                if self._pids.get(convict) == pid and convict not in self._condemned:
-                    self._condemned[convict] = how
-                    self._server.signal([convict], signal.SIGKILL)
             case messages.ComputesOn():
                 self._devices.hear(rank, message)
             case messages.MakesGroup():

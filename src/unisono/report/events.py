@@ -8,7 +8,6 @@ unreadable. Events and fields that are not known are passed over. `docs/events.m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,7 +16,6 @@ from unisono.report import fields
 from unisono.report.speed_facts import Speed
 
 FORMAT = 1
-_NAMES_AT_MOST = 3
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
 _phases = attrgetter(*(f"{name}_s" for name in PHASES))
 
@@ -137,30 +135,6 @@ class Checkpoint(Event):
 
 
 @dataclass(frozen=True)
-class StepAudited(Event):
-    """The step before was computed twice, and nothing was wrong."""
-
-    seconds: fields.Seconds
-
-
-@dataclass(frozen=True)
-class FoundWrong(Event):
-    """The audit of the step before has found something; empty ``wrong``: not on whom."""
-
-    wrong: fields.Counts
-    names: fields.Texts
-    shards: fields.Counts
-
-    @property
-    def in_words(self) -> str:
-        """What was found."""
-        whose = _few([f"worker {rank}" for rank in self.wrong]) or "it is not known on whom"
-        where = f" of shards {_few(self.shards)}" if self.shards else ""
-        what = _few(self.names) or "something"
-        return f"the audit of step {max(self.step - 1, 0)} found {what}{where} wrong: {whose}"
-
-
-@dataclass(frozen=True)
 class SpeedSeen(Event):
     """The leader has looked at what slows the steps."""
 
@@ -204,12 +178,6 @@ class End(Event):
     speed: Speed = None  # of the whole fit
 
 
-def _few(items: Sequence[object]) -> str:
-    more = len(items) - _NAMES_AT_MOST
-    text = ", ".join(map(str, items[:_NAMES_AT_MOST]))
-    return f"{text} and {more} more" if more > 0 else text
-
-
 _EVENTS: dict[str, type[Event]] = {
     "start": Start,
     "step": StepDone,
@@ -217,8 +185,6 @@ _EVENTS: dict[str, type[Event]] = {
     "went_back": WentBack,
     "evaluation": Evaluation,
     "checkpoint": Checkpoint,
-    "audit": StepAudited,
-    "finding": FoundWrong,
     "speed": SpeedSeen,
     "failure": Failure,
     "interrupted": Interrupted,

@@ -6,16 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from unisono.quantities import plural
-from unisono.report.events import (
-    End,
-    Event,
-    Failure,
-    FoundWrong,
-    Interrupted,
-    Start,
-    WentBack,
-    Workers,
-)
+from unisono.report.events import End, Event, Failure, Interrupted, Start, WentBack, Workers
 
 
 class Severity(Enum):
@@ -56,8 +47,6 @@ def _said(event: Event) -> tuple[Severity, str] | None:
         case WentBack(step=step, from_step=int(from_step)):
             words = f"went back to step {step} from step {from_step}"
             return Severity.WARN, f"{words}: {from_step - step} came again, with the same result"
-        case FoundWrong():
-            return Severity.BAD, event.in_words
         case Interrupted():
             return Severity.NEUTRAL, f"interrupted {event.in_words}"
         case Failure(rank=rank):

@@ -192,11 +192,6 @@ def _counts(history: History) -> Iterator[str]:
         yield "Nothing went wrong." if progress.ended else "Nothing went wrong so far."
     if progress.num_evaluations:
         yield f"{plural(progress.num_evaluations, 'evaluation')}."
-    if progress.num_audits or progress.num_found:
-        found = (
-            f"{progress.num_found} found something" if progress.num_found else "all found nothing"
-        )
-        yield f"{plural(progress.num_audits + progress.num_found, 'audit')}, {found}."
     if progress.checkpoint is None:
         yield "No checkpoint was written."
     else:

@@ -20,10 +20,8 @@ from unisono.report.events import (
     Evaluation,
     Event,
     Failure,
-    FoundWrong,
     SpeedSeen,
     Start,
-    StepAudited,
     StepDone,
     WentBack,
     Workers,
@@ -61,10 +59,6 @@ class RunProgress:
     num_evaluations: int = 0
     checkpoint: Checkpoint | None = None  # the newest
     num_checkpoints: int = 0
-    audit: StepAudited | None = None  # the newest that has found nothing
-    num_audits: int = 0  # how many have found nothing
-    found: FoundWrong | None = None  # the newest that has found something
-    num_found: int = 0
     ranks: tuple[int, ...] = ()  # who computes
     lost: set[int] = field(default_factory=set)  # in the latest fit, and not replaced
     named: dict[int, Named] = field(default_factory=dict)  # processes, also of the lost
@@ -102,12 +96,6 @@ class RunProgress:
             case Checkpoint():
                 self.checkpoint = event
                 self.num_checkpoints += 1
-            case StepAudited():
-                self.audit = event
-                self.num_audits += 1
-            case FoundWrong():
-                self.found = event
-                self.num_found += 1
             case End() | Failure():
                 self._add_last(event)
         return True

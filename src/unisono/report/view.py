@@ -181,10 +181,6 @@ def _kept(progress: RunProgress, now_unix_s: float) -> Iterator[str]:
         yield f"validation at step {found.step:,}: {', '.join(_means(found.means))}"
     if (kept := progress.checkpoint) is not None:
         yield f"checkpoint begun at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
-    if (audit := progress.audit) is not None:
-        yield f"audit passed at step {audit.step:,}, {_ago(audit.time_unix_s, now_unix_s)}"
-    if (wrong := progress.found) is not None:
-        yield f"{_line(wrong.in_words)}, {_ago(wrong.time_unix_s, now_unix_s)}"
 
 
 def _means(means: Mapping[str, float]) -> list[str]:

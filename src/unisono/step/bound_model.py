@@ -54,7 +54,6 @@ class BoundModel:
         self._everywhere = range(len(updated))
         self._where = self._everywhere[:0]
         self._num_steps = self._turn = 0
-        self._fixed = fixed
         self._all = [*updated.values(), *fixed]
         self._structure = Structure(model)
         self._places = list(map(torch.Tensor.data_ptr, self._all))
@@ -103,11 +102,6 @@ class BoundModel:
             if parameter.grad is self._placeholders[at]:  # else the next check tells
                 parameter.grad = None
         self._left, self._where = self._none, self._everywhere[:0]
-
-    def clear_fixed(self) -> None:
-        """Forget the gradients of what the optimizer does not update."""
-        for parameter in self._fixed:
-            parameter.grad = None
 
     def remember(self) -> None:
         """Note the parameters' versions, which every change in place increments."""

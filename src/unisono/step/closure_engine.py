@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from unisono.errors import NonFiniteLossError
-from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_AN_UPDATE, forbid
 from unisono.step.engine import StepEngine
 
@@ -35,8 +34,6 @@ class ClosureEngine(StepEngine):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        exchange: Exchange = self.exchange
-        assert exchange.has_replicas
         self.compute_again: Callable[[], None] | None = None
         self._gradients: list[torch.Tensor | None] = []
         self._loss = torch.zeros(())

@@ -30,7 +30,6 @@ from unisono.errors import NonFiniteLossError
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
-from unisono.plan.summation import Node
 from unisono.state.contents import updated_parameters
 from unisono.state.several_optimizers import members_of
 from unisono.step.bound_model import BoundModel
@@ -47,7 +46,6 @@ from unisono.step.loss import (
 )
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
-from unisono.step.recomputation import Digests, Recomputation, published_digests
 from unisono.step.records import Form, Record, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.several_devices import SeveralDevices
@@ -275,8 +273,6 @@ class StepEngine:
         if self.carried is not None:
             self.carried.publish()
         self._team.faults.meet("gradients", step)
-        if damaged := self._team.faults.flips(step):
-            self.exchange.flip_a_bit(damaged)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
             for shard, loss in self._pending.read():
@@ -397,17 +393,6 @@ class StepEngine:
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
         return True
-
-    def recomputation(self, parts: Sequence[Node]) -> Recomputation:
-        """Begin to compute parts of the step under way again, once :meth:`arrive` gave None."""
-        exchange, bound = self.exchange, self._bound
-        self.passes.stay_at_home()
-        return Recomputation(exchange, bound, self._scaling, self.timers, parts, self._first_shard)
-
-    def published_digests(self) -> list[tuple[int, Digests]]:
-        """Sum up what this worker has published in the step under way, likewise."""
-        exchange = self.exchange
-        return published_digests(exchange, exchange.division.mine, self._first_shard)
 
     def take_snapshot(
         self,

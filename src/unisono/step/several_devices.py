@@ -91,10 +91,6 @@ class SeveralDevices(ShardPasses):
         self.begin_passes(self._sizes)
         return self.shards
 
-    def stay_at_home(self) -> None:
-        """See :class:`ShardPasses`."""
-        self._place([])
-
     def begin(self, step: int, first_shard: int, turn: int = 0, others: Sequence[int] = ()) -> None:
         """See :class:`ShardPasses`; the copies are as the model is."""
         super().begin(step, first_shard, turn, others)

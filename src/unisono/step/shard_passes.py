@@ -166,9 +166,6 @@ class ShardPasses:
         self.home.buffers.begin()
         self.home.stack.discard()
 
-    def stay_at_home(self) -> None:
-        """Compute on the first device whatever comes in this step, as in an audit."""
-
     def begin_passes(self, sizes: Sequence[int]) -> None:
         """Be told how many samples each shard of the step has."""
 

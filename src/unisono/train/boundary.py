@@ -33,21 +33,20 @@ _POLL_S = 0.001
 
 
 class BoundaryTasks(enum.IntFlag):
-    """What is to be done before the next step; of an audit, in the next step."""
+    """What is to be done before the next step."""
 
     NOTHING = 0
     SNAPSHOT = 1
     CHECKPOINT = 2
     STOP = 4
-    AUDIT = 8
-    WATCH = 16  # look how long workers wait for free cores
+    WATCH = 8  # look how long workers wait for free cores
 
 
 _WATCH = int(BoundaryTasks.WATCH)  # which is faster, in every step
 
 
 class Boundary:
-    """The place between two steps of one loop. Final, but for loops that are audited.
+    """The place between two steps of one loop. Final.
 
     Args:
         run: whose loop it is.
@@ -123,7 +122,8 @@ class Boundary:
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""
-        self._tell_plan(self._due_next())
+        due = int(self._due_next())
+        self._team.plan(self._kept.position.step + 1, due | _WATCH if self.is_watched else due)
 
     def count(self, means: Mapping[str, float]) -> None:
         """Count a step that is done."""
@@ -206,9 +206,6 @@ class Boundary:
         position.batch += 1
         if position.batch == self._steps_per_epoch:
             position.epoch, position.batch = position.epoch + 1, 0
-
-    def _tell_plan(self, due: int) -> None:
-        self._team.plan(self._kept.position.step + 1, due | _WATCH if self.is_watched else due)
 
     def _due_next(self) -> BoundaryTasks:
         if not self._team.is_leader:

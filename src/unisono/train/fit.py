@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from unisono.callbacks.callback import Audit, Callbacks, DeviceMemory, Times
+from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
@@ -212,11 +212,6 @@ class FitUnderWay(Observer):
     def note_speed(self, report: SpeedReport) -> None:
         """See :class:`Observer`."""
         self._speed, self.speed = report, report.as_json
-
-    def after_audit(self, audit: Audit) -> None:
-        """See :class:`Observer`."""
-        if self._has_begun and not self._is_over:
-            self._callbacks.call("on_audit", self, audit)
 
     def _take(self, step: Step) -> None:
         try:

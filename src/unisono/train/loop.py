@@ -27,8 +27,6 @@ from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers, RunDelay
 from unisono.train.alternation import OpenLoop
-from unisono.train.audited_boundary import AuditedBoundary
-from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
 from unisono.train.closure_step import ClosureStep
 from unisono.train.compiling import every_shape_compiled
@@ -88,8 +86,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         is_agreed = run.has_joined
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
-        if run.options.audit_every is not None:
-            make_step = next_step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
         watch, unused = SpeedWatch(run, boundary, plan), UnusedParameters(run)
         while True:
@@ -210,9 +206,7 @@ def _bound(
     interrupts = Interrupts()
     if run.checkpoints is not None and run.team.supervisor.is_alone:
         interrupts = stack.enter_context(gentle_interrupts(run.say))
-    if run.options.audit_every is None:
-        return Boundary(run, engine, plan.samples, interrupts)
-    return AuditedBoundary(run, engine, plan, interrupts)
+    return Boundary(run, engine, plan.samples, interrupts)
 
 
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:

@@ -126,7 +126,6 @@ class Run:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
-        audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
         carry: bool = False,
@@ -157,7 +156,6 @@ class Run:
         exchange = name_of_exchange(
             options.exchange, self.device, replicas_for=replicas_for, num_hosts=num_hosts
         )
-        options.check_audits(self.device)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():
             options.clipping_of(name).check_fits(member)

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.carried_states import CarriedStates
@@ -45,9 +44,6 @@ class Observer:
             for line in report.in_words.splitlines():
                 say(line)
 
-    def after_audit(self, audit: Audit) -> None:
-        """Called on every worker after a step was audited, or its audit found something."""
-
 
 @dataclass(slots=True)
 class RunContext:
@@ -80,7 +76,6 @@ class RunContext:
     # by rank, what computes the same bits; empty if all devices do, None before the first loop
     kinds: dict[int, str] | None = None
     has_told_unused: bool = False  # parameters without a gradient were looked for
-    has_told_cost: bool = False  # it was said what audits cost
     told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
 
     def say(self, line: str) -> None:

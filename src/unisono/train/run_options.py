@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from unisono.checkpoint.every import Every
-from unisono.device import AUTO, Device
+from unisono.device import AUTO
 from unisono.device_choice import read_names
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
@@ -54,7 +54,6 @@ class RunOptions:
     devices: Sequence[str | torch.device] | None = None
     exchange: str = AUTO
     exact: bool = True
-    audit_every: int | None = None
     on_gradients: OnGradients | None = None
     closure: bool | None = None
     carry: bool = False
@@ -81,13 +80,6 @@ class RunOptions:
             raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
         if not isinstance(self.carry, bool):
             raise TypeError(f"`carry` must be True or False, but is {self.carry!r}.")
-        if self.carry and self.audit_every is not None:
-            raise ValueError(
-                "`audit_every` must be left out with `carry=True`, as what shards carry is not "
-                "audited, but is given: leave one of them out."
-            )
-        if self.audit_every is not None:
-            self._set("audit_every", check_whole("audit_every", self.audit_every, at_least=1))
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(
@@ -160,23 +152,10 @@ class RunOptions:
                 f"`closure=True` must have an optimizer whose `step` takes a closure, but that of "
                 f"{name} does not: leave it out."
             )
-        for option in ("grad_scaler", "audit_every"):
-            if getattr(self, option) is not None:
-                raise ValueError(
-                    f"an optimizer that asks for the loss again ({name}) must do without "
-                    f"`{option}`, but it is given: leave it out."
-                )
-
-    def check_audits(self, device: Device) -> None:
-        """Refuse audits of what need not have the same bits again.
-
-        Raises:
-            ValueError: on this device, kernels need not be deterministic.
-        """
-        if self.audit_every is not None and not self.exact and not device.is_host:
+        if self.grad_scaler is not None:
             raise ValueError(
-                f"`exact` must be True where `audit_every` is given, but is False on "
-                f"{device.name}: an audit computes again and compares bits. Leave one of them out."
+                f"an optimizer that asks for the loss again ({name}) must do without "
+                f"`grad_scaler`, but it is given: leave it out."
             )
 
     def _set(self, name: str, value: Any) -> None:

@@ -34,8 +34,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     Collective: every rank calls it.
 
     Raises:
-        ValueError: another sample plan in the midst of an epoch, or audits on devices that do not
-            compute the same bits.
+        ValueError: another sample plan in the midst of an epoch.
         MismatchError: the workers do not agree.
         CheckpointError: the newest checkpoint belongs to another run.
     """
@@ -61,11 +60,6 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         run.say_once(line)
     payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
     run.kinds = read_kinds(payload)
-    if run.kinds and run.options.audit_every is not None:
-        raise ValueError(
-            "all workers must compute the same bits where `audit_every` is given, but their "
-            "devices do not: leave it out, or use devices of one model."
-        )
 
 
 def tell_over(run: RunContext, totals: Totals) -> None:
@@ -138,7 +132,6 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
     run.team.agree(
         {
             "the step that the run has come to": kept.position.step,
-            "`audit_every`": run.options.audit_every,
             "`batch_size`": samples.batch_size,
             "`shards`": samples.shards,
             "`seed`": samples.seed,

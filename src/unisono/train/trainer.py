@@ -110,10 +110,6 @@ class Trainer:
             deterministic kernels in this trainer's computations, and an operation that has none
             raises :class:`unisono.NondeterministicError`. False: the program's settings apply. No
             effect on the CPU.
-        audit_every: the number of steps between audits; None: no audits. In an audit, each worker
-            computes the shards of another again, and replicas are compared. A worker with wrong
-            bits is reported and replaced, and the run returns to the last audit that found nothing.
-            A line says which interval costs at most 1 % of the time.
         on_gradients: a function of (step, mean gradients by name), called once a step before
             clipping. It changes gradients in place, or returns others by name. It is called on
             every worker with the same bits and must do the same on each; generators are seeded.
@@ -170,7 +166,6 @@ class Trainer:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
-        audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
         embed: Loss | None = None,

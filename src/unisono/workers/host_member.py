@@ -42,7 +42,6 @@ from unisono.workers.hosts_control_block import HostsControlBlock
 from unisono.workers.interfaces import address_here
 from unisono.workers.launcher_link import LauncherLink
 from unisono.workers.launcher_messages import (
-    ComputesWrong,
     JointResult,
     Live,
     LoopBegan,
@@ -121,10 +120,6 @@ class HostMember(LauncherLink):
 
     def tell(self, message: Told) -> None:
         """See :class:`LauncherLink`; other hosts are told what they may have to know."""
-        if isinstance(message, ComputesWrong):  # a launcher counts the workers of its host
-            message = ComputesWrong(
-                message.rank - self._places.local_ranks[0], message.pid, message.how
-            )
         if isinstance(message, LoopBegan):
             self._loop = message.facts
             self._keep(f"loop {message.index}", json.dumps(dict(message.facts)).encode())

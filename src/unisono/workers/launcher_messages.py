@@ -76,14 +76,6 @@ class NoRecovery(Told):
     reason: str
 
 
-class ComputesWrong(Told):
-    """An audit found that a worker computes wrong: it is to be ended and replaced."""
-
-    rank: int  # which worker
-    pid: int  # its process; a later one of this rank is not meant
-    how: str  # how it ends, in words
-
-
 class ComputesOn(Told):
     """The device that the worker computes on, where the launcher has given it a GPU."""
 

@@ -41,7 +41,6 @@ def main() -> None:
     parser.add_argument("--directory")
     parser.add_argument("--every", type=int, default=2, help="steps from checkpoint to checkpoint")
     parser.add_argument("--exchange", default="auto")
-    parser.add_argument("--audit-every", type=int)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--noise", action="store_true", help="in a function of the gradients")
     parser.add_argument("--device", default="cpu")
@@ -75,7 +74,6 @@ def main() -> None:
         closure=True if given.optimizer == "sam" else None,
         on_gradients=add_noise if given.noise else None,
         **where,
-        audit_every=given.audit_every,
         directory=given.directory,
         **every,
     )
