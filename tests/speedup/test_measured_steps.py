@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from unisono.speedup.measured_steps import Measured, measure_steps
-from unisono.verify.trials import Limits, Program
+from unisono.verify.recorder import Limits
+from unisono.verify.trials import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.verify.rank_trace import (
+from unisono.verify.trace import (
     Gradient,
     Micro,
     ModelState,

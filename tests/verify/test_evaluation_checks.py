@@ -2,7 +2,7 @@ import pytest
 
 from unisono.verify.evaluation_checks import check_evaluations, with_means_of_evaluations
 from unisono.verify.findings import ok, unknown, wrong
-from unisono.verify.rank_trace import (
+from unisono.verify.trace import (
     Collective,
     EvaluationPass,
     ModelState,

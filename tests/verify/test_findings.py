@@ -6,13 +6,12 @@ from rich.console import Console
 
 from unisono.verify.findings import (
     CAUSES_FIRST,
+    Verdict,
     as_json,
     in_order,
     ok,
     print_table,
-    status_of,
     summary,
-    told,
     unknown,
     wrong,
 )
@@ -43,7 +42,12 @@ def test_the_checks_are_these_twenty():
     ],
 )
 def test_the_exit_status(findings, status):
-    assert status_of(findings) == status
+    assert Verdict((1, 2), findings).status == status
+
+
+def test_what_did_not_end_well_is_not_equal_but_may_be_different():
+    assert Verdict((1, 2), [ok("samples-lost", "")], trouble="killed").status == 2
+    assert Verdict((1, 2), [wrong("samples-lost", "")], trouble="killed").status == 1
 
 
 def test_the_cause_comes_first_and_others_follow_from_it():
@@ -62,12 +66,12 @@ def test_the_cause_comes_first_and_others_follow_from_it():
         "mean-of-means",
     ]
     assert [f.follows for f in found] == ["", "gradients-not-averaged", "", ""]
-    assert told(found[1]).startswith("Follows from `gradients-not-averaged`")
-    assert told(found[0]) == "own ones"
+    assert found[1].told.startswith("Follows from `gradients-not-averaged`")
+    assert found[0].told == "own ones"
 
 
 def test_json_has_these_fields_and_no_others():
-    text = as_json("train.py", (1, 2), [wrong("samples-lost", "two", "keep them")])
+    text = as_json("train.py", Verdict((1, 2), [wrong("samples-lost", "two", "keep them")]))
     assert json.loads(text) == {
         "program": "train.py",
         "world_sizes": [1, 2],
@@ -85,7 +89,7 @@ def test_json_has_these_fields_and_no_others():
 def printed(findings, encoding="utf-8"):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    print_table(Console(file=stream, width=120), "train.py", (1, 2), findings)
+    print_table(Console(file=stream, width=120), "train.py", Verdict((1, 2), findings))
     stream.flush()
     return raw.getvalue().decode(encoding)
 
@@ -140,4 +144,4 @@ def test_the_same_sentence_is_not_repeated():
     ],
 )
 def test_the_sentence_at_the_end(findings, sizes, is_exact, words):
-    assert words in summary("train.py", sizes, findings, is_exact=is_exact)
+    assert words in summary("train.py", Verdict(sizes, findings, is_exact=is_exact))

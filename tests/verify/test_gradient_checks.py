@@ -4,7 +4,7 @@ from tests.verify.made import LOCAL, gradient, mixed, step, two_ranks
 from unisono.verify.findings import GRADIENT_CHECKS
 from unisono.verify.gradient_checks import check_gradients
 from unisono.verify.linear import relation, tolerance, weights
-from unisono.verify.rank_trace import Micro, ModelState, OptimizerStep, RankTrace, TwoRuns
+from unisono.verify.trace import Micro, ModelState, OptimizerStep, RankTrace, TwoRuns
 
 MEAN = mixed((0.5, 0.5))
 SUM = mixed((1.0, 1.0))
@@ -25,7 +25,7 @@ def each_rank(make):
 
 def test_every_check_gets_one_finding():
     found = check_gradients(two_ranks((MEAN, MEAN)))
-    assert tuple(finding.check for finding in found) == GRADIENT_CHECKS
+    assert tuple(finding.check for finding in found) == tuple(GRADIENT_CHECKS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from tests.verify.mistakes import MISTAKES, PROGRAMS
 
-from unisono.verify.trials import Limits, Program
+from unisono.verify.recorder import Limits
+from unisono.verify.trials import Program
 from unisono.verify.verifier import verify
 
 PEERS = os.environ.get("UNISONO_PEERS", "")

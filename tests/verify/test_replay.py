@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from unisono.verify.raw_trace import RawTrace
+from unisono.verify.recorder import Limits
 from unisono.verify.replay import verify_resume
 from unisono.verify.replay_checks import (
     KINDS,
@@ -17,7 +18,7 @@ from unisono.verify.replay_checks import (
     compare,
     step_records,
 )
-from unisono.verify.trials import Limits, Program
+from unisono.verify.trials import Program
 
 PROGRAMS = Path(__file__).parent / "programs" / "resuming"
 
@@ -29,14 +30,15 @@ def records(first, last, *, numbered=False, **changes):
             number=at if numbered else None,
             before={"w": f"w {at}"},
             samples=(f"sample {at}",),
-            parameters={"w": f"w {at + 1}"},
-            optimizer={"momentum of w": f"m {at}"},
-            generators={"torch": f"g {at}"},
+            after={
+                "parameters": {"w": f"w {at + 1}"},
+                "optimizer": {"momentum of w": f"m {at}"},
+                "generators": {"torch": f"g {at}"},
+            },
         )
         for at in range(first, last)
     ]
-    if changes:
-        made[-1] = replace(made[-1], **changes)
+    made[-1] = replace(made[-1], after={**made[-1].after, **changes})
     return made
 
 
@@ -51,7 +53,6 @@ def test_equal_steps_from_the_one_it_begins_with(numbered, first):
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"samples": ("other",)}, "resume-samples"),
         ({"parameters": {"w": "other"}}, "resume-parameters"),
         ({"optimizer": {"momentum of w": "other"}}, "resume-optimizer"),
         ({"optimizer": {}}, "resume-optimizer"),
@@ -63,6 +64,16 @@ def test_what_differs_is_named_with_step_and_rank(changes, kind):
     found = compare(whole, [records(3, 8), records(3, 8, **changes)], stopped_after=4)
     assert list(found.differences) == [kind]
     assert found.differences[kind].startswith("step 7, rank 1")
+
+
+def test_other_samples_are_named_too():
+    whole = [records(0, 8)]
+    read = records(3, 8)
+    read[0] = replace(read[0], samples=("other",))
+    found = compare(whole, [read], stopped_after=4)
+    assert found.differences == {
+        "resume-samples": "step 3, rank 0: the model is given other samples"
+    }
 
 
 def test_parameters_that_were_never_there_are_no_resumption():
@@ -104,12 +115,13 @@ def test_steps_are_gathered_from_events():
         {"t": "f", "grad": True, "training": True, "rows": ["a"]},
         {"t": "f", "grad": False, "training": False, "rows": ["validation"]},
         {"t": "f", "grad": True, "training": True, "rows": ["b"]},
-        {"t": "replay", "step": None, **after},
-        {"t": "shard-samples", "shard": 1, "hash": "c"},
-        {"t": "replay", "step": 1, **after},
+        {"t": "step-bits", "step": None, "bits": after},
+        {"t": "shard-bits", "step": 1, "shard": 1, "bits": {"samples": {"the batch": "c"}}},
+        {"t": "shard-bits", "step": 1, "shard": 1, "bits": {"gradients": {"w": "d"}}},
+        {"t": "step-bits", "step": 1, "bits": after},
     ]
     first, second = step_records(trace)
-    assert (first.before, first.samples) == ({"w": "0"}, ("a", "b"))
+    assert (first.before, first.samples, first.after) == ({"w": "0"}, ("a", "b"), after)
     assert (second.number, second.before, second.samples) == (1, None, ("1: c",))
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from unisono.verify.rank_trace import (
+from unisono.verify.sample_checks import check_samples
+from unisono.verify.trace import (
     EvaluationPass,
     Iteration,
     Micro,
@@ -8,7 +9,6 @@ from unisono.verify.rank_trace import (
     RankTrace,
     TwoRuns,
 )
-from unisono.verify.sample_checks import check_samples
 
 
 def trace(plan, *, orders=("one", "two"), role="train", **fields):

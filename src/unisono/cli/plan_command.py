@@ -124,7 +124,8 @@ def plan(
     from unisono.speedup.hosts_formula import on_hosts
     from unisono.speedup.measured_steps import measure_steps
     from unisono.speedup.plan_table import PlanAnswer
-    from unisono.verify.trials import Limits, Program
+    from unisono.verify.recorder import Limits
+    from unisono.verify.trials import Program
     from unisono.world import threads_per_worker
 
     if bandwidth is not None and hosts is None:

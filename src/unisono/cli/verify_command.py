@@ -87,10 +87,11 @@ def verify(
 
     from unisono.launch.job import working_folder
     from unisono.notices import say
-    from unisono.verify.findings import NOT_VERIFIED, print_table, status_of
     from unisono.verify.findings import as_json as json_of
+    from unisono.verify.findings import print_table
+    from unisono.verify.recorder import Limits
     from unisono.verify.replay import verify_resume
-    from unisono.verify.trials import Limits, Program
+    from unisono.verify.trials import Program
     from unisono.verify.verifier import verify as verify_program
 
     if workers < 2 and not resumes:
@@ -111,9 +112,7 @@ def verify(
     replace_unknown_letters()
     with saying():
         if as_json:
-            click.echo(json_of(script, verdict.world_sizes, verdict.findings))
+            click.echo(json_of(script, verdict))
         else:
-            exact = verdict.is_exact
-            print_table(Console(), script, verdict.world_sizes, verdict.findings, is_exact=exact)
-    # Equal as far as it ran is not equal.
-    leave(status_of(verdict.findings) or (NOT_VERIFIED if verdict.trouble else 0))
+            print_table(Console(), script, verdict)
+    leave(verdict.status)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from unisono.step.phase_timers import Phase
 from unisono.verify.raw_trace import read_trace
-from unisono.verify.trials import Limits, Program, Trial, trials_of
+from unisono.verify.recorder import Limits
+from unisono.verify.trials import Program, Trial, trials_of
 
 _TURNS = 2
 _STEPS_AT_LEAST = 4

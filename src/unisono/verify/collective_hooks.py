@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono.verify.recorder import Recorder
-from unisono.verify.wrapping import wrap
+from unisono.verify.wrapping import observe, wrap
 
 # Those that put together what ranks have; a broadcast or a barrier does not.
 _SUMS = ("all_reduce", "reduce")
@@ -38,35 +37,31 @@ class CollectiveHooks:
         for name in (*_SUMS, *_GATHERS):
             if hasattr(distributed_c10d, name):
                 wrap(distributed_c10d, name, functools.partial(self._watch, name), dist)
-        wrap(DistributedDataParallel, "no_sync", self._no_sync)
+        recorder = self._recorder
+        observe(recorder, DistributedDataParallel, "no_sync", lambda _: recorder.write("no_sync"))
 
     def _watch(self, name: str, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._depth or self._recorder.is_exact:
             return before(*args, **kwargs)
         given: list[float] = []
         with self._recorder.guarded():
-            given = _facts(name, args, kwargs)["values"]
+            given = _values(name, args, kwargs)
         self._depth += 1
         try:
             result = before(*args, **kwargs)
         finally:
             self._depth -= 1
         with self._recorder.guarded():
-            facts = _facts(name, args, kwargs)
-            self._recorder.write("collective", name=name, given=given, **facts)
+            values = _values(name, args, kwargs)
+            self._recorder.write("collective", name=name, given=given, values=values)
         return result
 
-    @contextlib.contextmanager
-    def _no_sync(self, before: Callable[..., Any], model: Any) -> Iterator[None]:
-        self._recorder.write("no_sync")
-        with before(model):
-            yield
 
-
-def _facts(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
+def _values(name: str, args: Any, kwargs: Any) -> list[float]:
+    """Return the numbers that are added up, if they are few and known at once."""
     tensor = args[0] if args else kwargs.get("tensor")
     if name not in _SUMS or not isinstance(tensor, torch.Tensor):
-        return {"values": []}
+        return []
     if tensor.numel() > _VALUES_AT_MOST or kwargs.get("async_op"):
-        return {"values": [], "numel": tensor.numel()}
-    return {"values": tensor.detach().double().reshape(-1).tolist(), "numel": tensor.numel()}
+        return []
+    return tensor.detach().double().reshape(-1).tolist()

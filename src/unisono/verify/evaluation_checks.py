@@ -7,96 +7,75 @@ what one rank has of all of them; as they are added up, they are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from unisono.verify.findings import OK, WRONG, Finding, ok, unknown, wrong
-from unisono.verify.rank_trace import EvaluationPass, TwoRuns
+from unisono.verify.findings import OK, WRONG, Finding, in_order, ok, unknown, wrong
+from unisono.verify.trace import EvaluationPass, TwoRuns
 
 _SUMS = ("all_reduce", "reduce")
-_MEAN_OF_MEANS = "mean-of-means"
 _ROUNDING = 1e-4  # parameters that were trained apart by rounding give other losses
+
+Evaluation = tuple[int, Sequence[EvaluationPass], EvaluationPass | None]
+"""Its number, and what the ranks that took part and one rank did."""
 
 
 def check_evaluations(seen: TwoRuns) -> list[Finding]:
     """Judge every evaluation that was seen."""
-    return [_partial(seen), _counts_twice(seen)]
-
-
-def _evaluations(seen: TwoRuns) -> list[list[EvaluationPass]]:
-    """Give what ranks did in each evaluation; ranks that took no part are left out."""
-    most = max((len(rank.evaluations) for rank in seen.ranks), default=0)
-    together = [
-        [rank.evaluations[at] for rank in seen.ranks if at < len(rank.evaluations)]
-        for at in range(most)
+    return [
+        _worst(seen, "evaluation-partial", _partial),
+        _worst(seen, "evaluation-counts-twice", _counts_twice),
     ]
-    return [ranks for ranks in together if all(one.is_finished for one in ranks)]
 
 
-def _nothing(seen: TwoRuns, check: str) -> Finding:
-    if all(rank.how == "ended" for rank in seen.ranks):
+def _evaluations(seen: TwoRuns) -> Iterator[Evaluation]:
+    alone = () if seen.one is None else seen.one.evaluations
+    for at in range(max((len(rank.evaluations) for rank in seen.ranks), default=0)):
+        ranks = [rank.evaluations[at] for rank in seen.ranks if at < len(rank.evaluations)]
+        if all(one.is_finished for one in ranks):
+            yield at, ranks, alone[at] if at < len(alone) else None
+
+
+def _worst(seen: TwoRuns, check: str, judge: Callable[[str, Evaluation], Finding]) -> Finding:
+    """Judge every evaluation; the worst verdict counts."""
+    evaluations = list(_evaluations(seen))
+    if not evaluations and seen.ended:
         return ok(check, "The program evaluates nothing.")
-    return unknown(
+    if not evaluations:
+        why = "No evaluation was seen before the program was stopped."
+        return unknown(check, why, "Let it run longer: `--steps`.")
+    return in_order(judge(check, evaluation) for evaluation in evaluations)[0]
+
+
+def _partial(check: str, evaluation: Evaluation) -> Finding:
+    at, ranks, one = evaluation
+    everything = {sample for rank in ranks for sample in rank.samples}
+    of_one = set() if one is None else set(one.samples)
+    largest, num_all = max(len(set(rank.samples)) for rank in ranks), len(of_one | everything)
+    if largest == num_all or any(rank.collectives for rank in ranks):
+        told = "Each evaluation covers the whole set, or ranks put their results together."
+        return ok(check, told)
+    if not everything <= of_one:
+        # What ranks compute there may be meant to differ, such as samples to look at.
+        return unknown(check, f"Evaluation {at}: ranks compute other samples than one rank does.")
+    return wrong(
         check,
-        "No evaluation was seen before the program was stopped.",
-        "Let it run longer: `--steps`.",
+        f"Evaluation {at}: a rank sees {largest} of {num_all} samples, and ranks do not put their "
+        f"results together.",
     )
 
 
-def _partial(seen: TwoRuns) -> Finding:
-    check = "evaluation-partial"
-    evaluations = _evaluations(seen)
-    if not evaluations:
-        return _nothing(seen, check)
-    for at, ranks in enumerate(evaluations):
-        everything = {sample for one in ranks for sample in one.samples}
-        largest = max(len(set(one.samples)) for one in ranks)
-        of_one = _samples_of_one(seen, at)
-        num_all = len(of_one | everything)
-        if largest < num_all and not any(one.collectives for one in ranks):
-            if not everything <= of_one:
-                # What ranks compute there may be meant to differ, such as samples to look at.
-                return unknown(
-                    check, f"Evaluation {at}: ranks compute other samples than one rank does."
-                )
-            return wrong(
-                check,
-                f"Evaluation {at}: a rank sees {largest} of {num_all} samples, and ranks do not "
-                f"put their results together.",
-                "`all_reduce` sums and counts before dividing, or evaluate all of it on one rank.",
-            )
-    return ok(check, "Each evaluation covers the whole set, or ranks put their results together.")
-
-
-def _samples_of_one(seen: TwoRuns, at: int) -> set[str]:
-    if seen.one is None or at >= len(seen.one.evaluations):
-        return set()
-    return set(seen.one.evaluations[at].samples)
-
-
-def _counts_twice(seen: TwoRuns) -> Finding:
-    check = "evaluation-counts-twice"
-    evaluations = _evaluations(seen)
-    if not evaluations:
-        return _nothing(seen, check)
-    found = [_judge(check, at, ranks) for at, ranks in enumerate(evaluations)]
-    for verdict in ("wrong", "unknown"):
-        for finding in found:
-            if finding.verdict == verdict:
-                return finding
-    return found[0]
-
-
-def _judge(check: str, at: int, ranks: Sequence[EvaluationPass]) -> Finding:
-    everything = {sample for one in ranks for sample in one.samples}
-    total = sum(len(one.samples) for one in ranks)
+def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
+    at, ranks, _ = evaluation
+    everything = {sample for rank in ranks for sample in rank.samples}
+    total = sum(len(rank.samples) for rank in ranks)
     num_twice = total - len(everything)
     if not num_twice:
         return ok(check, f"Evaluation {at}: each of {total} samples is on one rank.")
-    if all(set(one.samples) == everything for one in ranks):
+    if all(set(rank.samples) == everything for rank in ranks):
         return ok(check, f"Evaluation {at}: every rank evaluates the whole set.")
-    calls = [call for one in ranks for call in one.collectives]
+    calls = [call for rank in ranks for call in rank.collectives]
     values = {value for call in calls for value in call.values}
-    distinct = {float(len(everything)), float(len({s for one in ranks for s in one.seen}))}
+    distinct = {float(len(everything)), float(len({s for rank in ranks for s in rank.seen}))}
     if values & distinct:
         return ok(
             check, f"Evaluation {at}: ranks count {len(everything)} samples, without repeats."
@@ -113,43 +92,34 @@ def _judge(check: str, at: int, ranks: Sequence[EvaluationPass]) -> Finding:
         check,
         f"Evaluation {at}: {num_twice} of {len(everything)} samples are computed twice, as each "
         f"rank is given equally many, and count twice in what ranks add up.",
-        "Evaluate `indices[rank::world_size]` without padding, for example with "
-        "`unisono.DistributedSampler(..., exact=True)`.",
     )
 
 
 def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> list[Finding]:
     """Put a mean of means in an evaluation in the place of the verdict on training.
 
-    Unless training was found equal, models may differ, and with them all evaluations.
+    Unless training was found equal, models may differ, and with them all evaluations; so may those
+    with batch norm, whose averages ranks may have for themselves.
     """
     verdicts = {finding.check: finding.verdict for finding in findings}
+    states = [step.state for rank in seen.ranks for step in rank.steps]
+    has_batch_norm = any(state is not None and state.has_batch_norm for state in states)
     is_trained_alike = verdicts.get("parameters-differ") == OK and WRONG not in verdicts.values()
-    if not is_trained_alike or _has_batch_norm(seen):
-        return list(findings)
     found = next(_means_of_means(seen), None)
-    if found is None:
+    if not is_trained_alike or has_batch_norm or found is None:
         return list(findings)
-    return [found if finding.check == _MEAN_OF_MEANS else finding for finding in findings]
-
-
-def _has_batch_norm(seen: TwoRuns) -> bool:
-    """Tell whether ranks may have averages of their own, so that evaluations differ rightly."""
-    steps = [step for rank in seen.ranks for step in rank.steps]
-    return any(step.state is not None and step.state.has_batch_norm for step in steps)
+    return [found if finding.check == found.check else finding for finding in findings]
 
 
 def _means_of_means(seen: TwoRuns) -> Iterator[Finding]:
-    alone = () if seen.one is None else seen.one.evaluations
-    for at, one in enumerate(alone):
-        ranks = [rank.evaluations[at] for rank in seen.ranks if at < len(rank.evaluations)]
-        if len(ranks) < seen.world_size or not _are_comparable(ranks, one):
+    for at, ranks, one in _evaluations(seen):
+        if one is None or len(ranks) < seen.world_size or not _are_comparable(ranks, one):
             continue
         sizes = [len(rank.rows) for rank in ranks]
         for given, joint, single in _numbers(ranks, one):
             if _is_mean_of_means(given, joint, single, sizes):
                 yield wrong(
-                    _MEAN_OF_MEANS,
+                    "mean-of-means",
                     f"Evaluation {at}: ranks have {_listed(sizes)} samples and means of "
                     f"{_listed([f'{mean:.6g}' for mean in given])}, which are averaged as if they "
                     f"had equally many; the mean over all samples is {single:.6g}.",
@@ -159,22 +129,18 @@ def _means_of_means(seen: TwoRuns) -> Iterator[Finding]:
 
 def _are_comparable(ranks: Sequence[EvaluationPass], one: EvaluationPass) -> bool:
     """Tell whether ranks of different sizes computed together what one rank did, each once."""
-    if not all(rank.is_finished for rank in (*ranks, one)):
-        return False
-    if len({len(rank.rows) for rank in ranks}) == 1:
-        return False
     together = sorted(row for rank in ranks for row in rank.rows)
-    return bool(together) and together == sorted(one.rows)
+    have_sizes_of_their_own = len({len(rank.rows) for rank in ranks}) > 1
+    return one.is_finished and have_sizes_of_their_own and together == sorted(one.rows)
 
 
 def _numbers(
     ranks: Sequence[EvaluationPass], one: EvaluationPass
 ) -> Iterator[tuple[list[float], float, float]]:
     """Give what ranks add up, one number each; their sum or mean; and one rank's own number."""
-    calls = [*zip(*(rank.collectives for rank in ranks), strict=False)]
-    if {len(rank.collectives) for rank in (*ranks, one)} != {len(calls)}:
+    if len({len(rank.collectives) for rank in (*ranks, one)}) > 1:
         return
-    for together, alone in zip(calls, one.collectives, strict=True):
+    for alone, *together in zip(*(rank.collectives for rank in (one, *ranks)), strict=True):
         shapes = {(call.name, len(call.given), len(call.values)) for call in (*together, alone)}
         if len(shapes) == 1 and alone.name in _SUMS and len(alone.given) == len(alone.values):
             for position, single in enumerate(alone.given):

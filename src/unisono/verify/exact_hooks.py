@@ -13,23 +13,17 @@ from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.gradients import GradientStack
 from unisono.train.run_context import RunContext
+from unisono.verify.digests import bits_to_resume, digests_of
 from unisono.verify.recorder import Recorder
-from unisono.verify.replay_facts import replay_facts
 from unisono.verify.sample_contents import hash_of_sample
-from unisono.verify.sketches import digest_of_tensor
 from unisono.verify.wrapping import wrap
 
 
 class ExactHooks:
-    """Hooks around Unisono's own loop. Final.
+    """Hooks around Unisono's own loop. Final."""
 
-    Args:
-        recorder: takes what is seen.
-        engage: called once a program turns out to train with Unisono.
-    """
-
-    def __init__(self, recorder: Recorder, engage: Callable[[], None]) -> None:
-        self._recorder, self._engage = recorder, engage
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._names: list[str] = []
         self._model: Any = None
         self._optimizer: Any = None
@@ -46,10 +40,7 @@ class ExactHooks:
         wrap(GradientStack, "push", self._push)
 
     def _begin_run(self, before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if not self._recorder.is_exact:
-            self._recorder.is_exact = True
-            self._engage()
-            self._recorder.write("exact")
+        self._recorder.train_with_unisono()
         before(*args, **kwargs)
 
     def _read_batch(
@@ -60,7 +51,7 @@ class ExactHooks:
             content = hash_of_sample(given)
         except TypeError as error:
             content = str(error)
-        self._recorder.write("shard-samples", step=self._step, shard=place.shard, hash=content)
+        self._write("samples", place.shard, {"the batch": content})
         return given
 
     def _make_engine(
@@ -75,37 +66,30 @@ class ExactHooks:
         self._step, self._names = step, engine._bound._names
         before(engine, step, first_shard)
 
-    def _finish_step(self, before: Callable[..., Any], engine: Any) -> Any:
-        means, is_done = before(engine)
-        if is_done:
-            self._record(means)
-        return means, is_done
-
-    def _record(self, means: dict[str, float]) -> None:
-        model = self._model
-        self._recorder.write(
-            "exact-step",
-            step=self._step,
-            means={name: value.hex() for name, value in means.items()},
-            parameters={name: digest_of_tensor(p) for name, p in model.named_parameters()},
-            buffers={name: digest_of_tensor(b) for name, b in model.named_buffers()},
-        )
-        if self._recorder.options.replays:
-            named = list(model.named_parameters())
-            state = {name: self._optimizer.state.get(p, {}) for name, p in named}
-            self._recorder.write("replay", **replay_facts(self._step, named, state))
-        self._recorder.num_steps += 1
-        self._recorder.flush()
-        if self._recorder.num_steps >= self._recorder.options.steps:
-            self._recorder.stop()
-
     def _push(self, before: Callable[..., Any], stack: Any, shard: int) -> Any:
         self._recorder.damage(stack._parameters)
         pairs = zip(self._names, stack._parameters, strict=True)
-        gradients = {
-            name: digest_of_tensor(parameter.grad)
-            for name, parameter in pairs
-            if parameter.grad is not None
-        }
-        self._recorder.write("shard", step=self._step, shard=shard, gradients=gradients)
+        gradients = [(name, p.grad) for name, p in pairs if p.grad is not None]
+        self._write("gradients", shard, digests_of(gradients))
         return before(stack, shard)
+
+    def _finish_step(self, before: Callable[..., Any], engine: Any) -> Any:
+        means, is_done = before(engine)
+        if is_done:
+            self._record_step()
+        return means, is_done
+
+    def _record_step(self) -> None:
+        named, recorder = list(self._model.named_parameters()), self._recorder
+        bits = {"buffers": digests_of(self._model.named_buffers())}
+        if recorder.options.replays:
+            bits |= bits_to_resume({n: self._optimizer.state.get(p, {}) for n, p in named})
+        bits["parameters"] = digests_of(named)
+        recorder.write("step-bits", step=self._step, bits=bits)
+        recorder.num_steps += 1
+        recorder.flush()
+        if recorder.num_steps >= recorder.options.steps:
+            recorder.stop()
+
+    def _write(self, kind: str, shard: int, digests: dict[str, str]) -> None:
+        self._recorder.write("shard-bits", step=self._step, shard=shard, bits={kind: digests})

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.verify.identities import Identities
-from unisono.verify.raw_trace import RawTrace
+from unisono.verify.raw_trace import Identities, RawTrace
 
 _NOT_SHARED = -1
 
@@ -27,28 +26,25 @@ def feed_of(traces: Sequence[RawTrace], *, one_by_one: bool = False) -> dict[str
         means another sample on each rank), and global ``batch_sizes``, by loader.
     """
     identities = Identities(traces)
-    places = sorted({place for trace in traces for place in trace.epochs})
-    epochs, factors = {}, {}
-    for loader, epoch in places:
-        plans = [
-            _batches(trace, loader, epoch) for trace in traces if (loader, epoch) in trace.epochs
-        ]
-        if any(plan is None for plan in plans):
-            continue
-        batches, factors[loader] = _together([p for p in plans if p is not None], one_by_one)
-        epochs[f"{loader}/{epoch}"] = batches
-    return {
-        "epochs": epochs,
-        "lengths": {str(k): _length(traces[0], k, identities) for k in traces[0].loaders},
-        "batch_sizes": _batch_sizes(traces, factors),
-    }
+    epochs, factors, lengths = {}, {}, {}
+    for place in sorted({place for trace in traces for place in trace.epochs}):
+        plans = [_batches(trace, place) for trace in traces if place in trace.epochs]
+        known = [plan for plan in plans if plan is not None]
+        if len(known) == len(plans):
+            loader, epoch = place
+            epochs[f"{loader}/{epoch}"], factors[loader] = _together(known, one_by_one)
+    for number, facts in traces[0].loaders.items():
+        is_shared = identities.are_shared(facts["dataset"])
+        lengths[str(number)] = facts["base_length"] if is_shared else _NOT_SHARED
+    sizes = _batch_sizes(traces, factors)
+    return {"epochs": epochs, "lengths": lengths, "batch_sizes": sizes}
 
 
-def _batches(trace: RawTrace, loader: int, epoch: int) -> list[list[list[Any]]] | None:
-    kept = trace.epochs[loader, epoch].get("kept")
+def _batches(trace: RawTrace, place: tuple[int, int]) -> list[list[list[Any]]] | None:
+    kept = trace.epochs[place].get("kept")
     if kept is None:
         return None
-    contents = trace.contents.get(trace.loaders[loader]["dataset"], {})
+    contents = trace.contents.get(trace.loaders[place[0]]["dataset"], {})
     return [[[index, contents.get(index, "")] for index in batch] for batch in kept]
 
 
@@ -63,12 +59,6 @@ def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
     if one_by_one:
         return [batch for row in rows for batch in row], 1
     return [[item for batch in row for item in batch] for row in rows], len(plans)
-
-
-def _length(trace: RawTrace, loader: int, identities: Identities) -> int:
-    facts = trace.loaders[loader]
-    is_shared = identities.are_shared(facts["dataset"])
-    return int(facts["base_length"]) if is_shared else _NOT_SHARED
 
 
 def _batch_sizes(traces: Sequence[RawTrace], factors: dict[int, int]) -> dict[str, int]:

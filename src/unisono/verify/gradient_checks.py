@@ -17,29 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from unisono.verify.findings import GRADIENT_CHECKS, Finding, around_mistake, ok, unknown, wrong
-from unisono.verify.gradient_of_one import JudgedStep, compare_with_one, tolerance_of
-from unisono.verify.linear import Array, joined, local, relation
-from unisono.verify.rank_trace import OptimizerStep, TwoRuns
+from unisono.verify.gradient_of_one import JudgedStep, Step, compare_with_one, tolerance_of
+from unisono.verify.linear import Array, distance, joined, local, relation
+from unisono.verify.trace import TwoRuns
 
-_SYNC_CHECKS = GRADIENT_CHECKS[:4]
-_REMEDIES = {
-    "clip-before-average": "Average first, then clip: call `clip_grad_norm_` after the gradients "
-    "have been averaged, so that all ranks clip by the same norm.",
-    "accumulation-not-synced": "Leave `no_sync` for the last pass before `optimizer.step()`, "
-    "forward and backward both, or average what has been accumulated, once, before the step.",
-    "gradients-not-averaged": "Wrap the model in `DistributedDataParallel` and call the wrapper, "
-    "or `all_reduce` every gradient and divide by the world size before `optimizer.step()`.",
-    "parameter-not-averaged": "Average the gradients of all parameters that the optimizer updates: "
-    "put all modules into the one that is wrapped in `DistributedDataParallel`.",
-    "gradient-times-n": "Divide the sum of gradients by the world size (or use `ReduceOp.AVG`), "
-    "once; DDP does so by itself.",
-    "gradient-over-n": "Divide by the world size once: DDP averages already, so neither the loss "
-    "nor the gradients are to be divided again.",
-    "mean-of-means": "Give all ranks the same number of samples, or weigh: multiply a rank's mean "
-    "loss by `its samples · world size / all samples` before `backward()`.",
-    "weights-of-tokens": "Sum the loss over tokens and divide by the number of tokens on all ranks "
-    "(`all_reduce` it), times the world size where gradients are averaged.",
-}
+_SYNC_CHECKS = tuple(GRADIENT_CHECKS)[:4]
 
 
 def check_gradients(seen: TwoRuns) -> list[Finding]:
@@ -52,41 +34,33 @@ def check_gradients(seen: TwoRuns) -> list[Finding]:
         later = steps[at + 1] if at + 1 < len(steps) else None
         if later is None and any(one.averages_parameters for one in judged):
             break
-        judged.append(_judge(seen, step, later))
-        if judged[-1].check:
-            check = judged[-1].check
-            mistake = wrong(check, judged[-1].evidence, _REMEDIES[check])
-            were_equal = any(one.is_equal for one in judged[:-1])
+        found = _judge(seen, step, later)
+        if found.check:
+            mistake = wrong(found.check, found.evidence)
+            were_equal = any(one.is_equal for one in judged)
             return around_mistake(mistake, GRADIENT_CHECKS, were_well=were_equal)
+        judged.append(found)
     return _without_mistake(judged)
 
 
 def _without_mistake(judged: Sequence[JudgedStep]) -> list[Finding]:
-    synced = [one for one in judged if one.is_synced]
-    equal = [one for one in judged if one.is_equal]
+    synced = [one.evidence for one in judged if one.is_synced]
+    equal = [one.evidence for one in judged if one.is_equal]
     reasons = [one.why_unknown for one in judged if one.why_unknown]
     why = reasons[0] if reasons else "No step of an optimizer with gradients was seen on all ranks."
     good = {check: synced if check in _SYNC_CHECKS else equal for check in GRADIENT_CHECKS}
-    return [
-        ok(check, seen[0].evidence) if seen else unknown(check, why) for check, seen in good.items()
-    ]
+    return [ok(check, told[0]) if told else unknown(check, why) for check, told in good.items()]
 
 
-def _judge(
-    seen: TwoRuns, step: Sequence[OptimizerStep], later: Sequence[OptimizerStep] | None
-) -> JudgedStep:
-    names = [name for name in step[0].gradients if all(name in r.gradients for r in step)]
-    names = [name for name in names if _are_comparable(step, name)]
+def _judge(seen: TwoRuns, step: Step, later: Step | None) -> JudgedStep:
+    names = [name for name in step[0].gradients if _is_comparable(step, name)]
     if not names:
         return JudgedStep(
             why_unknown="Ranks update different parameters, as with sharded optimizers."
         )
-    if len(step) == 1:
-        return JudgedStep(why_unknown="There is one rank alone.")
-    number = step[0].number
     clipped = [name for name in names if _is_clipped_before(step, name)]
     if clipped:
-        return JudgedStep("clip-before-average", _clip_evidence(number, clipped, step))
+        return JudgedStep("clip-before-average", _clip_evidence(clipped, step))
     tolerated = tolerance_of(step, names)
     telling = [name for name in names if _are_apart([local(r.gradients[name]) for r in step], 1e-6)]
     apart = [
@@ -104,11 +78,12 @@ def _judge(
     return compared
 
 
-def _are_comparable(step: Sequence[OptimizerStep], name: str) -> bool:
-    return len({(r.gradients[name].size, len(r.gradients[name].final)) for r in step}) == 1
+def _is_comparable(step: Step, name: str) -> bool:
+    gradients = [rank.gradients[name] for rank in step if name in rank.gradients]
+    return len(gradients) == len(step) and len({(g.size, len(g.final)) for g in gradients}) == 1
 
 
-def _is_clipped_before(step: Sequence[OptimizerStep], name: str) -> bool:
+def _is_clipped_before(step: Step, name: str) -> bool:
     gradients = [rank.gradients[name] for rank in step]
     if any(gradient.clipped is None for gradient in gradients):
         return False
@@ -117,31 +92,25 @@ def _is_clipped_before(step: Sequence[OptimizerStep], name: str) -> bool:
     return were_apart and are_one
 
 
-def _clip_evidence(number: int, names: Sequence[str], step: Sequence[OptimizerStep]) -> str:
+def _clip_evidence(names: Sequence[str], step: Step) -> str:
     norms = [
         np.linalg.norm(joined([rank.gradients[n].clipped or () for n in names])) for rank in step
     ]
     told = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms))
     return (
-        f"Step {number}: gradients were clipped while each rank still had its own (norm {told}), "
-        f"and averaged after that."
+        f"Step {step[0].number}: gradients were clipped while each rank still had its own (norm "
+        f"{told}), and averaged after that."
     )
 
 
 def _are_apart(vectors: Sequence[Array], tolerated: float) -> bool:
     longest = max(float(np.linalg.norm(vector)) for vector in vectors)
-    if longest == 0 or not math.isfinite(longest):
-        return False
-    return any(
-        float(np.linalg.norm(vector - vectors[0])) > tolerated * longest for vector in vectors[1:]
-    )
+    furthest = max(distance(vector, vectors[0]) for vector in vectors)
+    return math.isfinite(longest) and furthest > tolerated * longest
 
 
 def _judge_apart(
-    step: Sequence[OptimizerStep],
-    later: Sequence[OptimizerStep] | None,
-    telling: Sequence[str],
-    apart: Sequence[str],
+    step: Step, later: Step | None, telling: Sequence[str], apart: Sequence[str]
 ) -> JudgedStep:
     """Judge a step whose gradients differ between ranks."""
     number = step[0].number
@@ -152,7 +121,9 @@ def _judge_apart(
             "are the same before the next.",
         )
     num_passes = max(len(step[0].gradients[name].passes) for name in apart)
-    shown = _listed(apart)
+    shown = ", ".join(f"`{name}`" for name in apart[:3])
+    if len(apart) > 3:
+        shown += f" and {len(apart) - 3} more"
     if len(apart) < len(telling):
         return JudgedStep(
             "parameter-not-averaged",
@@ -173,9 +144,7 @@ def _judge_apart(
     )
 
 
-def _are_averaged_later(
-    step: Sequence[OptimizerStep], later: Sequence[OptimizerStep] | None
-) -> bool:
+def _are_averaged_later(step: Step, later: Step | None) -> bool:
     """Tell whether parameters differ after a step and are the same before the next one."""
     if later is None or any(rank.state is None for rank in later):
         return False
@@ -187,7 +156,7 @@ def _are_averaged_later(
     )
 
 
-def _is_partly_averaged(step: Sequence[OptimizerStep], names: Sequence[str]) -> bool:
+def _is_partly_averaged(step: Step, names: Sequence[str]) -> bool:
     """Tell whether a rank's gradient is other than the sum of its own passes."""
     for rank in step:
         own = joined([tuple(local(rank.gradients[name])) for name in names])
@@ -195,8 +164,3 @@ def _is_partly_averaged(step: Sequence[OptimizerStep], names: Sequence[str]) -> 
         if relation(final, own).rest > 1e-3:
             return True
     return False
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

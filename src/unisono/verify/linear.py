@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.verify.rank_trace import Gradient, Vector
+from unisono.verify.trace import Gradient, Vector
 
 Array = NDArray[np.float64]
 _EPS = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3}
@@ -71,15 +71,16 @@ def local(gradient: Gradient) -> Array:
 
 def passes_joined(gradients: Mapping[str, Gradient], names: Sequence[str]) -> list[Array]:
     """Give each pass's gradient of all parameters; those without one in a pass count as zero."""
-    num_passes = max((len(gradients[name].passes) for name in names), default=0)
-    joined_passes = []
-    for at in range(num_passes):
-        vectors = [_pass(gradients[name], at, num_passes) for name in names]
-        joined_passes.append(joined(vectors))
-    return joined_passes
+    of_all = [gradients[name] for name in names]
+    num_passes = max((len(gradient.passes) for gradient in of_all), default=0)
+    return [
+        joined(
+            [g.passes[at] if len(g.passes) == num_passes else (0.0,) * len(g.final) for g in of_all]
+        )
+        for at in range(num_passes)
+    ]
 
 
-def _pass(gradient: Gradient, at: int, num_passes: int) -> Vector:
-    if len(gradient.passes) == num_passes:
-        return gradient.passes[at]
-    return (0.0,) * len(gradient.final)
+def distance(x: Array, y: Array) -> float:
+    """Return how far two vectors are apart."""
+    return float(np.linalg.norm(x - y))

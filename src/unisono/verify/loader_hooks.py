@@ -6,6 +6,7 @@ fed, the indices come from there. What the samplers draw from generators stays t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -19,10 +20,9 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data import dataloader as dataloader_module
 from torch.utils.data._utils import fetch as fetch_module
 
+from unisono.verify.digests import digest_of, generator_digests
 from unisono.verify.recorder import Recorder
-from unisono.verify.replay_facts import generator_digests
 from unisono.verify.sample_contents import base_of, contents_of
-from unisono.verify.sketches import digest_of
 from unisono.verify.wrapping import wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000
@@ -73,30 +73,30 @@ class LoaderHooks:
 
     def _record_loader(self, number: int, loader: Any) -> None:
         base, _ = base_of(loader.dataset)
-        sampler = loader.sampler
+        sampler, batch_sampler = loader.sampler, loader.batch_sampler
         has_length = hasattr(loader.dataset, "__len__")
-        if has_length and not any(known is base for known in self._bases):
+        if has_length and self._number_of(base) < 0:
             self._bases.append(base)
-        where = next((n for n, known in enumerate(self._bases) if known is base), -1)
-        batch_sampler = loader.batch_sampler
         self._recorder.write(
             "loader",
-            k=number,
-            dataset=where,
-            length=len(loader.dataset) if has_length else None,
+            loader=number,
+            dataset=self._number_of(base),
             base_length=len(base) if has_length else None,
             batch_size=loader.batch_size or getattr(batch_sampler, "batch_size", None),
-            drop_last=bool(
-                loader.drop_last
-                or getattr(sampler, "drop_last", False)
-                or getattr(batch_sampler, "drop_last", False)
-            ),
-            sampler=type(sampler).__name__,
-            has_set_epoch=hasattr(sampler, "set_epoch") or hasattr(batch_sampler, "set_epoch"),
-            replaces=isinstance(sampler, WeightedRandomSampler)
-            or (isinstance(sampler, RandomSampler) and sampler.replacement),
-            num_workers=loader.num_workers,
+            facts={
+                "drop_last": any(
+                    getattr(one, "drop_last", False) for one in (loader, sampler, batch_sampler)
+                ),
+                "sampler": type(sampler).__name__,
+                "has_set_epoch": any(hasattr(s, "set_epoch") for s in (sampler, batch_sampler)),
+                "replaces": isinstance(sampler, WeightedRandomSampler)
+                or (isinstance(sampler, RandomSampler) and sampler.replacement),
+            },
         )
+
+    def _number_of(self, base: Any) -> int:
+        """Return a dataset's number; -1 for one without a length."""
+        return next((n for n, known in enumerate(self._bases) if known is base), -1)
 
     def _make_iterator(self, before: Callable[..., None], iterator: Any, loader: Any) -> None:
         iterator._verified = getattr(loader, "_verified", None)
@@ -133,35 +133,32 @@ class LoaderHooks:
         iterator._epoch = epoch = next(epochs)
         at_most = self._recorder.options.batches
         if iterator._dataset_kind == dataloader_module._DatasetKind.Iterable:
-            self._recorder.write("epoch", k=number, e=epoch, plan=None)
+            self._recorder.write("epoch", loader=number, epoch=epoch)
             yield from itertools.islice(natural, at_most)
             return
-        try:
-            num_batches = len(iterator._index_sampler)
-        except TypeError:
-            num_batches = _BATCHES_PLANNED_AT_MOST
-        planned = list(itertools.islice(natural, min(num_batches, _BATCHES_PLANNED_AT_MOST)))
+        num_batches = _BATCHES_PLANNED_AT_MOST
+        with contextlib.suppress(TypeError):
+            num_batches = min(num_batches, len(iterator._index_sampler))
+        planned = list(itertools.islice(natural, num_batches))
         kept = planned if len(planned) <= at_most else [*planned[: at_most - 1], planned[-1]]
-        fed = self._fed(number, epoch, loader)
-        self._record_plan(number, epoch, loader, planned, kept if fed is None else fed, fed)
-        yield from kept if fed is None else fed
-
-    def _record_plan(
-        self, number: int, epoch: int, loader: Any, planned: Any, kept: Any, fed: Any
-    ) -> None:
+        if (fed := self._fed(number, epoch, loader)) is not None:
+            kept = fed
         with self._recorder.guarded():
-            _, to_base = base_of(loader.dataset)
-            own = [[int(i) for i in _listed(batch)] for batch in planned]
-            self._recorder.write(
-                "epoch",
-                k=number,
-                e=epoch,
-                plan=[list(map(to_base, batch)) for batch in own],
-                local=digest_of(repr(own).encode()),
-                sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
-                kept=[[to_base(int(i)) for i in _listed(batch)] for batch in kept],
-                fed=fed is not None,
-            )
+            self._record_plan(number, epoch, loader, planned, kept)
+        yield from kept
+
+    def _record_plan(self, number: int, epoch: int, loader: Any, planned: Any, kept: Any) -> None:
+        _, to_base = base_of(loader.dataset)
+        own = [[int(index) for index in _listed(batch)] for batch in planned]
+        self._recorder.write(
+            "epoch",
+            loader=number,
+            epoch=epoch,
+            plan=[to_base(index) for batch in own for index in batch],
+            order=digest_of([repr(own).encode()]),
+            is_sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
+            kept=[[to_base(int(index)) for index in _listed(batch)] for batch in kept],
+        )
 
     def _fed(self, number: int, epoch: int, loader: Any) -> list[Any] | None:
         """Translate what another run read here into this loader's indices, if that can be done."""
@@ -169,16 +166,15 @@ class LoaderHooks:
         if fed is None:
             return None
         base, to_base = base_of(loader.dataset)
-        wanted = [[tuple(item) for item in batch] for batch in fed]
         by_index = {to_base(index): index for index in range(len(loader.dataset))}
-        if len(base) != self._feed["lengths"].get(str(number)):
+        if len(base) == self._feed["lengths"].get(str(number)):
+            found = [[by_index.get(index) for index, _ in batch] for batch in fed]
+        else:
             by_content = {content: index for index, content in contents_of(base).items()}
-            wanted = [[(by_content.get(content), content) for _, content in b] for b in wanted]
-        found = [[by_index.get(index) for index, _ in batch] for batch in wanted]
+            found = [[by_index.get(by_content.get(c, -1)) for _, c in batch] for batch in fed]
         if any(index is None for batch in found for index in batch):
             return None
-        is_batched = loader._auto_collation
-        return found if is_batched else [index for batch in found for index in batch]
+        return found if loader._auto_collation else list(chain.from_iterable(found))
 
     def _fetch(self, before: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         if self._num_fetches >= _FETCHES_AT_MOST or self._recorder.is_exact:
@@ -194,20 +190,16 @@ class LoaderHooks:
         info = torch.utils.data.get_worker_info()
         base, to_base = base_of(fetcher.dataset)
         fields = {
-            "t": "fetch",
-            "worker": None if info is None else info.id,
-            "n": self._num_fetches - 1,
-            "dataset": next((n for n, known in enumerate(self._bases) if known is base), -1),
-            "indices": [to_base(int(i)) for i in _listed(indices)],
+            "place": (self._number_of(base), -1 if info is None else info.id, self._num_fetches),
+            "indices": [to_base(int(index)) for index in _listed(indices)],
             "drawn": {name: old for name, old in before.items() if after[name] != old},
         }
         if info is None:
-            del fields["t"]
             self._recorder.write("fetch", **fields)
             return
         folder = Path(self._recorder.options.folder)
         with open(folder / f"rank{self._recorder.rank}.loader{os.getpid()}.jsonl", "a") as file:
-            file.write(json.dumps(fields) + "\n")
+            file.write(json.dumps({"t": "fetch", **fields}) + "\n")
 
     def _record_contents(self) -> None:
         for number, base in enumerate(self._bases):

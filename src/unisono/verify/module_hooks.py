@@ -21,10 +21,10 @@ from torch.nn.modules import module as module_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from unisono.verify.digests import digest_of_tensor, digests_of
 from unisono.verify.recorder import BatchPlace, Recorder
 from unisono.verify.sample_contents import row_hashes, rows_of_tensors, storages_of
-from unisono.verify.sketches import digest_of_tensor
-from unisono.verify.wrapping import wrap
+from unisono.verify.wrapping import observe, wrap
 
 # What wrappers of torch, Lightning and torch.compile put before a name.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")
@@ -52,29 +52,24 @@ class ModuleHooks:
         self._recorder = recorder
         self.names: dict[int, str] = {}
         self.forwards = 0
-        self.last_step = -1
+        self._last_step = -1
         self._taken: set[str] = set()
         self._kept: list[torch.Tensor] = []
         self._depth = 0
         self._root: nn.Module | None = None
         self._facts: dict[str, Any] = {}
         self._wants_state = False
-        self._handles: list[Any] = []
 
     def install(self) -> None:
         """Put the hooks in place."""
-        self._handles = [
+        self._recorder.handles += [
             module_module.register_module_forward_pre_hook(self._before),
             module_module.register_module_forward_hook(self._after, always_call=True),
         ]
         _keep_everything(self._recorder)
-        self._wrap_losses()
-
-    def remove(self) -> None:
-        """Take the hooks of forward passes away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for names, count in ((_MEAN_LOSSES, _num_elements), (_TARGET_LOSSES, _num_targets)):
+            for name in names:
+                observe(self._recorder, functional, name, functools.partial(self._count, count))
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
         self._depth += 1
@@ -92,7 +87,7 @@ class ModuleHooks:
         if next(module.parameters(), None) is None:
             return
         self._root = module
-        self.learn_names(module)
+        self._learn_names(module)
         records = torch.is_grad_enabled()
         self._facts = {
             "f": self.forwards,
@@ -102,9 +97,8 @@ class ModuleHooks:
             "rows": row_hashes(inputs),
         }
         self.forwards += 1
-        self._wants_state = (
-            records and module.training and self.last_step != self._recorder.num_steps
-        )
+        is_first = self._last_step != self._recorder.num_steps
+        self._wants_state = records and module.training and is_first
         self._rng_before = _rng_digest()
 
     def _batch_of(self, inputs: Any) -> BatchPlace | None:
@@ -124,7 +118,7 @@ class ModuleHooks:
             self._root = None
             self._recorder.write("f", **self._facts, draws=_rng_digest() != self._rng_before)
 
-    def learn_names(self, root: nn.Module) -> None:
+    def _learn_names(self, root: nn.Module) -> None:
         """Name the parameters below a module, without the prefixes of wrappers."""
         for name, parameter in root.named_parameters():
             if id(parameter) not in self.names:
@@ -136,41 +130,26 @@ class ModuleHooks:
                 self._kept.append(parameter)  # or another one may get its id
 
     def _record_state(self) -> None:
+        """Take down a :class:`unisono.verify.trace.ModelState`."""
         root = self._root
         if root is None:
             return
-        self.last_step = self._recorder.num_steps
-        named = [item for item in root.named_parameters() if not is_lazy(item[1])]
+        self._last_step = self._recorder.num_steps
+        named = [(self.names[id(p)], p) for p in root.parameters() if not is_lazy(p)]
+        buffers = [(name_without_wrappers(name), buffer) for name, buffer in root.named_buffers()]
         self._recorder.write(
             "state",
-            step=self._recorder.num_steps,
-            parameters={self.names[id(p)]: digest_of_tensor(p) for _, p in named},
-            buffers={
-                name_without_wrappers(name): digest_of_tensor(buffer)
-                for name, buffer in root.named_buffers()
-            },
+            parameters=digests_of(named),
+            buffers=digests_of(buffers),
             rng=self._rng_before,
-            batch_norm=any(_is_plain_batch_norm(module) for module in root.modules()),
+            has_batch_norm=any(_is_plain_batch_norm(module) for module in root.modules()),
             dtype=_computing_dtype(named[0][1].dtype if named else torch.float32),
         )
 
-    def _wrap_losses(self) -> None:
-        counts: dict[str, Callable[..., int]] = dict.fromkeys(_MEAN_LOSSES, _num_elements)
-        for name, count in (counts | dict.fromkeys(_TARGET_LOSSES, _num_targets)).items():
-            wrap(functional, name, functools.partial(self._count, name, count))
-
-    def _count(
-        self,
-        name: str,
-        count: Callable[..., int],
-        before: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            with self._recorder.guarded():
-                self._recorder.write("loss", name=name, count=count(*args, **kwargs))
-        return before(*args, **kwargs)
+    def _count(self, count: Callable[..., int], *args: Any, **kwargs: Any) -> None:
+        """Count over how many targets a loss is a mean."""
+        if torch.is_grad_enabled():
+            self._recorder.write("loss", count=count(*args, **kwargs))
 
 
 def name_without_wrappers(name: str) -> str:
@@ -234,20 +213,18 @@ def _keep_everything(recorder: Recorder) -> None:
 
 
 def _attend(recorder: Recorder, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if recorder.is_exact or recorder.options.replays:
+    if not _drops_nothing(recorder):
         return before(*args, **kwargs)
-    args, dropped = _without_dropout(args, kwargs)
-    if dropped:
+    drops = kwargs.pop("dropout_p", 0.0)
+    if len(args) > 4:
+        drops, args = args[4], (*args[:4], 0.0, *args[5:])
+    if drops:
         torch.rand(1)
     return before(*args, **kwargs)
 
 
-def _without_dropout(args: Any, kwargs: Any) -> tuple[Any, bool]:
-    dropped = bool(kwargs.pop("dropout_p", 0.0))
-    if len(args) > 4:
-        dropped = bool(args[4])
-        args = (*args[:4], 0.0, *args[5:])
-    return args, dropped
+def _drops_nothing(recorder: Recorder) -> bool:
+    return not recorder.is_exact and not recorder.options.replays
 
 
 def _keep(
@@ -261,7 +238,7 @@ def _keep(
 ) -> torch.Tensor:
     """Draw what a dropout draws, and return its input."""
     training = default if training is None else training
-    if recorder.is_exact or recorder.options.replays:
+    if not _drops_nothing(recorder):
         return drop(input, p, training, inplace)
     if training and p > 0:
         drop(input.detach(), p, True, False)

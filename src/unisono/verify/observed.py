@@ -6,11 +6,13 @@ process, and Python's and numpy's in a state of its own on each rank. Its output
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from unisono.verify.exact_hooks import ExactHooks
 from unisono.verify.loader_hooks import LoaderHooks
 from unisono.verify.module_hooks import ModuleHooks
 from unisono.verify.optimizer_hooks import OptimizerHooks
-from unisono.verify.recorder import Options, Recorder
+from unisono.verify.recorder import Limits, Recorder
 from unisono.verify.scratch import copy_before_writing, unlink_target
 from unisono.verify.wrapping import wrap
 
@@ -36,8 +38,8 @@ def main(install: Callable[[Recorder], None]) -> None:
         install: puts the hooks in place that watch the program.
     """
     _, options_path, kind, target, *args = sys.argv
-    options = Options.read(options_path)
-    recorder = Recorder(options, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    limits = Limits(**json.loads(Path(options_path).read_text()))
+    recorder = Recorder(limits, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     _redirect(recorder)
     install(recorder)
     _protect_files(os.getcwd())
@@ -60,18 +62,12 @@ def main(install: Callable[[Recorder], None]) -> None:
 def install_hooks(recorder: Recorder) -> None:
     """Put all hooks in place that compare ranks."""
     modules = ModuleHooks(recorder)
-    optimizers = OptimizerHooks(recorder, modules)
-
-    def engage() -> None:
-        modules.remove()
-        optimizers.remove()
-
     for hooks in (
         modules,
-        optimizers,
+        OptimizerHooks(recorder, modules),
         LoaderHooks(recorder),
         CollectiveHooks(recorder),
-        ExactHooks(recorder, engage),
+        ExactHooks(recorder),
     ):
         hooks.install()
 

@@ -6,11 +6,11 @@ loader that nobody trains with, is evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from unisono.verify.identities import Identities
-from unisono.verify.rank_trace import (
+from unisono.verify.raw_trace import Identities, RawTrace
+from unisono.verify.trace import (
     Collective,
     DatasetRead,
     EvaluationPass,
@@ -21,77 +21,76 @@ from unisono.verify.rank_trace import (
     OptimizerStep,
     RankTrace,
 )
-from unisono.verify.raw_trace import RawTrace
 
-_OF_STATE = ("parameters", "buffers", "rng", "batch_norm", "dtype")
+Event = dict[str, Any]
 
 
 def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
     """Make values of one rank's events."""
-    return _Reading(trace, identities).result()
+    reading = _Reading(trace, identities)
+    return RankTrace(
+        rank=trace.rank,
+        steps=tuple(reading.steps()),
+        iterations=tuple(reading.iterations()),
+        evaluations=tuple(reading.evaluations()),
+        fetches=tuple(map(reading.fetch, trace.of("fetch"))),
+        how=trace.how,
+    )
 
 
 class _Reading:
     def __init__(self, trace: RawTrace, identities: Identities) -> None:
         self._trace, self._identities = trace, identities
-        self._forwards = {e["f"]: e for e in trace.events if e["t"] == "f"}
-        self._trained: dict[int, dict[str, Any]] = {}
-        for event in trace.events:
-            if event["t"] == "backward":
-                self._note_backward(event)
+        self._forwards = {event["f"]: event for event in trace.of("f")}
+        firsts = map(self._first_trained, trace.of("backward"))
+        self._trained = {event["f"]: event for event in firsts if event is not None}
         trained = self._trained.values()
-        self._train_loaders = {f["at"][0] for f in trained if f["at"] is not None}
+        self._train_loaders = {event["at"][0] for event in trained if event["at"] is not None}
 
-    def _note_backward(self, event: dict[str, Any]) -> None:
-        for number in range(max(0, event["since"]), event["to"]):
-            forward = self._forwards.get(number)
-            if forward is not None and forward["grad"]:
-                self._trained[number] = forward
-                return
+    def _first_trained(self, backward: Event) -> Event | None:
+        """Find the forward pass that a backward pass follows."""
+        numbers = range(max(0, backward["since"]), backward["to"])
+        known = [self._forwards[number] for number in numbers if number in self._forwards]
+        return next((forward for forward in known if forward["grad"]), None)
 
-    def result(self) -> RankTrace:
-        trace = self._trace
-        return RankTrace(
-            rank=trace.rank,
-            steps=tuple(self._steps()),
-            iterations=tuple(self._iterations()),
-            evaluations=tuple(self._evaluations()),
-            fetches=tuple(self._fetches()),
-            how=trace.how,
-        )
-
-    def _samples(self, forward: dict[str, Any]) -> tuple[str, ...]:
+    def _samples(self, forward: Event) -> tuple[str, ...]:
         """Name a forward pass's samples: those of its batch, unless it got only a part of them."""
         rows = tuple(f"row {row}" for row in forward["rows"])
-        if forward["at"] is None:
+        kept = self._batch(forward)
+        if kept is None or len(kept) != len(rows):
             return rows
-        loader, epoch, batch = forward["at"]
-        kept = self._trace.epochs.get((loader, epoch), {}).get("kept")
-        if kept is None or batch >= len(kept) or len(kept[batch]) != len(rows):
-            return rows
-        named = self._name(loader, kept[batch])
+        named = self._name(forward["at"][0], kept)
         return rows if named is None else named
+
+    def _batch(self, forward: Event) -> list[int] | None:
+        """Find the indices that a forward pass's batch has."""
+        if forward["at"] is None:
+            return None
+        loader, epoch, batch = forward["at"]
+        kept = self._trace.epochs.get((loader, epoch), {}).get("kept") or []
+        return kept[batch] if batch < len(kept) else None
 
     def _name(self, loader: int, indices: Iterable[int]) -> tuple[str, ...] | None:
         dataset = self._trace.loaders[loader]["dataset"]
         return self._identities.name(self._trace, dataset, indices)
 
-    def _steps(self) -> Iterable[OptimizerStep]:
-        after = {(e["o"], e["n"]): e for e in self._trace.events if e["t"] == "stepped"}
+    def steps(self) -> Iterator[OptimizerStep]:
+        after = {(e["optimizer"], e["number"]): e["parameters"] for e in self._trace.of("stepped")}
         gathered: dict[int, _SinceStep] = {}
         since = _SinceStep()
         state: ModelState | None = None
         for event in self._trace.events:
             match event["t"]:
                 case "state":
-                    state = ModelState(*(event[name] for name in _OF_STATE))
+                    state = ModelState(**_fields(event))
                 case "f":
                     since.draws |= event["grad"] and event["training"] and event["draws"]
                     since.forwards.append(event)
                 case "loss":
                     since.counts.append(event["count"])
                 case "backward":
-                    since.close(self._trained, self._samples)
+                    first = next((f for f in since.forwards if f["f"] in self._trained), None)
+                    since.close(first, () if first is None else self._samples(first))
                 case "no_sync":
                     since.no_sync = True
                 case "collective":
@@ -100,123 +99,108 @@ class _Reading:
                     # Each optimizer's step has the passes since its own last one.
                     for other in gathered.values():
                         other.add(since)
-                    mine = gathered.pop(event["o"], since)
-                    done = after.get((event["o"], event["n"]), {})
-                    yield _step(event, done, mine, state)
-                    gathered[event["o"]] = _SinceStep()
+                    optimizer, number = event["optimizer"], event["number"]
+                    mine = gathered.pop(optimizer, since)
+                    yield _step(event, after.get((optimizer, number), {}), mine, state)
+                    gathered[optimizer] = _SinceStep()
                     since = _SinceStep()
 
-    def _iterations(self) -> Iterable[Iteration]:
+    def iterations(self) -> Iterator[Iteration]:
         roles, sliced = self._roles()
         for (number, epoch), event in self._trace.epochs.items():
-            facts = self._trace.loaders[number]
             yield Iteration(
                 loader=number,
                 epoch=epoch,
                 role=roles.get(number, ""),
                 plan=self._plan(number, epoch),
-                order=event.get("local", ""),
-                is_sorted=event.get("sorted", False),
+                order=event.get("order", ""),
+                is_sorted=event.get("is_sorted", False),
                 is_sliced=number in sliced,
-                drop_last=facts["drop_last"],
-                replaces=facts["replaces"],
-                has_set_epoch=facts["has_set_epoch"],
-                sampler=facts["sampler"],
+                **self._trace.loaders[number]["facts"],
             )
 
     def _roles(self) -> tuple[dict[int, str], set[int]]:
+        """Say what loaders are used for, and of which batches only parts are trained with."""
         roles: dict[int, str] = {}
         sliced = set()
         for forward in self._forwards.values():
             if forward["at"] is None:
                 continue
-            loader, epoch, batch = forward["at"]
+            loader = forward["at"][0]
             if loader in self._train_loaders:
                 roles[loader] = "train"
-                kept = self._trace.epochs[loader, epoch].get("kept")
-                is_trained = forward["f"] in self._trained
-                if is_trained and kept and 0 < len(forward["rows"]) < len(kept[batch]):
+                kept = self._batch(forward) or ()
+                if forward["f"] in self._trained and 0 < len(forward["rows"]) < len(kept):
                     sliced.add(loader)
             elif _is_evaluating(forward):
                 roles[loader] = "eval"
         return roles, sliced
 
-    def _evaluations(self) -> Iterable[EvaluationPass]:
-        seen: list[str] = []
-        places: dict[tuple[int, int], None] = {}
-        direct: list[str] = []
-        rows: list[str] = []
-        collectives: list[Collective] = []
-
-        def ended(is_finished: bool) -> Iterable[EvaluationPass]:
-            if seen:
-                yield EvaluationPass(
-                    samples=(*self._whole(places), *direct),
-                    seen=tuple(seen),
-                    rows=tuple(rows),
-                    collectives=tuple(collectives),
-                    is_finished=is_finished,
-                )
-            for gathered in (seen, places, direct, rows, collectives):
-                gathered.clear()
-
+    def evaluations(self) -> Iterator[EvaluationPass]:
+        between: list[Event] = []
         for event in self._trace.events:
             if event["t"] == "f" and event["f"] in self._trained:
-                yield from ended(True)
-            elif event["t"] == "f" and self._evaluates(event):
-                samples = self._samples(event)
-                seen.extend(samples)
-                rows.extend(event["rows"])
-                if event["at"] is None or self._plan(*event["at"][:2]) is None:
-                    direct.extend(samples)
-                else:
-                    places[tuple(event["at"][:2])] = None
-            elif event["t"] == "collective" and seen:
-                collectives.append(
-                    Collective(event["name"], tuple(event["values"]), tuple(event.get("given", ())))
-                )
-        yield from ended(self._trace.how in ("ended", "stopped"))
+                yield from self._evaluation(between, is_finished=True)
+                between = []
+            elif event["t"] == "collective" or (event["t"] == "f" and self._evaluates(event)):
+                between.append(event)
+        yield from self._evaluation(between, is_finished=self._trace.how in ("ended", "stopped"))
 
-    def _evaluates(self, forward: dict[str, Any]) -> bool:
+    def _evaluation(self, events: list[Event], *, is_finished: bool) -> Iterator[EvaluationPass]:
+        """Make one evaluation of what happened between two passes of training, if there is one."""
+        passes = [event for event in events if event["t"] == "f" and self._samples(event)]
+        if not passes:
+            return
+        calls = [e for e in events[events.index(passes[0]) :] if e["t"] == "collective"]
+        whole: dict[tuple[int, int], tuple[str, ...]] = {}
+        direct: list[str] = []
+        for event in passes:
+            place = None if event["at"] is None else (event["at"][0], event["at"][1])
+            plan = None if place is None else self._plan(*place)
+            if place is None or plan is None:
+                direct += self._samples(event)
+            else:
+                whole[place] = plan
+        yield EvaluationPass(
+            samples=(*(name for plan in whole.values() for name in plan), *direct),
+            seen=tuple(name for event in passes for name in self._samples(event)),
+            rows=tuple(row for event in passes for row in event["rows"]),
+            collectives=tuple(Collective(**_fields(call)) for call in calls),
+            is_finished=is_finished,
+        )
+
+    def _evaluates(self, forward: Event) -> bool:
         if forward["f"] in self._trained or not _is_evaluating(forward):
             return False
         at = forward["at"]
         return not forward["training"] if at is None else at[0] not in self._train_loaders
 
     def _plan(self, loader: int, epoch: int) -> tuple[str, ...] | None:
-        event = self._trace.epochs.get((loader, epoch), {})
-        plan = event.get("plan")
-        return None if plan is None else self._name(loader, [i for batch in plan for i in batch])
+        plan = self._trace.epochs.get((loader, epoch), {}).get("plan")
+        return None if plan is None else self._name(loader, plan)
 
-    def _whole(self, places: Iterable[tuple[int, int]]) -> Iterable[str]:
-        for place in places:
-            yield from self._plan(*place) or ()
-
-    def _fetches(self) -> Iterable[DatasetRead]:
-        for event in self._trace.fetches:
-            named = self._identities.name(self._trace, event["dataset"], event["indices"])
-            worker = -1 if event["worker"] is None else event["worker"]
-            place = (event["dataset"], worker, event["n"])
-            samples = tuple(map(str, event["indices"])) if named is None else named
-            yield DatasetRead(place, samples, event["drawn"])
+    def fetch(self, event: Event) -> DatasetRead:
+        dataset, process, count = event["place"]
+        named = self._identities.name(self._trace, dataset, event["indices"])
+        samples = tuple(map(str, event["indices"])) if named is None else named
+        return DatasetRead((dataset, process, count), samples, event["drawn"])
 
 
 class _SinceStep:
     """What happened since an optimizer's last step."""
 
     def __init__(self) -> None:
-        self.forwards: list[dict[str, Any]] = []
+        self.forwards: list[Event] = []
         self.counts: list[int] = []
-        self.micros: list[Micro] = []
+        self.micros: tuple[Micro, ...] = ()
         self.draws = self.no_sync = False
         self.num_collectives = 0
 
-    def close(self, trained: Any, samples: Any) -> None:
+    def close(self, first: Event | None, samples: tuple[str, ...]) -> None:
         """End a forward and backward pass."""
-        first = next((f for f in self.forwards if f["f"] in trained), None)
         counted = sum(self.counts) if self.counts else None
         rows = () if first is None else tuple(first["rows"])
-        self.micros.append(Micro(() if first is None else samples(first), rows, counted))
+        self.micros += (Micro(samples, rows, counted),)
         self.forwards, self.counts = [], []
 
     def add(self, other: _SinceStep) -> None:
@@ -227,37 +211,25 @@ class _SinceStep:
         self.num_collectives += other.num_collectives
 
 
-def _is_evaluating(forward: dict[str, Any]) -> bool:
+def _fields(event: Event) -> Event:
+    return {name: value for name, value in event.items() if name != "t"}
+
+
+def _is_evaluating(forward: Event) -> bool:
     return not forward["grad"] or not forward["training"]
 
 
-def _step(
-    event: dict[str, Any], done: dict[str, Any], since: _SinceStep, state: ModelState | None
-) -> OptimizerStep:
-    after = done.get("parameters", {})
+def _step(event: Event, after: Event, since: _SinceStep, state: ModelState | None) -> OptimizerStep:
     return OptimizerStep(
-        number=event["n"],
-        optimizer=event["o"],
-        kind=event["kind"],
+        number=event["number"],
+        optimizer=event["optimizer"],
         lr=tuple(event["lr"]),
         ticks=event["ticks"],
-        gradients={name: _gradient(facts) for name, facts in event["gradients"].items()},
-        parameters={name: (tuple(vector), digest) for name, (vector, digest) in after.items()},
-        micros=tuple(since.micros),
+        gradients={name: Gradient(**facts) for name, facts in event["gradients"].items()},
+        parameters={name: (vector, digest) for name, (vector, digest) in after.items()},
+        micros=since.micros,
         state=state,
         draws=since.draws,
         no_sync=since.no_sync,
         num_collectives=since.num_collectives,
-    )
-
-
-def _gradient(facts: dict[str, Any]) -> Gradient:
-    clipped = facts.get("c")
-    return Gradient(
-        final=tuple(facts["g"]),
-        digest=facts["d"],
-        passes=tuple(map(tuple, facts["p"])),
-        clipped=None if clipped is None else tuple(clipped),
-        clipped_digest=facts.get("cd", ""),
-        size=facts["size"],
     )

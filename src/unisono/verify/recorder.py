@@ -26,24 +26,22 @@ BatchPlace = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the launcher wants recorded; the same for every rank."""
+class Limits:
+    """How much of a program is run, and what is recorded of it; the same for every rank."""
 
-    folder: str  # where the files go
-    steps: int  # after how many steps of an optimizer the program is stopped
-    batches: int  # to how many batches an iteration of a loader is cut
-    full_steps: int  # of how many steps gradients are kept
-    feed: str = ""  # file with what the ranks of another run have read; empty: each reads its own
+    steps: int = 24  # after how many steps of an optimizer it is stopped
+    batches: int = 8  # to how many batches an iteration of a loader is cut
+    full_steps: int = 12  # of how many steps gradients are kept
     # record the bits of every step, and leave the program's random numbers alone
     replays: bool = False
     damages: bool = False  # change a gradient of the first step, to see that it is found
     timing_s: float = 0.0  # for how many seconds steps are timed, for `unisono plan`
-
-    @classmethod
-    def read(cls, path: str) -> Options:
-        """Read the options from a file, which has others for the launcher."""
-        found = json.loads(Path(path).read_text())
-        return cls(**{name: found[name] for name in cls.__slots__ if name in found})
+    timeout_s: float = 300.0  # after how long a run is ended
+    stall_timeout_s: float = 20.0  # how long ranks may wait for each other without anybody moving
+    module: str = "unisono.verify.observed"  # what runs in each process, and the program in it
+    threads: int = 1  # how many each rank computes with
+    folder: str = ""  # where the files of this run go
+    feed: str = ""  # file with what the ranks of another run have read; empty: each reads its own
 
 
 def events_path(folder: str | Path, rank: int) -> Path:
@@ -51,15 +49,11 @@ def events_path(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"rank{rank}.jsonl"
 
 
-def _done_path(folder: str, rank: int) -> Path:
-    return Path(folder) / f"rank{rank}.done"
-
-
 @dataclass
 class Recorder:
     """The state that all hooks of a process share. Final."""
 
-    options: Options  # what is wanted
+    options: Limits  # what is wanted
     rank: int  # who this is
     world_size: int
     # the newest batches: loader, iteration and batch, and what they consist of
@@ -67,9 +61,10 @@ class Recorder:
     is_between: bool = True  # the newest iteration of a loader has ended
     num_steps: int = 0  # of all optimizers
     is_exact: bool = False  # the program trains with Unisono; the hooks for other programs are off
-    has_damaged: bool = False  # a gradient was changed on purpose
     pid: int = field(default_factory=os.getpid)
+    handles: list[Any] = field(default_factory=list)  # of torch's hooks, off with the others
     at_end: list[Any] = field(default_factory=list)
+    _has_damaged: bool = False  # a gradient was changed on purpose
     _lines: list[str] = field(default_factory=list)
 
     def write(self, event: str, /, **fields: Any) -> None:
@@ -78,6 +73,14 @@ class Recorder:
             self._lines.append(json.dumps({"t": event, **fields}))
             if len(self._lines) > 256:
                 self.flush()
+
+    def train_with_unisono(self) -> None:
+        """Take the hooks for other programs away."""
+        if not self.is_exact:
+            self.is_exact = True
+            self.write("exact")
+            for handle in self.handles:
+                handle.remove()
 
     def give(self, at: BatchPlace, batch: Any) -> None:
         """Note that the program is given a batch; the newest are kept, as libraries read ahead."""
@@ -94,12 +97,12 @@ class Recorder:
 
     def damage(self, parameters: Iterable[Any]) -> None:
         """Change one gradient by a thousandth, once, where that is wanted."""
-        if not self.options.damages or self.has_damaged:
+        if not self.options.damages or self._has_damaged:
             return
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(1.001)
-                self.has_damaged = True
+                self._has_damaged = True
                 return
 
     def flush(self) -> None:
@@ -117,7 +120,7 @@ class Recorder:
                 act()
         self.write("end", how=how)
         self.flush()
-        _done_path(self.options.folder, self.rank).touch()
+        self._done_path(self.rank).touch()
 
     def stop(self) -> NoReturn:
         """Leave in the midst of the program, once the others have come as far. Collective.
@@ -126,7 +129,7 @@ class Recorder:
         """
         self.end("stopped")
         deadline_s = time.monotonic() + _OTHERS_AT_MOST_S
-        others = [_done_path(self.options.folder, rank) for rank in range(self.world_size)]
+        others = [self._done_path(rank) for rank in range(self.world_size)]
         while time.monotonic() < deadline_s and not all(path.exists() for path in others):
             time.sleep(_POLL_S)
         for child in multiprocessing.active_children():
@@ -136,3 +139,6 @@ class Recorder:
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(0)
+
+    def _done_path(self, rank: int) -> Path:
+        return Path(self.options.folder) / f"rank{rank}.done"

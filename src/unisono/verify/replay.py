@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unisono.verify.findings import in_order, unknown
+from unisono.verify.findings import Verdict, in_order, unknown
 from unisono.verify.raw_trace import read_trace
+from unisono.verify.recorder import Limits
 from unisono.verify.replay_checks import (
     KINDS,
     WORKS,
@@ -17,8 +18,7 @@ from unisono.verify.replay_checks import (
     compare,
     step_records,
 )
-from unisono.verify.trials import Limits, Program, Trial, Trials, trials_of
-from unisono.verify.verifier import Verdict, trouble_of
+from unisono.verify.trials import Program, Trial, Trials, trials_of
 
 _ALL_BATCHES = 10**9
 _STOPS = (0.25, 0.5, 0.75)
@@ -67,7 +67,7 @@ class _Replay:
         if trial.failure:
             return self._ended(trial, "The run that was damaged on purpose did not end.")
         findings = in_order(check_resumptions(resumptions, broken), (*KINDS, WORKS))
-        return Verdict((self._world_size,), tuple(findings), is_exact=True)
+        return Verdict((self._world_size,), findings, is_exact=True)
 
     def _run(self, limits: Limits, name: str, files: Path | None = None) -> tuple[Trial, Records]:
         self._trials.limits = limits
@@ -76,21 +76,16 @@ class _Replay:
         return trial, [step_records(trace) for trace in traces]
 
     def _resume(
-        self,
-        undisturbed: Sequence[Sequence[StepRecord]],
-        stop: int,
-        name: str,
-        *,
-        damages: bool = False,
+        self, undisturbed: Records, stop: int, name: str, *, damages: bool = False
     ) -> tuple[Trial, Resumption]:
         files = self._trials.folder / f"{name}-files"
         trial, _ = self._run(replace(self._limits, steps=stop), name, files)
         if trial.failure:
-            return trial, Resumption(stop, None, {}, 0)
+            return trial, Resumption(stop)
         limits = replace(self._limits, damages=damages)
         trial, resumed = self._run(limits, f"{name}-resumed", files)
         return trial, compare(undisturbed, resumed, stop)
 
     def _ended(self, trial: Trial, why: str) -> Verdict:
-        findings = tuple(unknown(check, why) for check in (*KINDS, WORKS))
-        return Verdict((self._world_size,), findings, trouble_of(trial), trial.interrupted_by)
+        findings = [unknown(check, why) for check in (*KINDS, WORKS)]
+        return Verdict((self._world_size,), findings, trial.trouble, trial.interrupted_by)

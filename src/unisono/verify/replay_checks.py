@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from unisono.verify.exact_checks import Digests, differing
 from unisono.verify.findings import Finding, ok, unknown, wrong
 from unisono.verify.raw_trace import RawTrace
-
-Digests = Mapping[str, str]
 
 KINDS = {
     "resume-samples": "Save where the epoch stands, and skip what has been read: the sampler's "
@@ -32,9 +30,8 @@ class StepRecord:
     number: int | None = None  # of the step, where the program says it; None: it does not
     before: Digests | None = None  # the parameters when it began; None: not known
     samples: tuple[str, ...] = ()  # what the model was given
-    parameters: Digests = field(default_factory=dict)  # after the step, by name
-    optimizer: Digests = field(default_factory=dict)  # likewise
-    generators: Digests = field(default_factory=dict)  # likewise
+    # after the step, by kind: parameters, optimizer, generators
+    after: Mapping[str, Digests] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +39,10 @@ class Resumption:
     """A run that was stopped and started again."""
 
     stopped_after: int  # how many steps
-    first: int | None  # which step of the undisturbed run it began with; None: none that is known
-    differences: Mapping[str, str]  # what differs first of each kind, in words; empty: nothing
-    num_compared: int  # how many steps
+    first: int | None = None  # which step of the undisturbed run it began with; None: not known
+    # what differs first of each kind, in words; empty: nothing
+    differences: Mapping[str, str] = field(default_factory=dict)
+    num_compared: int = 0  # how many steps
 
 
 def step_records(trace: RawTrace) -> list[StepRecord]:
@@ -57,24 +55,13 @@ def step_records(trace: RawTrace) -> list[StepRecord]:
             case "state":
                 before = event["parameters"]
             case "f" if event["grad"] and event["training"]:
-                samples.extend(event["rows"])
-            case "shard-samples":
-                samples.append(f"{event['shard']}: {event['hash']}")
-            case "replay":
-                records.append(_record(event, before, tuple(samples)))
+                samples += event["rows"]
+            case "shard-bits" if "samples" in event["bits"]:
+                samples += [f"{event['shard']}: {event['bits']['samples']['the batch']}"]
+            case "step-bits":
+                records.append(StepRecord(event["step"], before, tuple(samples), event["bits"]))
                 before, samples = None, []
     return records
-
-
-def _record(event: dict[str, Any], before: Digests | None, samples: tuple[str, ...]) -> StepRecord:
-    return StepRecord(
-        number=event["step"],
-        before=before,
-        samples=samples,
-        parameters=event["parameters"],
-        optimizer=event["optimizer"],
-        generators=event["generators"],
-    )
 
 
 def compare(
@@ -89,18 +76,18 @@ def compare(
         stopped_after: how many steps there were before the stop.
     """
     if not all(resumed) or not all(undisturbed):
-        return Resumption(stopped_after, None, {}, 0)
+        return Resumption(stopped_after)
     first = _first(undisturbed[0], resumed[0][0], stopped_after)
     if first is None:
         told = "it begins with parameters that the undisturbed run never had"
-        return Resumption(stopped_after, None, {"resume-parameters": told}, 0)
+        return Resumption(stopped_after, None, {"resume-parameters": told})
     differences: dict[str, str] = {}
     num_compared = min(len(resumed[0]), len(undisturbed[0]) - first)
     for at in range(num_compared):
         for rank, (ours, theirs) in enumerate(zip(undisturbed, resumed, strict=True)):
             if first + at < len(ours) and at < len(theirs):
-                place = f"step {first + at}, rank {rank}"
-                _note(differences, ours[first + at], theirs[at], place)
+                for check, told in _differences(ours[first + at], theirs[at]).items():
+                    differences.setdefault(check, f"step {first + at}, rank {rank}: {told}")
     return Resumption(stopped_after, first, differences, num_compared)
 
 
@@ -116,17 +103,15 @@ def _first(undisturbed: Sequence[StepRecord], begun: StepRecord, stopped_after: 
     return None
 
 
-def _note(differences: dict[str, str], ours: StepRecord, theirs: StepRecord, place: str) -> None:
+def _differences(ours: StepRecord, theirs: StepRecord) -> dict[str, str]:
+    found = {}
     if ours.samples != theirs.samples:
-        differences.setdefault("resume-samples", f"{place}: the model is given other samples")
-    for check, mine, other in (
-        ("resume-parameters", ours.parameters, theirs.parameters),
-        ("resume-optimizer", ours.optimizer, theirs.optimizer),
-        ("resume-generators", ours.generators, theirs.generators),
-    ):
-        names = [name for name in mine if other.get(name) != mine[name]]
-        if names:
-            differences.setdefault(check, f"{place}: `{names[0]}` has other bits")
+        found["resume-samples"] = "the model is given other samples"
+    for check in KINDS:
+        kind = check.removeprefix("resume-")
+        if name := differing(ours.after.get(kind, {}), theirs.after.get(kind, {})):
+            found[check] = f"`{name}` has other bits"
+    return found
 
 
 def check_resumptions(resumptions: Sequence[Resumption], broken: Resumption) -> list[Finding]:

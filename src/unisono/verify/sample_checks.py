@@ -2,93 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from unisono.verify.findings import Finding, ok, unknown, wrong
-from unisono.verify.rank_trace import Iteration, RankTrace, TwoRuns
-
-_SAMPLER = "Give the DataLoader a `DistributedSampler` (and `shuffle=False`)"
+from unisono.verify.trace import RankTrace, TwoRuns
 
 
 def check_samples(seen: TwoRuns) -> list[Finding]:
     """Judge which samples ranks train with."""
-    return [
-        _samples_same(seen),
-        _epoch_order(seen),
-        _samples_lost(seen),
-        _split(seen),
-    ]
+    return [_samples_same(seen), _epoch_order(seen), _samples_lost(seen), _split(seen)]
 
 
 def _samples_same(seen: TwoRuns) -> Finding:
     """Do ranks share the samples of a step, or compute the same ones?"""
     check = "samples-same-on-all-ranks"
     steps = [step for step in seen.steps() if all(rank.samples for rank in step)]
-    remedy = f"{_SAMPLER}, or take every N-th sample by rank."
     if not steps:
         return unknown(check, "No forward pass of a whole model was seen on all ranks.")
     sets = [[set(rank.samples) for rank in step] for step in steps]
-    same = [all(s == ranks[0] for s in ranks) for ranks in sets]
-    if all(same):
+    if all(_are_equal(ranks) for ranks in sets):
         shown = len(sets[0][0])
         return wrong(
             check,
             f"In all {len(steps)} steps all ranks computed the same samples, {shown} in the first.",
-            remedy,
         )
-    if (loader := _read_whole_by_all(seen)) is not None:
-        return wrong(
-            check,
-            f"Every rank reads all {len(set(loader.plan or ()))} samples in each epoch, in an "
-            f"order of its own, so each counts {seen.world_size} times.",
-            remedy,
-        )
+    for ranks, _ in seen.epochs("train"):
+        plans = [set(one.plan or ()) for one in ranks]
+        is_meant = ranks[0].replaces or ranks[0].is_sliced
+        if not is_meant and len(plans[0]) > 1 and _are_equal(plans):
+            return wrong(
+                check,
+                f"Every rank reads all {len(plans[0])} samples in each epoch, in an order of its "
+                f"own, so each counts {seen.world_size} times.",
+            )
     num_common = sum(len(set.intersection(*ranks)) for ranks in sets)
     shared = "none is on two ranks" if not num_common else f"{num_common} were on all ranks"
     return ok(check, f"Ranks computed different samples in {len(steps)} steps; {shared}.")
 
 
-def _read_whole_by_all(seen: TwoRuns) -> Iteration | None:
-    """Find an epoch in which each rank read everything that any rank read."""
-    for place in _places(seen, "train"):
-        iterations = [_at(rank, place) for rank in seen.ranks]
-        plans = [set(one.plan or ()) for one in iterations if one is not None]
-        first = iterations[0]
-        if first is None or len(plans) < seen.world_size or first.replaces or first.is_sliced:
-            continue
-        if len(plans[0]) > 1 and all(plan == plans[0] for plan in plans):
-            return first
-    return None
+def _are_equal(sets: list[set[str]]) -> bool:
+    return all(one == sets[0] for one in sets)
 
 
 def _epoch_order(seen: TwoRuns) -> Finding:
     """Does a shuffled order change from epoch to epoch?"""
     check = "epoch-order-fixed"
-    unshuffled = ""
-    changed = ""
+    unshuffled = changed = ""
     for number in sorted({i.loader for i in seen.ranks[0].iterations if i.role == "train"}):
         orders = [[i for i in rank.iterations if i.loader == number] for rank in seen.ranks]
+        first = next(iter(orders[0]))
         if any(len(of_rank) < 2 or not of_rank[0].order for of_rank in orders):
             continue
         if all(i.is_sorted for of_rank in orders for i in of_rank):
             unshuffled = f"Loader {number} does not shuffle."
-            continue
-        if not all(of_rank[0].order == of_rank[1].order for of_rank in orders):
+        elif not all(of_rank[0].order == of_rank[1].order for of_rank in orders):
             changed = f"Loader {number} has another order in its second epoch."
-            continue
-        first = orders[0][0]
-        if first.has_set_epoch or _changes_in_one(seen.one, number):
+        elif first.has_set_epoch or _changes_in_one(seen.one, number):
             return wrong(
                 check,
                 f"Loader {number} ({first.sampler}) gave the same shuffled order in epochs 0 and 1 "
                 f"on all ranks.",
-                "Call `sampler.set_epoch(epoch)` at the beginning of each epoch.",
             )
-        unshuffled = f"Loader {number} has one order of its own in all epochs, on one rank, too."
-    if changed or unshuffled:
-        return ok(check, changed or unshuffled)
-    if all(rank.how == "ended" for rank in seen.ranks):
-        return ok(check, "No loader is used for two epochs.")
+        else:
+            unshuffled = (
+                f"Loader {number} has one order of its own in all epochs, on one rank, too."
+            )
+    if changed or unshuffled or seen.ended:
+        return ok(check, changed or unshuffled or "No loader is used for two epochs.")
     return unknown(check, "No loader began a second epoch.", "Let it run longer with `--steps`.")
 
 
@@ -99,19 +77,14 @@ def _changes_in_one(one: RankTrace | None, number: int) -> bool:
 
 def _samples_lost(seen: TwoRuns) -> Finding:
     """Do all ranks together read as many samples as one?"""
-    check = "samples-lost"
-    evidence = ""
-    for place in _places(seen, "train"):
-        iterations = [_at(rank, place) for rank in seen.ranks]
-        one = None if seen.one is None else _at(seen.one, place)
-        plans = [i.plan for i in iterations if i is not None and i.plan is not None]
-        if len(plans) < seen.world_size or one is None or one.plan is None:
+    check, evidence = "samples-lost", ""
+    for ranks, one in seen.epochs("train"):
+        plans = [rank.plan for rank in ranks if rank.plan is not None]
+        if len(plans) < len(ranks) or one is None or one.plan is None:
             continue
-        first = iterations[0]
-        assert first is not None
-        together, alone = {s for plan in plans for s in plan}, set(one.plan)
+        first, together, alone = ranks[0], set().union(*plans), set(one.plan)
         told = (
-            f"Epoch {place[1]} of loader {place[0]}: {seen.world_size} ranks read "
+            f"Epoch {first.epoch} of loader {first.loader}: {seen.world_size} ranks read "
             f"{len(together)} samples, one rank {len(alone)}"
         )
         if first.replaces:
@@ -121,12 +94,7 @@ def _samples_lost(seen: TwoRuns) -> Finding:
         elif first.drop_last:
             evidence = f"{told}, as `drop_last=True` asks for."
         else:
-            return wrong(
-                check,
-                f"{told}: {len(alone) - len(together)} are left out.",
-                "Spread the remainder: take `indices[rank::world_size]` instead of equal blocks "
-                "rounded down, or use a `DistributedSampler`.",
-            )
+            return wrong(check, f"{told}: {len(alone) - len(together)} are left out.")
     if evidence:
         return ok(check, evidence)
     return unknown(check, "Which samples an epoch has is not known: no DataLoader with a sampler.")
@@ -151,19 +119,9 @@ def _split(seen: TwoRuns) -> Finding:
                 check,
                 f"{len(leaked)} samples that one rank validates with are trained with on another: "
                 f"the ranks have split the data differently.",
-                "Split with a fixed seed that is the same on all ranks, for example "
-                "`random_split(..., generator=torch.Generator().manual_seed(0))`.",
             )
     return ok(check, "No rank validates with a sample that any rank trains with.")
 
 
 def _plans(rank: RankTrace, role: str) -> set[str]:
     return {s for i in rank.iterations if i.role == role for s in i.plan or ()}
-
-
-def _places(seen: TwoRuns, role: str) -> Sequence[tuple[int, int]]:
-    return [(i.loader, i.epoch) for i in seen.ranks[0].iterations if i.role == role]
-
-
-def _at(rank: RankTrace, place: tuple[int, int]) -> Iteration | None:
-    return next((i for i in rank.iterations if (i.loader, i.epoch) == place), None)

@@ -7,10 +7,9 @@ same state, which are put back afterwards.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from torch.utils.data import Subset
 
 from unisono.device import generators_put_back, in_rows, seed_generators
-from unisono.verify.sketches import plain
+from unisono.verify.digests import digest_of, plain
 
 SAMPLES_AT_MOST = 4096
 SECONDS_AT_MOST = 2.0
@@ -53,7 +52,7 @@ def row_hashes(value: Any) -> list[str]:
     if not tensors:
         return []
     flats = [_bytes_in_rows(tensor) for tensor in tensors]
-    return [_hash(flat[row] for flat in flats) for row in range(len(tensors[0]))]
+    return [digest_of(flat[row] for flat in flats) for row in range(len(tensors[0]))]
 
 
 def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
@@ -62,16 +61,9 @@ def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
     return [bytes(data[row * size : (row + 1) * size]) for row in range(len(tensor))]
 
 
-def _hash(parts: Iterable[bytes]) -> str:
-    total = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        total.update(part)
-    return total.hexdigest()
-
-
 def hash_of_sample(sample: Any) -> str:
     """Hash one sample: its tensors, arrays, numbers and texts."""
-    return _hash(_parts(sample))
+    return digest_of(_parts(sample))
 
 
 def _parts(value: Any) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from unisono.c10d.gloo import GLOO
@@ -20,9 +20,9 @@ from unisono.launch.job import MODULE, Job
 from unisono.launch.report import failure_message
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.supervise import supervise
+from unisono.verify.recorder import Limits
 from unisono.verify.scratch import copy_folder
 
-_OBSERVED = "unisono.verify.observed"
 _ALARM_AGAIN_S = 5.0
 
 
@@ -37,22 +37,6 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of a program is run."""
-
-    steps: int = 24  # after how many steps of an optimizer it is stopped
-    batches: int = 8  # to how many batches an iteration of a loader is cut
-    full_steps: int = 12  # of how many steps gradients are kept
-    timeout_s: float = 300.0  # after how long a run is ended
-    stall_timeout_s: float = 20.0  # how long ranks may wait for each other without anybody moving
-    replays: bool = False  # see `unisono.verify.recorder.Options`
-    damages: bool = False  # likewise
-    timing_s: float = 0.0  # likewise
-    module: str = _OBSERVED  # what runs in each process, and runs the program there
-    threads: int = 1  # how many each rank computes with
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """How one run ended."""
 
@@ -61,22 +45,33 @@ class Trial:
     failure: str = ""  # why it did not end well; empty if it did
     interrupted_by: int | None = None  # the signal that the user ended it with
 
+    @property
+    def trouble(self) -> str:
+        """On how many ranks it did not end well, and why; empty if it did."""
+        return self.failure and f"On {num_ranks(self.world_size)}: {self.failure}"
+
+
+def num_ranks(world_size: int) -> str:
+    """Write ``1 rank`` or ``2 ranks``."""
+    return f"{world_size} rank{'s' * (world_size > 1)}"
+
 
 @contextmanager
 def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> Iterator[Trials]:
     """Have a program run in folders that are deleted in the end."""
-    with (
-        tempfile.TemporaryDirectory(prefix="unisono-") as folder,
-        Trials(program, limits, Path(folder), environ) as trials,
-    ):
-        yield trials
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        trials = Trials(program, limits, Path(folder), environ)
+        try:
+            yield trials
+        finally:
+            trials.close()
 
 
 class Trials:
-    """Runs of one program, one after the other, from one fork server. Final; a context manager.
+    """Runs of one program, one after the other, from one fork server. Final.
 
     Attributes:
-        folder: as above.
+        folder: where the files of all runs go.
         limits: how much of the program is run from now on.
     """
 
@@ -87,10 +82,8 @@ class Trials:
         self._environ = launch_environment(environ, ["unisono", *sys.argv[1:]])
         self._server = server_pool().borrow(self._environ)
 
-    def __enter__(self) -> Trials:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give the fork server back."""
         server_pool().give_back(self._server)
 
     def run(
@@ -107,8 +100,8 @@ class Trials:
         """
         folder = self.folder / name
         folder.mkdir()
-        told = {"folder": str(folder), "feed": "" if feed is None else str(feed)}
-        (folder / "options.json").write_text(json.dumps(asdict(self.limits) | told))
+        limits = replace(self.limits, folder=str(folder), feed=str(feed or ""))
+        (folder / "options.json").write_text(json.dumps(asdict(limits)))
         copy = self.folder / f"{name}-files" if files is None else files
         if not copy.exists():
             copy_folder(self._program.folder, copy)
@@ -125,13 +118,15 @@ class Trials:
         if not ended.server_is_usable:
             self._server.close()
             self._server = server_pool().borrow(self._environ)
-        state = ended.state
-        if state.interrupted_by == signal.SIGALRM:
-            return Trial(folder, world_size, f"it took longer than {self.limits.timeout_s:g} s")
-        if state.interrupted_by is not None:
-            return Trial(folder, world_size, "interrupted", state.interrupted_by)
-        failure = "" if state.cause is None else failure_message(state, world_size)
-        return Trial(folder, world_size, failure.replace(str(copy), str(self._program.folder)))
+        signum, failure = ended.state.interrupted_by, ""
+        if signum == signal.SIGALRM:
+            signum, failure = None, f"it took longer than {self.limits.timeout_s:g} s"
+        elif signum is not None:
+            failure = "interrupted"
+        elif ended.state.cause is not None:
+            failure = failure_message(ended.state, world_size)
+            failure = failure.replace(str(copy), str(self._program.folder))
+        return Trial(folder, world_size, failure, signum)
 
     def _job(self, world_size: int, folder: Path, copy: Path) -> Job:
         program = self._program

@@ -10,28 +10,18 @@ from pathlib import Path
 from unisono.verify.evaluation_checks import check_evaluations, with_means_of_evaluations
 from unisono.verify.exact_checks import check_exact, exact_run
 from unisono.verify.feed import feed_of
-from unisono.verify.findings import CAUSES_FIRST, Finding, in_order, unknown
+from unisono.verify.findings import CAUSES_FIRST, Finding, Verdict, in_order, unknown
 from unisono.verify.gradient_checks import check_gradients
-from unisono.verify.identities import Identities
-from unisono.verify.rank_trace import TwoRuns
-from unisono.verify.raw_trace import RawTrace, read_trace
+from unisono.verify.raw_trace import Identities, RawTrace, read_trace
 from unisono.verify.reading import resolve
+from unisono.verify.recorder import Limits
 from unisono.verify.sample_checks import check_samples
 from unisono.verify.state_checks import check_states
-from unisono.verify.trials import Limits, Program, Trial, Trials, trials_of
+from unisono.verify.trace import TwoRuns
+from unisono.verify.trials import Program, Trial, Trials, num_ranks, trials_of
 
+_CHECKS = (check_samples, check_gradients, check_states, check_evaluations)
 _MORE_BATCHES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer."""
-
-    world_sizes: tuple[int, ...]  # on how many ranks the program ran
-    findings: tuple[Finding, ...]  # cause first
-    trouble: str = ""  # why a run did not end well; empty if all did
-    interrupted_by: int | None = None  # the signal that the user ended it with
-    is_exact: bool = False  # bits were compared
 
 
 def verify(
@@ -66,20 +56,18 @@ class _Verification:
             trial, traces = self._run(self._world_size, "several-longer")
         if trial.interrupted_by is not None or not _have_steps(traces):
             return self._unverified(trial, traces)
-        if any(trace.is_exact for trace in traces):
+        if any(trace.of("exact") for trace in traces):
             return self._exact(trial, traces)
         return self._compared(trial, traces)
 
     def _run(
         self, world_size: int, name: str, feed: Path | None = None
     ) -> tuple[Trial, list[RawTrace]]:
-        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-        self._say(f"running on {ranks}")
+        self._say(f"running on {num_ranks(world_size)}")
         trial = self._trials.run(world_size, name, feed)
         return trial, [read_trace(trial.folder, rank) for rank in range(world_size)]
 
     def _unverified(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
-        sizes = (1, self._world_size)
         if trial.failure:
             why = "The program did not come to a step of an optimizer on all ranks."
         elif any(trace.events[:-1] for trace in traces):
@@ -88,30 +76,31 @@ class _Verification:
             why = "The program ended without a torch module, loader or optimizer on its ranks."
         remedy = "Verify a script that trains; what it printed is above." if trial.failure else ""
         findings = [unknown(check, why, remedy) for check in CAUSES_FIRST]
-        return Verdict(sizes, tuple(findings), trouble_of(trial), trial.interrupted_by)
+        return Verdict((1, self._world_size), findings, trial.trouble, trial.interrupted_by)
 
     def _exact(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
-        runs, trouble = [exact_run(traces)], trouble_of(trial)
-        sizes = range(1, self._world_size)
-        for world_size in reversed(sizes):
+        """Compare the bits of runs on all numbers of workers up to that of the first run."""
+        sizes, trouble = tuple(range(1, self._world_size + 1)), trial.trouble
+        runs = {self._world_size: exact_run(traces)}
+        for world_size in reversed(sizes[:-1]):
             trial, traces = self._run(world_size, f"on-{world_size}")
-            trouble = trouble or trouble_of(trial)
+            trouble = trouble or trial.trouble
             if trial.interrupted_by is not None:
-                return Verdict((*sizes, self._world_size), (), trouble, trial.interrupted_by)
-            runs.insert(0, exact_run(traces))
-        findings = in_order(check_exact(runs))
-        return Verdict((*sizes, self._world_size), tuple(findings), trouble, is_exact=True)
+                return Verdict(sizes, (), trouble, trial.interrupted_by)
+            runs = {world_size: exact_run(traces), **runs}
+        return Verdict(sizes, in_order(check_exact(runs)), trouble, is_exact=True)
 
     def _compared(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
+        sizes = (1, self._world_size)
         alone, trace = self._run_one(traces, "one")
-        if not alone.failure and (passes := _passes_ratio(traces, trace)) == self._world_size:
+        num_passes = _passes_of_first_step(trace), _passes_of_first_step(traces[0])
+        if not alone.failure and num_passes[0] == self._world_size * num_passes[1] > 0:
             # It accumulates N times as many passes on one rank, so that each is as large.
-            self._say(f"running on 1 rank again, with {passes} times the passes")
+            self._say(f"running on 1 rank again, with {self._world_size} times the passes")
             alone, trace = self._run_one(traces, "one-accumulating", one_by_one=True)
         if alone.interrupted_by is not None:
-            return Verdict((1, self._world_size), (), trouble_of(alone), alone.interrupted_by)
-        trouble = trouble_of(trial) or trouble_of(alone)
-        return Verdict((1, self._world_size), tuple(judge(traces, trace)), trouble)
+            return Verdict(sizes, (), alone.trouble, alone.interrupted_by)
+        return Verdict(sizes, judge(traces, trace), trial.trouble or alone.trouble)
 
     def _run_one(
         self, traces: list[RawTrace], name: str, *, one_by_one: bool = False
@@ -122,43 +111,19 @@ class _Verification:
         return trial, trace
 
 
-def judge(traces: list[RawTrace], one: RawTrace) -> list[Finding]:
+def judge(traces: list[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
     """Ask all checks about a run on several ranks and one on one."""
     identities = Identities([*traces, one])
     ranks = tuple(resolve(trace, identities) for trace in traces)
     seen = TwoRuns(ranks, resolve(one, identities))
-    findings = [
-        *check_samples(seen),
-        *check_gradients(seen),
-        *check_states(seen),
-        *check_evaluations(seen),
-    ]
+    findings = [finding for check in _CHECKS for finding in check(seen)]
     return in_order(with_means_of_evaluations(findings, seen))
 
 
 def _have_steps(traces: list[RawTrace]) -> bool:
-    wanted = ("step", "exact-step")
-    return all(any(event["t"] in wanted for event in trace.events) for trace in traces)
-
-
-def _passes_ratio(traces: list[RawTrace], one: RawTrace) -> float:
-    """Compare how many backward passes a step has."""
-    per_step = [_passes_of_first_step(trace) for trace in (one, traces[0])]
-    return per_step[0] / per_step[1] if all(per_step) else 1.0
+    return all(trace.of("step", "step-bits") for trace in traces)
 
 
 def _passes_of_first_step(trace: RawTrace) -> int:
-    num_passes = 0
-    for event in trace.events:
-        if event["t"] == "step":
-            return num_passes
-        num_passes += event["t"] == "backward"
-    return 0
-
-
-def trouble_of(trial: Trial) -> str:
-    """Say on how many ranks a run did not end well, and why; empty if it did."""
-    if not trial.failure:
-        return ""
-    ranks = "1 rank" if trial.world_size == 1 else f"{trial.world_size} ranks"
-    return f"On {ranks}: {trial.failure}"
+    kinds = [event["t"] for event in trace.of("backward", "step")]
+    return kinds.index("step") if "step" in kinds else 0

@@ -6,6 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from unisono.verify.recorder import Recorder
+
 
 def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
     """Have `around` called in a function's place, with that function before its arguments.
@@ -24,3 +28,15 @@ def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
 
     for place in (owner, *also):
         setattr(place, name, wrapped)
+
+
+def observe(recorder: Recorder, owner: Any, name: str, see: Callable[..., None]) -> None:
+    """Have `see` called before a function, with its arguments, unless Unisono trains."""
+
+    def around(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_exact and not torch.compiler.is_compiling():
+            with recorder.guarded():
+                see(*args, **kwargs)
+        return before(*args, **kwargs)
+
+    wrap(owner, name, around)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-Vector = tuple[float, ...]
-"""A sketch, see :mod:`unisono.verify.sketches`."""
+Vector = Sequence[float]
+"""A sketch, see :mod:`unisono.verify.digests`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Gradient:
 
     final: Vector  # what the optimizer got
     digest: str  # of its bytes
-    passes: tuple[Vector, ...] = ()  # what each backward pass gave on this rank
+    passes: Sequence[Vector] = ()  # what each backward pass gave on this rank
     # what was given to the first call that clips; None: there was none
     clipped: Vector | None = None
     clipped_digest: str = ""  # of its bytes
@@ -53,7 +53,6 @@ class OptimizerStep:
 
     number: int = 0  # counted from 0 for each optimizer
     optimizer: int = 0  # which, in the order of their first steps
-    kind: str = "SGD"  # its class
     lr: tuple[float, ...] = ()  # of each group
     ticks: int = 0  # how often a schedule stepped since the step before
     # by parameter; empty in late steps
@@ -94,14 +93,19 @@ class Iteration:
     has_set_epoch: bool = False  # likewise
     sampler: str = "RandomSampler"  # likewise
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which loader, and which iteration."""
+        return self.loader, self.epoch
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A call that puts together what ranks have."""
 
     name: str  # torch's
-    values: tuple[float, ...] = ()  # after it, if they are few
-    given: tuple[float, ...] = ()  # before it, if they are few
+    values: Sequence[float] = ()  # after it, if they are few
+    given: Sequence[float] = ()  # before it, if they are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,20 @@ class TwoRuns:
 
     def step_of_one(self, step: OptimizerStep) -> OptimizerStep | None:
         """Find the same step of the run on one rank."""
-        for other in () if self.one is None else self.one.steps:
-            if (other.optimizer, other.number) == (step.optimizer, step.number):
-                return other
-        return None
+        steps = () if self.one is None else self.one.steps
+        wanted = step.optimizer, step.number
+        return next((s for s in steps if (s.optimizer, s.number) == wanted), None)
+
+    def epochs(self, role: str) -> Iterator[tuple[tuple[Iteration, ...], Iteration | None]]:
+        """Give iterations over loaders that all ranks made, each as one value a rank, and one's."""
+        alone = () if self.one is None else self.one.iterations
+        for first in self.ranks[0].iterations:
+            place = first.loader, first.epoch
+            found = [i for rank in self.ranks for i in rank.iterations if i.place == place]
+            if first.role == role and len(found) == self.world_size:
+                yield tuple(found), next((i for i in alone if i.place == place), None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program ended by itself on all ranks, so that all of it was seen."""
+        return all(rank.how == "ended" for rank in self.ranks)
