@@ -4,11 +4,17 @@ import torch
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from unisono.verify.digests import WIDTH, digest_of_tensor, sketch_of
+from unisono.verify.digests import (
+    WIDTH,
+    base_of,
+    contents_of,
+    digest_of_tensor,
+    row_hashes,
+    sketch_of,
+)
 from unisono.verify.feed import feed_of
 from unisono.verify.module_hooks import name_without_wrappers
 from unisono.verify.raw_trace import Identities, RawTrace, read_trace
-from unisono.verify.sample_contents import base_of, contents_of, row_hashes
 
 
 @hypothesis.given(st.integers(1, 700), st.floats(-3, 3), st.floats(-3, 3))

@@ -1,25 +1,34 @@
-"""What is kept of tensors and generators: digests, and sketches of gradients.
+"""What is kept of tensors, samples and generators: digests, and sketches of gradients.
 
 A sketch is 64 numbers from which linear relations can be read: element ``i`` counts, with a fixed
 random sign, towards number ``i mod 64``. So the sketch of a sum is the sum of the sketches, and
 that of a difference is about as long as the difference. Vectors of up to 64 elements are their own.
+
+Which sample is it? What it contains says so, whatever its index is on that rank. A dataset may draw
+random numbers: to compare, each sample is read with the generators set to the same state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import random
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
-from unisono.device import in_rows
+from unisono.device import generators_put_back, in_rows, seed_generators
 
 WIDTH = 64
 _DIGITS = 10
+SAMPLES_AT_MOST = 4096
+SECONDS_AT_MOST = 2.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -87,3 +96,85 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return tensor.cpu()
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Walk through the tensors and arrays of a nested value, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield torch.from_numpy(np.ascontiguousarray(value))
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(tensors_of, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(tensors_of, value))
+
+
+def storages_of(value: Any) -> set[int]:
+    """Say where the tensors of a nested value lie; parts of a tensor lie where it does."""
+    return {t.untyped_storage().data_ptr() for t in tensors_of(value)} - {0}
+
+
+def rows_of_tensors(value: Any) -> set[str]:
+    """Hash the rows of each tensor by itself."""
+    return {row for tensor in tensors_of(value) for row in row_hashes(tensor)}
+
+
+def row_hashes(value: Any) -> list[str]:
+    """Hash each sample of a batch: the rows of all its tensors that are as long as the first."""
+    tensors = [plain(tensor) for tensor in tensors_of(value) if tensor.dim()]
+    tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
+    if not tensors:
+        return []
+    flats = [_bytes_in_rows(tensor) for tensor in tensors]
+    return [digest_of(flat[row] for flat in flats) for row in range(len(tensors[0]))]
+
+
+def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
+    data = in_rows(tensor)
+    size = len(data) // len(tensor) if len(tensor) else 0
+    return [bytes(data[row * size : (row + 1) * size]) for row in range(len(tensor))]
+
+
+def hash_of_sample(sample: Any) -> str:
+    """Hash one sample: its tensors, arrays, numbers and texts."""
+    return digest_of(_parts(sample))
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        for tensor in tensors_of(value):
+            yield bytes(in_rows(plain(tensor)))
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(_parts, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(_parts, value))
+    elif isinstance(value, str | int | float | bool | bytes):
+        yield repr(value).encode()
+    elif hasattr(value, "tobytes"):  # an image
+        yield value.tobytes()
+    else:
+        raise TypeError(f"a {type(value).__name__} cannot be compared")
+
+
+def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
+    """Look through ``Subset``: give the dataset behind it, and the index there of an index here."""
+    if not isinstance(dataset, Subset):
+        return dataset, lambda index: index
+    base, inner = base_of(dataset.dataset)
+    indices = dataset.indices
+    return base, lambda index: inner(int(indices[index]))
+
+
+def contents_of(dataset: Any) -> dict[int, str]:
+    """Hash the samples of a dataset by index; those that can be read within two seconds."""
+    found: dict[int, str] = {}
+    deadline_s = time.monotonic() + SECONDS_AT_MOST
+    # A dataset may do anything; whatever it raises here is not the program's failure.
+    with contextlib.suppress(Exception), generators_put_back():
+        for index in range(min(len(dataset), SAMPLES_AT_MOST)):
+            seed_generators(0)
+            found[index] = hash_of_sample(dataset[index])
+            if time.monotonic() > deadline_s:
+                break
+    return found

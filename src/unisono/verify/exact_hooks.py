@@ -13,9 +13,8 @@ from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.gradients import GradientStack
 from unisono.train.run_context import RunContext
-from unisono.verify.digests import bits_to_resume, digests_of
+from unisono.verify.digests import bits_to_resume, digests_of, hash_of_sample
 from unisono.verify.recorder import Recorder
-from unisono.verify.sample_contents import hash_of_sample
 from unisono.verify.wrapping import wrap
 
 

@@ -22,6 +22,10 @@ from unisono.verify.linear import Array, distance, joined, local, relation
 from unisono.verify.trace import TwoRuns
 
 _SYNC_CHECKS = tuple(GRADIENT_CHECKS)[:4]
+_AVERAGES_PARAMETERS = JudgedStep(
+    why_unknown="Parameters, not gradients, are averaged: they differ after the step and are the "
+    "same before the next.",
+)
 
 
 def check_gradients(seen: TwoRuns) -> list[Finding]:
@@ -32,7 +36,7 @@ def check_gradients(seen: TwoRuns) -> list[Finding]:
         if not all(rank.gradients for rank in step):
             continue
         later = steps[at + 1] if at + 1 < len(steps) else None
-        if later is None and any(one.averages_parameters for one in judged):
+        if later is None and _AVERAGES_PARAMETERS in judged:
             break
         found = _judge(seen, step, later)
         if found.check:
@@ -115,11 +119,7 @@ def _judge_apart(
     """Judge a step whose gradients differ between ranks."""
     number = step[0].number
     if _are_averaged_later(step, later):
-        return JudgedStep(
-            averages_parameters=True,
-            why_unknown="Parameters, not gradients, are averaged: they differ after the step and "
-            "are the same before the next.",
-        )
+        return _AVERAGES_PARAMETERS
     num_passes = max(len(step[0].gradients[name].passes) for name in apart)
     shown = ", ".join(f"`{name}`" for name in apart[:3])
     if len(apart) > 3:

@@ -27,7 +27,6 @@ class JudgedStep:
     evidence: str = ""  # what was seen
     is_synced: bool = False  # all ranks have the same gradient
     is_equal: bool = False  # it is that of one rank
-    averages_parameters: bool = False  # these are averaged instead
     why_unknown: str = ""  # why it could not be compared
 
 

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data import dataloader as dataloader_module
 from torch.utils.data._utils import fetch as fetch_module
 
-from unisono.verify.digests import digest_of, generator_digests
+from unisono.verify.digests import base_of, contents_of, digest_of, generator_digests
 from unisono.verify.recorder import Recorder
-from unisono.verify.sample_contents import base_of, contents_of
 from unisono.verify.wrapping import wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000

@@ -21,9 +21,14 @@ from torch.nn.modules import module as module_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from unisono.verify.digests import digest_of_tensor, digests_of
+from unisono.verify.digests import (
+    digest_of_tensor,
+    digests_of,
+    row_hashes,
+    rows_of_tensors,
+    storages_of,
+)
 from unisono.verify.recorder import BatchPlace, Recorder
-from unisono.verify.sample_contents import row_hashes, rows_of_tensors, storages_of
 from unisono.verify.wrapping import observe, wrap
 
 # What wrappers of torch, Lightning and torch.compile put before a name.

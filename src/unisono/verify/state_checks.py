@@ -19,8 +19,8 @@ def check_states(seen: TwoRuns) -> list[Finding]:
     """Judge parameters, buffers, learning rates and generators."""
     return [
         *_learning_rates(seen),
-        _parameters(seen),
-        _buffers(seen),
+        _replicas(seen, "parameters"),
+        _replicas(seen, "buffers"),
         _randomness(seen),
         _loader_randomness(seen),
     ]
@@ -38,17 +38,21 @@ def _first_difference(named: Sequence[Mapping[str, str]]) -> str:
     return next((name for name, found in digests.items() if len(found) > 1), "")
 
 
-def _parameters(seen: TwoRuns) -> Finding:
-    check = "parameters-differ"
-    states = _states(seen)
+def _replicas(seen: TwoRuns, kind: str) -> Finding:
+    """Do all ranks have the same parameters, or buffers, when a step begins?"""
+    check, states = f"{kind}-differ", _states(seen)
     if not states:
         return unknown(check, "No forward pass of a whole model was seen on all ranks.")
     for step, of_ranks in states:
-        if name := _first_difference([state.parameters for state in of_ranks]):
+        if name := _first_difference([getattr(state, kind) for state in of_ranks]):
             number = step[0].number
             when = f"before step {number}" if number else "before the first step"
-            return wrong(check, f"Ranks have different parameters {when}; the first is `{name}`.")
-    return _against_one(seen, check, len(states))
+            return wrong(check, f"Ranks have different {kind} {when}; the first is `{name}`.")
+    if kind == "parameters":
+        return _against_one(seen, check, len(states))
+    if not states[0][1][0].buffers:
+        return ok(check, "The model has no buffers.")
+    return ok(check, f"The same bits on all ranks before each of {len(states)} steps.")
 
 
 def _against_one(seen: TwoRuns, check: str, num_states: int) -> Finding:
@@ -73,23 +77,6 @@ def _against_one(seen: TwoRuns, check: str, num_states: int) -> Finding:
     if apart <= _APART_AT_MOST:
         return ok(check, f"{told}, which is rounding.")
     return unknown(check, f"{told}; why is not known, or said by another check.")
-
-
-def _buffers(seen: TwoRuns) -> Finding:
-    check = "buffers-differ"
-    states = _states(seen)
-    if not states:
-        return unknown(check, "No forward pass of a whole model was seen on all ranks.")
-    if not states[0][1][0].buffers:
-        return ok(check, "The model has no buffers.")
-    for step, of_ranks in states:
-        if name := _first_difference([state.buffers for state in of_ranks]):
-            return wrong(
-                check,
-                f"Before step {step[0].number} ranks have different buffers; the first is "
-                f"`{name}`.",
-            )
-    return ok(check, f"The same bits on all ranks before each of {len(states)} steps.")
 
 
 def _learning_rates(seen: TwoRuns) -> list[Finding]:
