@@ -60,6 +60,6 @@ MEETING = Timeout("UNISONO_MEETING_TIMEOUT", 1800.0)
 GROUP = Timeout("UNISONO_GROUP_TIMEOUT", 1800.0)
 # Our launcher ends a worker that stands still while others wait for it.
 STALL = Timeout("UNISONO_STALL_TIMEOUT", 60.0)
-# The end of a run stops waiting for a logger (W&B, MLflow, Trackio) to send the rest.
+# The end of a run stops waiting for loggers (TensorBoard, W&B, …) to send the rest.
 LOGGER = Timeout("UNISONO_LOGGER_TIMEOUT", 30.0)
 TIMEOUTS = (NOTICE, RENDEZVOUS, MEETING, GROUP, STALL, LOGGER)

@@ -1,9 +1,7 @@
 """The table of a run: each step or epoch once, with columns that stay."""
 
 import csv
-import errno
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +9,9 @@ from tests.classified import by_sign as data
 from tests.classified import with_accuracy as loss
 
 import unisono
-from unisono.callbacks import CSVLog
+from unisono.callbacks import CSVLog, csv_log
+from unisono.callbacks.logger_feed import Opening
+from unisono.report.follow import EventReader
 
 
 def train(directory, *logs, epochs=3, groups=1, loss=loss, validate=True, **options):
@@ -27,11 +27,22 @@ def train(directory, *logs, epochs=3, groups=1, loss=loss, validate=True, **opti
         shards=1,
         directory=directory,
         schedule=schedule,
-        callbacks=[*(logs or [CSVLog(), CSVLog(every="epoch")])],
+        callbacks=list(logs),
         **options,
     )
     trainer.fit(data(), batch_size=8, epochs=epochs, validate=data(7) if validate else None)
     return trainer
+
+
+def write(directory, every="step", from_step=0, status="finished"):
+    """Write the table of a run from its event file, as the process of the loggers does."""
+    path = directory / f"{every}s.csv"
+    table = csv_log.begin(Opening(path, 1, {"every": every}, {}, from_step))
+    for event in EventReader(directory / "events.jsonl").new_events(table.begin_again):
+        table.take(event)
+        table.flush()
+    table.end(status)
+    return rows(path) if path.exists() else []
 
 
 def rows(path):
@@ -40,7 +51,7 @@ def rows(path):
 
 
 def test_a_row_for_each_step_and_epoch(tmp_path):
-    trainer = train(tmp_path, clip_norm=1.0)
+    trainer = train(tmp_path, CSVLog(), CSVLog(every="epoch"), clip_norm=1.0)
     steps, epochs = rows(tmp_path / "steps.csv"), rows(tmp_path / "epochs.csv")
     assert list(steps[0]) == [
         *("step", "epoch", "loss", "accuracy", "learning_rate", "gradient_norm"),
@@ -62,20 +73,34 @@ def test_a_row_for_each_step_and_epoch(tmp_path):
 
 
 def test_a_run_that_is_taken_up_goes_on_in_its_file(tmp_path):
-    train(tmp_path / "whole")
-    train(tmp_path / "parts", epochs=1)
-    with open(tmp_path / "parts" / "steps.csv", "a") as file:
-        file.write("3,1,0.5,0.5\n4,1,0.")  # done after the last checkpoint, by one that was killed
-    train(tmp_path / "parts", epochs=2)
-    train(tmp_path / "parts")
-    for name in ("steps.csv", "epochs.csv"):
-        assert (tmp_path / "parts" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(whole)
+    for epochs in (1, 2, 3):
+        train(parts, epochs=epochs)
+        for every in ("step", "epoch"):
+            write(parts, every, from_step=3 * (epochs - 1))
+        if epochs == 1:
+            with open(parts / "steps.csv", "a") as file:
+                file.write("3,1,0.5,0.5\n4,1,0.")  # of steps that come again
+    for every in ("step", "epoch"):
+        assert write(parts, every, from_step=9) == write(whole, every)
+
+
+def test_another_leader_goes_on_where_the_lost_one_ended(tmp_path):
+    train(tmp_path)
+    whole = write(tmp_path)
+    events = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
+    for num_lines in (3, 5, len(events)):
+        (tmp_path / "events.jsonl").write_text("".join(events[:num_lines]))
+        found = write(tmp_path, from_step=0 if num_lines == 3 else None, status="")
+    assert found == whole[:-1]  # the last may get a validation
+    assert write(tmp_path, from_step=None) == whole
 
 
 def test_another_run_has_a_file_of_its_own(tmp_path):
     train(tmp_path, epochs=1)
-    train(tmp_path, epochs=2, resume="never")
-    assert (len(rows(tmp_path / "steps-1.csv")), len(rows(tmp_path / "steps.csv"))) == (3, 6)
+    assert [len(write(tmp_path)), len(write(tmp_path))] == [3, 3]
+    assert rows(tmp_path / "steps-1.csv") == rows(tmp_path / "steps.csv")
 
 
 def test_a_mean_that_comes_late_has_a_column_behind_the_others(tmp_path):
@@ -85,8 +110,8 @@ def test_a_mean_that_comes_late_has_a_column_behind_the_others(tmp_path):
         return means if late.calls > 4 else {"loss": means["loss"]}
 
     late.calls = 0
-    train(tmp_path, CSVLog(), loss=late, validate=False)
-    table = rows(tmp_path / "steps.csv")
+    train(tmp_path, loss=late, validate=False)
+    table = write(tmp_path)
     assert list(table[0]) == ["step", "epoch", "loss", "learning_rate", "accuracy"]
     assert [bool(row["accuracy"]) for row in table] == [False] * 4 + [True] * 5
     assert all(row["loss"] for row in table)
@@ -98,81 +123,39 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
     def odd(model, batch):
         return {**loss(model, batch), 'a, "b"': torch.tensor(2.0), "step": torch.tensor(7.0)}
 
-    train(None, CSVLog(tmp_path / "odd.csv"), loss=odd, validate=False, epochs=1, groups=2)
-    table = rows(tmp_path / "odd.csv")
+    train(tmp_path, loss=odd, validate=False, epochs=1, groups=2)
+    table = write(tmp_path)
     assert [row['a, "b"'] for row in table] == ["2.0"] * 3
     assert [row["step"] for row in table] == ["0", "1", "2"]
     assert {"learning_rate_0", "learning_rate_1"} <= table[0].keys()
 
 
-@pytest.fixture
-def fit():
-    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
-    said = []
-    facts = {"is_leader": True, "is_first": True, "has_joined": False, "has_ended": False}
-    facts["directory"] = None
-    return SimpleNamespace(step=0, optimizer=optimizer, said=said, say=said.append, **facts)
+def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path):
+    train(tmp_path, epochs=1)
+    table = csv_log.begin(Opening(tmp_path / "steps.csv", 1, {"every": "step"}, {}, 0))
+    for event in EventReader(tmp_path / "events.jsonl").new_events(table.begin_again):
+        table.take(event)
+        table.flush()
+        (tmp_path / "steps.csv").unlink(missing_ok=True)
+    table.end("finished")
+    assert [row["step"] for row in rows(tmp_path / "steps.csv")] == ["2"]
 
 
-def end_step(fit, log):
-    log.on_step_end(
-        fit, SimpleNamespace(number=fit.step, epoch=0, means={"loss": 0.5}, gradient_norm=None)
-    )
-    fit.step += 1
-
-
-def test_a_disk_that_was_full_at_first_has_columns_later(tmp_path, fit, monkeypatch):
-    def fail(fd, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    log = CSVLog(tmp_path / "log.csv")
-    log.on_begin(fit)
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", fail)
-        end_step(fit, log)
-        log.on_validation(fit, {"loss": 0.25}, 0.0)
-    end_step(fit, log)
-    log.on_error(fit, RuntimeError())
-    assert [(row["step"], row["loss"]) for row in rows(tmp_path / "log.csv")] == [
-        ("0", "0.5"),
-        ("1", "0.5"),
-    ]
-    assert len(fit.said) == 1
-
-
-def test_a_full_disk_is_told_though_another_worker_shows_the_run(tmp_path, fit, capsys):
-    (tmp_path / "file").touch()
-    fit.is_first, fit.say = False, pytest.fail
-    log = CSVLog(tmp_path / "file" / "log.csv")
-    log.on_begin(fit)
-    end_step(fit, log)
-    assert capsys.readouterr().err.startswith("unisono: ")
-
-
-def test_who_begins_anew_in_the_place_of_all_goes_on_in_their_file(tmp_path, fit):
-    for has_joined in (False, True):
-        fit.step, fit.has_joined = 0, has_joined
-        log = CSVLog(tmp_path / "log.csv")
-        log.on_begin(fit)
-        for _ in range(3):
-            end_step(fit, log)
-    log.on_error(fit, RuntimeError())
-    assert [row["step"] for row in rows(tmp_path / "log.csv")] == ["0", "1", "2"]
-    assert os.listdir(tmp_path) == ["log.csv"]
-
-
-def test_metrics_that_are_lists_have_no_column(tmp_path, fit):
-    log = CSVLog(tmp_path / "log.csv")
-    log.on_begin(fit)
-    end_step(fit, log)
-    log.on_validation(fit, {"loss": 0.25, "f1": 1, "of classes": [0.5, 0.5]}, 0.0)
-    log.on_error(fit, RuntimeError())
-    [row] = rows(tmp_path / "log.csv")
-    assert list(row.values()) == ["0", "0", "0.5", "0.1", "0.25", "1"]
+def test_a_table_is_not_written_anew_through_a_link(tmp_path):
+    """A column that comes late has the table written beside first."""
+    (tmp_path / "outside").write_text("somebody else's")
+    (tmp_path / ".steps.csv.part").symlink_to(tmp_path / "outside")
+    train(tmp_path, epochs=1)
+    assert "validation_loss" in write(tmp_path)[0]
+    assert (tmp_path / "outside").read_text() == "somebody else's"
+    os.rename(tmp_path / "outside", tmp_path / "steps.csv")
+    os.symlink(tmp_path / "steps.csv", tmp_path / "epochs.csv")
+    with pytest.raises(unisono.errors.NotPlainFileError):
+        write(tmp_path, "epoch", from_step=None)
 
 
 def test_wrong_options_are_refused():
     with pytest.raises(ValueError, match="`every` must be one of"):
         CSVLog(every="minute")
-    with pytest.raises(unisono.CallbackError, match="`path` must say where the table goes"):
-        train(None)
+    with pytest.raises(unisono.CallbackError, match="`path` must say where CSV writes"):
+        train(None, CSVLog())

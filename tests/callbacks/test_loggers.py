@@ -5,10 +5,12 @@ import fcntl
 import functools
 import importlib.util
 import json
+import os
 import shutil
 import sqlite3
 import struct
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,16 +18,17 @@ from tests.classified import by_sign as data
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.callbacks import CSVLog, MLflow, TensorBoard, Trackio, WandB, logger_process, tracking
-from unisono.callbacks.tracking import Tracker
+from unisono.callbacks import Callback, CSVLog, MLflow, TensorBoard, Trackio, WandB, logger
+from unisono.callbacks.logger import Logger
+from unisono.errors import NotPlainFileError
 
 STEPS, VALIDATIONS = list(range(12)), [2, 5, 8, 11]
 
 
-def train(directory, make, epochs=4, **options):
+def train(directory, make, epochs=4, lr=0.1, **options):
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
     made = make()
     callbacks = made if isinstance(made, list) else [made]
     trainer = unisono.Trainer(
@@ -134,29 +137,36 @@ def other_peoples_warnings(monkeypatch):
         yield
 
 
+def all_of_them():
+    """Make one of each that is installed."""
+    installed = [make for name, (make, _) in LOGGERS.items() if importlib.util.find_spec(name)]
+    takes_config = WandB, MLflow, Trackio
+    return [make(config={"depth": 3}) if make in takes_config else make() for make in installed]
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # each package is loaded by four processes
-@pytest.mark.parametrize("name", LOGGERS)
-def test_each_step_is_logged_once(tmp_path, monkeypatch, name):
+@pytest.mark.timeout(300)  # each package is loaded by three processes
+def test_each_step_is_logged_once(tmp_path, monkeypatch):
     """The leader is killed, and the run stopped and resumed from before its last steps."""
-    if name != "csv":
-        pytest.importorskip(name)
-    make, read = LOGGERS[name]
-    make = functools.partial(make, config={"depth": 3}) if issubclass(make, Tracker) else make
     expected = train(tmp_path / "alone", CSVLog)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=4,at=updated")
-    fit = functools.partial(train, tmp_path / "run 1", make, checkpoint_every=2)
+    fit = functools.partial(train, tmp_path / "run 1", all_of_them, checkpoint_every=2)
     unisono.launch(fit, 3, workers=2)
     monkeypatch.delenv("UNISONO_FAULTS")
     shutil.rmtree(max((tmp_path / "run 1" / "checkpoints").iterdir()))  # so steps come again
     assert fit(4) == expected
-    curves, num_runs, config = read(tmp_path / "run 1")
+    wanted, _, _ = table(tmp_path / "alone")
+    for name, (_, read) in LOGGERS.items():
+        if importlib.util.find_spec(name):
+            check(wanted, *read(tmp_path / "run 1"))
+
+
+def check(wanted, curves, num_runs, config):
     assert {name: [step for step, _ in curve] for name, curve in curves.items()} == {
         "train/loss": STEPS,
         "learning_rate": STEPS,
         "validation/loss": VALIDATIONS,
     }
-    wanted, _, _ = table(tmp_path / "alone")
     for name, curve in wanted.items():
         assert [value for _, value in curves[name]] == pytest.approx([value for _, value in curve])
     assert num_runs == 1
@@ -165,13 +175,30 @@ def test_each_step_is_logged_once(tmp_path, monkeypatch, name):
         assert {name: str(config[name]) for name in hyperparameters} == hyperparameters
 
 
+@pytest.mark.slow
+def test_tensorboard_forgets_the_steps_that_come_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    train(tmp_path, TensorBoard, 2, checkpoint_every=3)
+    shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))
+    train(tmp_path, TensorBoard, 3, lr=0.2, resume_options="program")
+    curves, _, _ = tensorboard(tmp_path)
+    assert [step for step, _ in curves["train/loss"]] == list(range(9))
+    assert [rate for _, rate in curves["learning_rate"]] == pytest.approx([0.1] * 3 + [0.2] * 6)
+    names = [path.name for path in (tmp_path / "tensorboard").glob("events.out.*")]
+    assert len({name.rpartition(".")[2] for name in names}) == len(names) == 2
+    assert all(len(name.rpartition(".")[2]) == 16 for name in names), "nobody can know a name"
+
+
 FAKE = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
+from unisono.callbacks import logger_feed
 class Run:
     run_id = "mine"
-    def __init__(self, folder, settings):
-        self.file, self.settings = open(folder + "/rows", "a"), settings
+    def __init__(self, opening):
+        assert "torch" not in sys.modules
+        self.file, self.settings = open(opening.path / "rows", "a"), opening.settings
+        print("begin", opening.run_id, opening.config["batch_size"], file=self.file, flush=True)
     def log(self, rows):
         for row in rows:
             if row.step == self.settings.get("raises_at"):
@@ -184,24 +211,17 @@ class Run:
             print("a line for the screen")
     def end(self, status):
         print("end", status, file=self.file, flush=True)
-def begin(folder, settings, config, run_id):
-    assert "torch" not in sys.modules
-    os.makedirs(folder, exist_ok=True)
-    run = Run(folder, settings)
-    print("begin", run_id, config["batch_size"], file=run.file, flush=True)
-    return run
-import unisono.callbacks.logger_process as process
 from types import SimpleNamespace
+begin = lambda opening: logger_feed.Sender(opening, Run)
 sys.modules["unisono.callbacks.fake"] = SimpleNamespace(begin=begin)
-process.HOMES["json"] = "fake"
-sys.exit(process.main())
+logger_feed.main()
 """
 
 
-class Fake(Tracker):
+class Fake(Logger):
     """A logger that does as it is told, in place of the package `json`."""
 
-    product, module = "Fake", "json"
+    product, package, home = "Fake", "json", "fake"
 
     def __init__(self, path=None, every=1, config=None, **settings):
         super().__init__(settings, config, path, every)
@@ -209,7 +229,7 @@ class Fake(Tracker):
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(logger_process, "_START", FAKE)
+    monkeypatch.setattr(logger, "_START", FAKE)
     return Fake
 
 
@@ -229,6 +249,12 @@ def test_what_it_gets(tmp_path, fake, capfd):
     assert "for the screen" not in "".join(capfd.readouterr())
 
 
+def test_a_run_without_a_directory_has_an_event_file_for_as_long_as_it_is_read(tmp_path, fake):
+    train(None, functools.partial(fake, path=tmp_path / "json"), 1)
+    assert len(lines(tmp_path)) == 6
+    assert os.listdir(tmp_path) == ["json"]
+
+
 @pytest.mark.slow
 def test_a_new_run_is_another_run(tmp_path, fake):
     train(tmp_path, fake, 1)
@@ -243,35 +269,47 @@ def test_a_new_run_is_another_run(tmp_path, fake):
     ("settings", "said"),
     [
         ({"raises_at": 1}, "No space left on device"),
-        ({"dies_at": 1}, "its process has ended"),
-        ({"hangs_at": 1}, "it has not sent all within 0.2 s"),
+        ({"dies_at": 1}, "their process has ended"),
+        ({"hangs_at": 1}, "it has not taken all within 5 s"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_logger_that_fails_ends_no_run(tmp_path, fake, monkeypatch, capsys, settings, said):
-    monkeypatch.setenv("UNISONO_LOGGER_TIMEOUT", "0.2" if "hangs_at" in settings else "100")
+def test_a_logger_that_fails_ends_no_run_and_no_other_logger(
+    tmp_path, fake, monkeypatch, capsys, settings, said
+):
+    monkeypatch.setenv("UNISONO_LOGGER_TIMEOUT", "5" if "hangs_at" in settings else "100")
     expected = train(None, functools.partial(CSVLog, tmp_path / "log.csv"))
-    assert train(tmp_path, functools.partial(fake, **settings)) == expected
+    capsys.readouterr()
+    assert train(tmp_path, lambda: [fake(**settings), CSVLog()]) == expected
     told = capsys.readouterr().out
     assert (told.count("training goes on"), said in told) == (1, True)
+    if "dies_at" not in settings:
+        assert (tmp_path / "steps.csv").read_bytes() == (tmp_path / "log.csv").read_bytes()
 
 
-def test_a_logger_that_takes_nothing_is_switched_off(tmp_path, fake, monkeypatch):
-    def is_full(fd, content):
-        raise BlockingIOError
+@pytest.mark.parametrize("why", ["No space left", "was moved or removed"])
+def test_it_is_told_while_the_run_goes_on(tmp_path, fake, monkeypatch, why):
+    said = []
+    monkeypatch.setattr(logger, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(logger, "say_alone", lambda fit, line: said.append(line))
 
-    monkeypatch.setattr(logger_process, "_STUCK_S", -1.0)
-    process = logger_process.LoggerProcess(tmp_path / "run.json")
-    with monkeypatch.context() as full, pytest.raises(OSError, match="it has taken nothing for"):
-        full.setattr(logger_process.os, "write", is_full)
-        process.send(["step", 0, {}])
-    process.kill()
+    class Ends(Callback):
+        def on_step_end(self, fit, step):
+            if step.number == 1 and "moved" in why:
+                (tmp_path / "run").rename(tmp_path / "moved")
+            if said:
+                fit.stop("told")
+
+    settings = {} if "moved" in why else {"raises_at": 1}
+    train(tmp_path / "run", lambda: [fake(tmp_path / "json", **settings), Ends()], 100_000)
+    assert len(said) == 1
+    assert f"{why}" in said[0]
 
 
 def test_an_exception_ends_the_loggers_run_as_failed(tmp_path, fake, monkeypatch):
-    monkeypatch.setattr(tracking, "_FAIL_WITHIN_S", 100.0)
+    monkeypatch.setattr(logger, "_FAIL_WITHIN_S", 100.0)
 
-    class Raises(unisono.callbacks.Callback):
+    class Raises(Callback):
         def on_validation(self, fit, means, seconds):
             raise MemoryError("enough")
 
@@ -280,18 +318,24 @@ def test_an_exception_ends_the_loggers_run_as_failed(tmp_path, fake, monkeypatch
     assert lines(tmp_path)[-1] == "end failed"
 
 
-@pytest.mark.parametrize("make", [WandB, MLflow, Trackio])
+@pytest.mark.parametrize("make", [TensorBoard, WandB, MLflow, Trackio])
 def test_without_its_package_there_is_a_sentence(monkeypatch, make):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'unisono\[{make.module}\]'"):
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'unisono\[{make.package}\]'"):
         make()
 
 
-def test_what_cannot_be_json_is_refused(fake):
+def test_what_cannot_be_is_refused(tmp_path, fake):
     with pytest.raises(TypeError, match="`config` must be what JSON can hold"):
         fake(config={"model": object()})
     with pytest.raises(ValueError, match="`mode` must be one of"):
         WandB(mode="of line")
+    with pytest.raises(unisono.CallbackError, match="`path` must say where Fake writes"):
+        train(None, fake)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "json").symlink_to(tmp_path)
+    with pytest.raises(NotPlainFileError, match="must be a directory, but is a symbolic link"):
+        train(tmp_path / "run", fake)
 
 
 def test_nothing_goes_over_the_network_unless_asked(monkeypatch):
@@ -304,11 +348,12 @@ def test_nothing_goes_over_the_network_unless_asked(monkeypatch):
     assert not {"space_id", "server_url"} & Trackio()._settings.keys()
 
 
-def test_the_first_process_has_the_run_before_the_next_one(tmp_path):
+def test_the_first_process_has_the_run_before_the_next_one(tmp_path, fake):
     """However long it takes to start: the leader itself locks the file."""
-    process = logger_process.LoggerProcess(tmp_path / "run.json")
-    with open(tmp_path / "run.json") as again:
+    loggers = logger.Loggers([], tmp_path / "events.jsonl", is_temporary=False)
+    process = loggers._started(SimpleNamespace(), 0)
+    with open(tmp_path / ".loggers") as again:
         with pytest.raises(BlockingIOError):
             fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        process.kill()
+        process.communicate()
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -84,38 +84,20 @@ def test_a_directory_that_is_a_link_is_the_users_choice(tmp_path):
     assert {*FILES, "checkpoints"} - {"epochs.csv"} <= set(os.listdir(tmp_path / "elsewhere"))
 
 
-def test_a_table_is_not_written_anew_through_a_link(tmp_path, outside, capsys):
-    """A column that comes late has the table written beside first."""
-    run = tmp_path / "run"
-    run.mkdir()
-    for name in (".steps.csv.part", ".steps.csv.1.part"):
-        (run / name).symlink_to(outside)
-
-    class LateMean(Callback):
-        def on_step_end(self, fit, step):
-            if step.number == 1:
-                step.means["late"] = 1.0
-
-    fit(run, CSVLog())
-    assert outside.read_bytes() == BINARY
-    assert b"validation_loss" in (run / "steps.csv").read_bytes()
-
-
 def test_a_link_that_comes_while_a_run_is_under_way_ends_no_run(tmp_path, outside, capsys):
     run = tmp_path / "run"
 
     class Links(Callback):
         def on_step_end(self, fit, step):
             if step.number == 1:
-                for name in ("events.jsonl", "steps.csv"):
-                    (run / name).unlink()
-                    (run / name).symlink_to(outside)
+                (run / "events.jsonl").unlink()
+                (run / "events.jsonl").symlink_to(outside)
 
-    trainer = fit(run, Links(), CSVLog(), epochs=4)
+    trainer = fit(run, Links(), epochs=4)
     assert trainer.run.position.step == 8
     assert outside.read_bytes() == BINARY
     told = capsys.readouterr()
-    assert (told.out + told.err).count("training goes on") == 2
+    assert (told.out + told.err).count("training goes on") == 1
 
 
 def test_a_program_that_goes_to_another_folder_within_a_fit_keeps_its_files(tmp_path, monkeypatch):

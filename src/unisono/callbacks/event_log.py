@@ -33,7 +33,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.scalars import rates_of
+from unisono.callbacks.learning_rate_monitor import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.callbacks.callback import Callback, Fit
-from unisono.callbacks.scalars import rates_of
+
+if TYPE_CHECKING:  # the process of the loggers has no need of torch
+    from torch.optim import Optimizer
 
 
 class LearningRateMonitor(Callback):
@@ -45,6 +47,11 @@ class LearningRateMonitor(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the changes."""
         self.changes = [(int(step), list(rates)) for step, rates in state["changes"]]
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    """List the learning rate of each group of parameters, of those that have one."""
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
 
 def _told(rates: list[float]) -> str:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.callbacks.logger_process import Row
-from unisono.callbacks.tracking import Tracker
+from unisono.callbacks.logger import Logger
+from unisono.callbacks.logger_feed import Opening, Row, Sender
 
 # Of one call: MLflow refuses more.
 _METRICS_AT_MOST, _PARAMS_AT_MOST = 1000, 100
 _ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
-class MLflow(Tracker):
+class MLflow(Logger):
     """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``. Final.
 
     Names are those of :class:`TensorBoard`. A run that is resumed, or whose worker was killed,
@@ -40,7 +39,7 @@ class MLflow(Tracker):
         ModuleNotFoundError: ``mlflow`` is not installed.
     """
 
-    product, module = "MLflow", "mlflow"
+    product, package, home = "MLflow", "mlflow", "mlflow_run"
 
     def __init__(
         self,
@@ -63,13 +62,20 @@ class MLflow(Tracker):
 
 
 class _Run:
-    def __init__(self, client: Any, run_id: str, entities: Any) -> None:
-        self._client, self.run_id, self._entities = client, run_id, entities
+    def __init__(self, opening: Opening) -> None:
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # which goes over the network
+        mlflow = importlib.import_module("mlflow")
+        self._entities = importlib.import_module("mlflow.entities")
+        database = f"sqlite:///{Path(opening.path, 'mlflow.db').absolute()}"
+        uri = opening.settings["tracking_uri"] or database
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self.run_id = opening.run_id or self._created(opening)
+        if opening.run_id:
+            self._client.update_run(self.run_id, status="RUNNING")
 
     def log(self, rows: list[Row]) -> None:
-        now_ms = int(time.time() * 1000)
         metrics = [
-            self._entities.Metric(name, value, now_ms, row.step)
+            self._entities.Metric(name, value, int(row.time_unix_s * 1000), row.step)
             for row in rows
             for name, value in row.values.items()
         ]
@@ -81,29 +87,26 @@ class _Run:
         if status:
             self._client.set_terminated(self.run_id, _ENDS[status])
 
+    def _created(self, opening: Opening) -> str:
+        settings = opening.settings
+        found = self._client.get_experiment_by_name(settings["experiment"])
+        experiment = found.experiment_id if found else self._new_experiment(opening)
+        run = self._client.create_run(
+            experiment, run_name=settings["run_name"], tags=settings["tags"]
+        )
+        params = [self._entities.Param(name, str(value)) for name, value in opening.config.items()]
+        for at in range(0, len(params), _PARAMS_AT_MOST):
+            self._client.log_batch(run.info.run_id, params=params[at : at + _PARAMS_AT_MOST])
+        return str(run.info.run_id)
 
-def begin(
-    folder: str, settings: dict[str, Any], config: dict[str, Any], run_id: str | None
-) -> _Run:
-    """Open a run, in the process of the logger: see :class:`LoggerRun`."""
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # which goes over the network
-    mlflow = importlib.import_module("mlflow")
-    entities = importlib.import_module("mlflow.entities")
-    uri = settings["tracking_uri"] or f"sqlite:///{Path(folder, 'mlflow.db').absolute()}"
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    if run_id is not None:
-        client.update_run(run_id, status="RUNNING")
-        return _Run(client, run_id, entities)
-    found = client.get_experiment_by_name(settings["experiment"])
-    experiment = found.experiment_id if found else _new_experiment(client, settings, folder)
-    run = client.create_run(experiment, run_name=settings["run_name"], tags=settings["tags"])
-    params = [entities.Param(name, str(value)) for name, value in config.items()]
-    for at in range(0, len(params), _PARAMS_AT_MOST):
-        client.log_batch(run.info.run_id, params=params[at : at + _PARAMS_AT_MOST])
-    return _Run(client, run.info.run_id, entities)
+    def _new_experiment(self, opening: Opening) -> Any:
+        # Else in the working folder, whatever that is.
+        is_remote = opening.settings["tracking_uri"]
+        place = None if is_remote else Path(opening.path, "artifacts").absolute().as_uri()
+        name = opening.settings["experiment"]
+        return self._client.create_experiment(name, artifact_location=place)
 
 
-def _new_experiment(client: Any, settings: dict[str, Any], folder: str) -> Any:
-    # Else in the working folder, whatever that is.
-    place = None if settings["tracking_uri"] else Path(folder, "artifacts").absolute().as_uri()
-    return client.create_experiment(settings["experiment"], artifact_location=place)
+def begin(opening: Opening) -> Sender:
+    """Open a run, in the process of the loggers."""
+    return Sender(opening, _Run)

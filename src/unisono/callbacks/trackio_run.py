@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.callbacks.logger_process import Row
-from unisono.callbacks.tracking import Tracker
+from unisono.callbacks.logger import Logger
+from unisono.callbacks.logger_feed import Opening, Row, Sender
 
 
-class Trackio(Tracker):
+class Trackio(Logger):
     """Sends numbers to Trackio; needs ``pip install 'unisono[trackio]'``. Final.
 
     Names are those of :class:`TensorBoard`. Nothing leaves the machine unless `options` have
@@ -32,7 +32,7 @@ class Trackio(Tracker):
         ModuleNotFoundError: ``trackio`` is not installed.
     """
 
-    product, module = "Trackio", "trackio"
+    product, package, home = "Trackio", "trackio", "trackio_run"
 
     def __init__(
         self,
@@ -47,8 +47,25 @@ class Trackio(Tracker):
 
 
 class _Run:
-    def __init__(self, run: Any) -> None:
-        self._run, self.run_id = run, str(run.name)
+    def __init__(self, opening: Opening) -> None:
+        settings, run_id = opening.settings, opening.run_id
+        os.environ["TRACKIO_DIR"] = str(opening.path)
+        if not settings.get("space_id"):
+            for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+                os.environ.pop(name, None)
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        self._run = importlib.import_module("trackio").init(
+            **{
+                "name": run_id or f"{settings['project']}-{secrets.token_hex(4)}",
+                "resume": "allow" if run_id else "never",
+                "config": opening.config,
+                "embed": False,
+                "auto_log_gpu": False,
+                "auto_log_cpu": False,
+                **settings,
+            }
+        )
+        self.run_id = str(self._run.name)
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
@@ -58,25 +75,6 @@ class _Run:
         self._run.finish()
 
 
-def begin(
-    folder: str, settings: dict[str, Any], config: dict[str, Any], run_id: str | None
-) -> _Run:
-    """Open a run, in the process of the logger: see :class:`LoggerRun`."""
-    os.environ["TRACKIO_DIR"] = folder
-    if not settings.get("space_id"):
-        for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-            os.environ.pop(name, None)
-        os.environ["HF_HUB_OFFLINE"] = "1"
-    trackio = importlib.import_module("trackio")
-    run = trackio.init(
-        **{
-            "name": run_id or f"{settings['project']}-{secrets.token_hex(4)}",
-            "resume": "allow" if run_id else "never",
-            "config": config,
-            "embed": False,
-            "auto_log_gpu": False,
-            "auto_log_cpu": False,
-            **settings,
-        }
-    )
-    return _Run(run)
+def begin(opening: Opening) -> Sender:
+    """Open a run, in the process of the loggers."""
+    return Sender(opening, _Run)

@@ -6,16 +6,15 @@ import importlib
 import os
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from unisono.callbacks.logger_process import Row
-from unisono.callbacks.tracking import Tracker
+from unisono.callbacks.logger import Logger
+from unisono.callbacks.logger_feed import Opening, Row, Sender
 
 _MODES = ("offline", "online")
 
 
-class WandB(Tracker):
+class WandB(Logger):
     """Sends numbers to Weights & Biases; needs ``pip install 'unisono[wandb]'``. Final.
 
     Names are those of :class:`TensorBoard`. Nothing leaves the machine unless you ask for it:
@@ -37,7 +36,7 @@ class WandB(Tracker):
         ModuleNotFoundError: ``wandb`` is not installed.
     """
 
-    product, module = "Weights & Biases", "wandb"
+    product, package, home = "Weights & Biases", "wandb", "wandb_run"
 
     def __init__(
         self,
@@ -55,14 +54,26 @@ class WandB(Tracker):
         settings = {"project": project, "mode": mode, **options}
         super().__init__(settings, config, path, every)
 
-    def folder_of(self, path: Path) -> Path:
-        """See :class:`Tracker`; W&B makes a folder ``wandb`` there."""
-        return path.parent if path.name == "wandb" else path
-
 
 class _Run:
-    def __init__(self, run: Any) -> None:
-        self._run, self.run_id = run, str(run.id)
+    def __init__(self, opening: Opening) -> None:
+        settings, run_id = opening.settings, opening.run_id
+        if settings["mode"] != "online":
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # which would go over the network
+        wandb = importlib.import_module("wandb")
+        quiet = wandb.Settings(
+            console="off", silent=True, disable_git=True, save_code=False, disable_job_creation=True
+        )
+        given = {"resume": "allow"} if settings["mode"] == "online" else {}
+        path = opening.path
+        self._run = wandb.init(
+            dir=path.parent if path.name == "wandb" else path,  # it makes a folder `wandb` there
+            id=run_id or secrets.token_hex(8),
+            config=opening.config if run_id is None else None,
+            settings=quiet,
+            **{**given, **settings},
+        )
+        self.run_id = str(self._run.id)
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
@@ -72,22 +83,6 @@ class _Run:
         self._run.finish(exit_code=0 if status in ("finished", "") else 1)
 
 
-def begin(
-    folder: str, settings: dict[str, Any], config: dict[str, Any], run_id: str | None
-) -> _Run:
-    """Open a run, in the process of the logger: see :class:`LoggerRun`."""
-    if settings["mode"] != "online":
-        os.environ["WANDB_ERROR_REPORTING"] = "false"  # which would go over the network
-    wandb = importlib.import_module("wandb")
-    quiet = wandb.Settings(
-        console="off", silent=True, disable_git=True, save_code=False, disable_job_creation=True
-    )
-    given = {"resume": "allow"} if settings["mode"] == "online" else {}
-    run = wandb.init(
-        dir=folder,
-        id=run_id or secrets.token_hex(8),
-        config=config if run_id is None else None,
-        settings=quiet,
-        **{**given, **settings},
-    )
-    return _Run(run)
+def begin(opening: Opening) -> Sender:
+    """Open a run, in the process of the loggers."""
+    return Sender(opening, _Run)

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.callbacks.callback import Callback, Callbacks
 from unisono.callbacks.event_log import EventLog
+from unisono.callbacks.logger import with_loggers
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.data.collating import Collate
@@ -533,7 +534,7 @@ class Trainer:
         callbacks = list(self.callbacks)
         usual: list[type[Callback]] = [Progress, EventLog]
         missing = [kind for kind in usual if not any(isinstance(c, kind) for c in callbacks)]
-        return [*(kind() for kind in missing), *callbacks]
+        return with_loggers([*(kind() for kind in missing), *callbacks], self.directory)
 
 
 def _checked(model: nn.Module) -> nn.Module:
