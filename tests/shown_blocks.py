@@ -26,7 +26,6 @@ from sklearn.metrics import accuracy_score
 from unisono.callbacks import EMA, EarlyStopping
 sys.path.insert(0, {str(EXAMPLES / "by_feature")!r})
 from closures import SAM as _SAM
-from hidden_state import Letters
 SAM = lambda parameters: _SAM(parameters, rho=0.05, lr=0.1)
 roc_auc_score = lambda targets, outputs: accuracy_score(targets, outputs.argmax(1))
 class Net(nn.Sequential):
@@ -93,24 +92,7 @@ dataset = TensorDataset(torch.randn(16, 8))
 exec(BLOCK)
 """,
     ("programs", 4): "exec(BLOCK); trainer.fit(train_set, batch_size=32, epochs=1)",
-    ("programs", 5): """
-text = torch.arange(64 * 64 + 1) % 16
-model = Letters(16)
-optimizer = torch.optim.Adam(model.parameters())
-exec(BLOCK)
-""",
     ("programs", 6): """
-model = Letters(16)
-run = unisono.Run(model, torch.optim.Adam(model.parameters()), shards=2, carry=True)
-def loss(model, batch, state):
-    logits, state = model(batch[0], state)
-    return logits.square().mean(), state
-letters = TensorDataset(torch.zeros(8, 4, dtype=torch.long))
-for step in run.steps(letters, batch_size=4, steps=1, shuffle=False):
-    with step:
-        exec(BLOCK)
-""",
-    ("programs", 8): """
 class Both(nn.Module):
     def __init__(self):
         super().__init__()

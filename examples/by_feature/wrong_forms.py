@@ -37,9 +37,6 @@ def main(folder):
         ),
         "a closure and a scaler": lambda: trainer(closure=True, precision="fp16"),
         "batches that do not fit the model": lambda: trainer().predict(rows, batch_size=8),
-        "hidden state over shuffled samples": lambda: trainer(
-            lambda model, batch, state: (loss(model, batch), state), carry=True
-        ).fit(data, batch_size=8, epochs=1),
     }
     for name, form in forms.items():
         try:

@@ -237,25 +237,11 @@ class HostCrossing:
         """Copy bytes from one host to the same place on all others."""
         others = set(range(len(self._team.hosts))) - {host}
         if self._team.host == host:
-            self.swap({other: [here] for other in others}, {})
+            self._swap({other: [here] for other in others}, {})
         else:
-            self.swap({}, {host: [here]})
+            self._swap({}, {host: [here]})
 
-    def bring(self, of_host: Sequence[Views]) -> None:
-        """Copy bytes of each host to the same places on all others; each lane copies some.
-
-        Args:
-            of_host: by host, what it has.
-        """
-        if self.number is not None:
-            into = {
-                host: views[self.number :: self.num_lanes] for host, views in enumerate(of_host)
-            }
-            own = into.pop(self._team.host)
-            self.swap(dict.fromkeys(into, own), into)
-        self._team.meet("values of other hosts")
-
-    def swap(self, sent: Mapping[int, Views], into: Mapping[int, Views]) -> None:
+    def _swap(self, sent: Mapping[int, Views], into: Mapping[int, Views]) -> None:
         """Send bytes to other hosts of the lane, and get theirs."""
         lane = self.lane
         assert lane is not None

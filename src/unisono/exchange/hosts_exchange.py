@@ -6,8 +6,6 @@ worker i of the others (``host_crossing.py``), and updates it: so do all hosts, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from unisono.exchange.arena import Region, size_of
@@ -69,10 +67,6 @@ class HostsExchange(SharedExchange):
         for place, total in zip(everywhere, self.totals, strict=True):
             place.copy_(total)
         return super().all_sums(purpose)
-
-    def bring(self, of_host: Sequence[Sequence[memoryview]]) -> None:
-        """See :class:`Exchange`."""
-        self._crossing.bring(of_host)
 
     def hand_round(self) -> None:
         """See :class:`Exchange`; one worker of each host has the state."""

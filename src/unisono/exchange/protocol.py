@@ -222,14 +222,6 @@ class Exchange(ABC):
         """
         return self._team.meet(purpose)
 
-    def bring(self, of_host: Sequence[Sequence[memoryview]]) -> None:
-        """Bring bytes of memory that the workers of a host share to all other hosts. Collective.
-
-        Args:
-            of_host: by host, what it has: where it lies here, and so there.
-        """
-        return  # here there is none
-
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:

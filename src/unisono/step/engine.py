@@ -27,7 +27,6 @@ from torch.optim import Optimizer
 
 from unisono.device import Device
 from unisono.errors import NonFiniteLossError
-from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.state.contents import updated_parameters
@@ -67,7 +66,6 @@ class StepEngine:
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
         on_gradients: the program's function between the sum and the update, if it has one.
-        carried: what shards hand from batch to batch, if they do.
 
     Attributes:
         gradient_norm: of the last update's gradients, before they were clipped by it; else None.
@@ -89,9 +87,7 @@ class StepEngine:
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
         on_gradients: OnGradients | None = None,
-        carried: CarriedStates | None = None,
     ) -> None:
-        self.carried = carried
         clips, scales = clipping or {}, scaling or {}
         self.members = {
             name: Member(name, member, clips.get(name, Clipping()), scales.get(name))
@@ -121,16 +117,6 @@ class StepEngine:
         self._bad: tuple[int, float] | None = None
         self._step, self._first_shard, self._turn, self._named = 0, 0, 0, ""
         self._follow()
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether other hosts alone have some of the run's state, until it is collected."""
-        return self.carried is not None and len(self._team.hosts) > 1
-
-    def collect_carried(self) -> None:
-        """Have what shards hand to the next batch on every host. Collective, between two steps."""
-        if self.carried is not None:
-            self.carried.collect(self._team, self.exchange.bring)
 
     def abandon(self) -> None:
         """Leave a step that cannot be finished. Collective."""
@@ -202,16 +188,12 @@ class StepEngine:
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self._step)
         model = self.passes.start(shard)
-        if self.carried is not None:
-            self.carried.start(shard, self.passes.devices[shard])
         self._bound.remove_placeholders()
         return model
 
     def repeat_shard(self, shard: int) -> nn.Module:
         """Prepare for one shard's passes once more, in a step that fails."""
         self._bound.clear_gradients()
-        if self.carried is not None:
-            self.carried.start(shard, self.passes.devices[shard])
         return self.passes.repeat(shard)
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
@@ -270,8 +252,6 @@ class StepEngine:
         self._bound.check_passes()
         for finished in self.passes.finished():
             self._publish(finished)
-        if self.carried is not None:
-            self.carried.publish()
         self._team.faults.meet("gradients", step)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
@@ -384,8 +364,6 @@ class StepEngine:
         for member in self._active:
             member.update.commit()
         self.passes.commit(present)
-        if self.carried is not None:
-            self.carried.commit()
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
         self._bound.remember()
@@ -413,7 +391,6 @@ class StepEngine:
             The slot; None if meanwhile the leader was lost with what it alone had.
         """
         while not self.exchange.is_lost:
-            self.collect_carried()
             facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self.exchange.save(facts, tensors)
             self._team.faults.meet("snapshot", step)

@@ -184,12 +184,11 @@ class Boundary:
 
         Not collective: whether by `break`, everywhere alike, or by an exception that this worker
         alone has, cannot be told here. One worker of each host does what there is to do: nobody
-        changes the shared state any more, and it copies all of it, unless other hosts alone have
-        some.
+        changes the shared state any more, and it copies all of it.
         """
         if not self.is_between_steps or self._exchange.is_lost:
             return
-        if self._keeps and self._team.leads_host and not self.engine.is_spread:
+        if self._keeps and self._team.leads_host:
             self._wait_for_disk()
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
@@ -234,8 +233,6 @@ class Boundary:
             self._is_checked = True
             self._kept.check_keepable()
         self._has_acted = True
-        if self.engine.carried is not None and self._exchange.division.is_outdated:
-            self.engine.collect_carried()
         if not planned & BoundaryTasks.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None

@@ -7,7 +7,7 @@ the error says what to pass as `forward`, with the names that model and batch ha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -34,23 +34,6 @@ def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
     return _call(model, batch, batch[0], targets=True), batch[1]
 
 
-def _inputs_and_state(model: nn.Module, batch: Any, state: Any) -> Any:
-    return _call(model, batch, _first(batch), state)
-
-
-def _outputs_targets_and_state(model: nn.Module, batch: Any, state: Any) -> Any:
-    _check_pair(model, batch)
-    outputs, state = _call(model, batch, batch[0], state, targets=True)
-    return (outputs, batch[1]), state
-
-
-WITH_STATE: dict[Callable[..., Any], Callable[..., Any]] = {
-    forward_inputs: _inputs_and_state,
-    outputs_and_targets: _outputs_targets_and_state,
-}
-"""The same for models of (inputs, state) that return (outputs, state)."""
-
-
 def _first(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) else batch
 
@@ -64,24 +47,23 @@ def _check_pair(model: nn.Module, batch: Any) -> None:
         )
 
 
-def _call(model: nn.Module, batch: Any, *given: Any, targets: bool = False) -> Any:
+def _call(model: nn.Module, batch: Any, given: Any, *, targets: bool = False) -> Any:
     try:
-        return model(*given)
+        return model(given)
     except (TypeError, AttributeError) as error:
-        fits = _fits(model, given)
-        if fits and not isinstance(given[0], Mapping):
+        if _fits(model, given) and not isinstance(given, Mapping):
             raise
-        called = ", ".join(type(one).__name__ for one in given)
         raise TypeError(
             f"a batch must fit the model's `forward({', '.join(_parameters(model))})`, which was "
-            f"called with ({called}) of {_told(batch)}, but: {error}. Say how the model is called "
-            f"with a function {_SAID}, such as `{_suggestion(model, batch, targets=targets)}`."
+            f"called with ({type(given).__name__}) of {_told(batch)}, but: {error}. Say how the "
+            f"model is called with a function {_SAID}, such as "
+            f"`{_suggestion(model, batch, targets=targets)}`."
         ) from error
 
 
-def _fits(model: nn.Module, given: tuple[Any, ...]) -> bool:
+def _fits(model: nn.Module, given: Any) -> bool:
     try:
-        inspect.signature(model.forward).bind(*given)
+        inspect.signature(model.forward).bind(given)
     except TypeError:
         return False
     except ValueError:  # nobody knows

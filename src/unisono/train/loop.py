@@ -46,9 +46,6 @@ from unisono.workers.launcher_messages import Live, Passed
 from unisono.workers.team import StepBrokenError
 from unisono.world import threads_per_worker
 
-# Of what shards carry: beside the memory of a loop and of those within.
-_BESIDE_KEY = 1 << 31
-
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
     """Give the steps of one loop, one after the other.
@@ -201,8 +198,6 @@ def _bound(
         run.engine = engine = _engine(run, plan, live, timers)
     stack.callback(engine.exchange.unbind)
     stack.callback(engine.passes.drop)
-    if run.carried is not None:
-        stack.callback(run.carried.unbind)
     interrupts = Interrupts()
     if run.checkpoints is not None and run.team.supervisor.is_alone:
         interrupts = stack.enter_context(gentle_interrupts(run.say))
@@ -231,10 +226,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         "timers": timers,
         "others": run.other_devices,
         "on_gradients": run.options.on_gradients,
-        "carried": run.carried,
     }
-    if run.carried is not None:
-        run.carried.bind(run.team, exchange.memory.arena.key + _BESIDE_KEY)
     kind = ClosureEngine if run.takes_closure else StepEngine
     return kind(model, optimizer, exchange, **options)
 
@@ -249,7 +241,6 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
         boundary.forgo_recovery(trouble)
         if run.checkpoints is not None:
             run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
-    boundary.engine.collect_carried()
     if boundary.begin():
         where: dict[str, Any] = {"directory": None}
         if run.checkpoints is not None and len(run.team.hosts) == 1:

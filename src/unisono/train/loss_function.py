@@ -17,12 +17,10 @@ Loss = Callable[[nn.Module, Any], Any]
 
 _CRITERIA = nn.modules.loss.__name__
 _WANTED = "`loss` must be a function of (model, batch)"
-WITH_STATE = ("model", "batch", "state")
-"""What functions take with ``carry=True``."""
 
 
-def check_loss(loss: object, *, carry: bool = False) -> None:
-    """Refuse what is no function of (model, batch); if they `carry`, of (model, batch, state).
+def check_loss(loss: object) -> None:
+    """Refuse what is no function of (model, batch).
 
     Raises:
         TypeError: it is something else; the message says what to write.
@@ -32,18 +30,12 @@ def check_loss(loss: object, *, carry: bool = False) -> None:
     name = getattr(loss, "__name__", "")
     if name and getattr(functional, name, None) is loss:
         raise _of_outputs(f"`F.{name}`", f"F.{name}")
-    if carry:
-        check_function("loss", loss, WITH_STATE, _AND_STATE.format("loss"))
-    else:
-        check_function("loss", loss, ("model", "batch"), _apart(loss))
+    check_function("loss", loss, ("model", "batch"), _apart(loss))
 
 
-def check_forward(forward: object, *, carry: bool = False) -> None:
+def check_forward(forward: object) -> None:
     """Refuse, with a TypeError, what is no such function, either, for outputs."""
-    if carry:
-        check_function("forward", forward, WITH_STATE, _AND_STATE.format("outputs"))
-    else:
-        check_function("forward", forward, ("model", "batch"))
+    check_function("forward", forward, ("model", "batch"))
 
 
 def check_function(name: str, function: object, arguments: Sequence[str], advice: str = "") -> None:
@@ -75,12 +67,6 @@ def check_function(name: str, function: object, arguments: Sequence[str], advice
         raise TypeError(f"{wanted}, but takes ({takes}){advice}.") from None
 
 
-_AND_STATE = (
-    ": with `carry=True`, take the state that it returned for the batch before, None at first, and "
-    "return ({}, state)"
-)
-
-
 def _of_outputs(what: str, call: str) -> TypeError:
     return TypeError(
         f"{_WANTED}, but is {what}, which takes outputs and targets: pass "
@@ -98,14 +84,13 @@ def _apart(loss: object) -> str:
     given = [name for name, p in parameters.items() if p.default is p.empty]
     if len(given) < 3:
         return ""
-    state = ", or `carry=True` if the third is a state that goes from batch to batch"
     return (
         "; a batch comes as one: pass `lambda model, batch: loss(model, *batch)`, say, if batches "
-        f"have as many parts{state if len(given) == 3 else ''}"
+        "have as many parts"
     )
 
 
-def check_embed(embed: object, closure: bool | None, *, carry: bool = False) -> None:
+def check_embed(embed: object, closure: bool | None) -> None:
     """Refuse what is no function of (model, batch), and what does not go with features.
 
     Raises:
@@ -116,8 +101,4 @@ def check_embed(embed: object, closure: bool | None, *, carry: bool = False) -> 
         raise ValueError(
             "`closure` must be left out where `embed` is given: a loss over the whole batch is "
             "computed once a step."
-        )
-    if carry:
-        raise ValueError(
-            "`carry` must be left out where `embed` is given: each batch is embedded twice."
         )

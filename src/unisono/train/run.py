@@ -24,7 +24,6 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO, drawn_without_seed
 from unisono.errors import PeerLostError
-from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents
@@ -35,7 +34,6 @@ from unisono.state.run_state import RunState
 from unisono.state.several_optimizers import members_of
 from unisono.step.gradient_hook import OnGradients
 from unisono.step.scaling import LossScaling
-from unisono.train.carrying import check_rows
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.failure_notes import failure_notes
 from unisono.train.identity import fixed_by
@@ -54,7 +52,6 @@ from unisono.workers.launcher_messages import Ready
 
 SCALER_KEY = "grad_scaler"
 EXTRA_STATE_KEY = "extra_state"
-CARRIED_KEY = "carried"
 
 
 class Run:
@@ -87,10 +84,6 @@ class Run:
             they are clipped, and a step whose gradients are not finite is skipped on all workers,
             with torch's bits. Its state is saved with the run. Several optimizers may have one
             each, in a dict by name.
-        carry: whether each shard passes a state to the next batch, such as the hidden state of a
-            recurrent network, in ``step.carried``. It is saved with the run and starts anew in each
-            epoch. Row i of a batch must continue row i of the batch before, see
-            ``unisono.data.continuing_rows``.
 
     Attributes:
         shards: S, the number of parts of every global batch.
@@ -128,7 +121,6 @@ class Run:
         exact: bool = True,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
-        carry: bool = False,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -179,8 +171,6 @@ class Run:
             )
         if options.takes_closure(optimizer):
             fixed["closure"] = True
-        if options.carry:
-            fixed["carry"] = True
         self.context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -200,8 +190,6 @@ class Run:
             if isinstance(options.grad_scaler, Mapping):
                 key = f"{SCALER_KEY}.{name}"
             self.state[key] = options.scaler_of(name)
-        if options.carry:
-            self.context.carried = self.state[CARRIED_KEY] = CarriedStates(self.shards)
         extra_state = ExtraState(model)
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state
@@ -352,15 +340,7 @@ class Run:
 
     def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
-        samples = plan_samples(reading, self.shards, self.seed, may_be_endless=may_be_endless)
-        if self.carried is not None:
-            check_rows(samples)
-        return samples
-
-    @property
-    def carried(self) -> CarriedStates | None:
-        """What shards hand from batch to batch; None: nothing."""
-        return self.context.carried
+        return plan_samples(reading, self.shards, self.seed, may_be_endless=may_be_endless)
 
     def say(self, line: str) -> None:
         """Show the user one line, in the terminal or the notebook."""

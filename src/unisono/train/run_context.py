@@ -10,7 +10,6 @@ from torch import nn
 
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
-from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
 from unisono.plan.samples import SamplePlan
@@ -59,7 +58,6 @@ class RunContext:
     exchange: str  # the name of what sums gradients
     device: Device  # where this worker computes; the first, if there are several
     other_devices: Sequence[Device] = ()  # the others
-    carried: CarriedStates | None = None  # what shards hand from batch to batch
     checkpoints: Checkpoints | None = None  # where they go; None: nowhere
     observer: Observer = field(default_factory=Observer)  # who follows the run now
     # computes a batch's loss; None in loops where the program does that

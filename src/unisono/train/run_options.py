@@ -56,7 +56,6 @@ class RunOptions:
     exact: bool = True
     on_gradients: OnGradients | None = None
     closure: bool | None = None
-    carry: bool = False
     every: Every | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -78,8 +77,6 @@ class RunOptions:
             check_function("on_gradients", self.on_gradients, ("step", "gradients"))
         if self.closure not in (None, True, False):
             raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
-        if not isinstance(self.carry, bool):
-            raise TypeError(f"`carry` must be True or False, but is {self.carry!r}.")
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(

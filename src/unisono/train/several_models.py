@@ -62,7 +62,6 @@ def check_together(optimizer: Optimizer, options: RunOptions) -> None:
     if len(names) == 1:
         return
     for refused, is_given in {
-        "`carry`": options.carry,
         "an optimizer that takes a closure": options.closure or needs_closure(optimizer),
     }.items():
         if is_given:

@@ -11,7 +11,6 @@ from typing import Any
 from unisono.data.loader import Loader, Place
 from unisono.device import Device
 from unisono.errors import NonFiniteLossError
-from unisono.exchange.carried_states import CarriedStates
 from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
@@ -91,33 +90,6 @@ class Step:
         if not self._is_finished or not self.means:
             raise RuntimeError("`step.loss` is there once the `with step:` block has ended.")
         return self.means["loss"]
-
-    @property
-    def carried(self) -> Any:
-        """With ``carry=True``: what the batch at hand starts with; set: what the next one does.
-
-        None at the start of an epoch. Tensors, numbers and texts, in tuples, lists and dicts: they
-        come back as these, tensors detached, on the batch's device. If it is not set, it stays.
-        """
-        return self._states.value
-
-    @carried.setter
-    def carried(self, state: Any) -> None:
-        self._states.value = state
-
-    @property
-    def _states(self) -> CarriedStates:
-        if self._engine.carried is None:
-            raise RuntimeError(
-                "`step.carried` is there with `carry=True`, but the run is without: pass it to "
-                "`Run` or `Trainer`."
-            )
-        if self._waiting is None:
-            raise RuntimeError(
-                "`step.carried` belongs to a batch of `step.shards`, but there is none at hand: "
-                "use it in the loop over `step.shards`, before `step.backward`."
-            )
-        return self._engine.carried
 
     @property
     def shards(self) -> Iterator[Any]:
@@ -393,8 +365,6 @@ class Step:
         first = next(shard for shard, size in enumerate(self._shard_sizes) if size)
         self._boundary.begin_step(self.number)
         self._engine.begin(self.number, first)
-        if self._engine.carried is not None:
-            self._engine.carried.begin(self.number, is_new=self.batch == 0)
         self._entered = True
         return self
 

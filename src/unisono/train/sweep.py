@@ -19,7 +19,6 @@ from torch.nn.parameter import is_lazy
 from unisono.data.fingerprint import REMEDY
 from unisono.data.loader import Place
 from unisono.device import num_threads
-from unisono.exchange.carried_states import CarriedStates
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.plan.seeds import seed_of
 from unisono.state.digest import digest_of_weights
@@ -56,7 +55,6 @@ class Sweep:
         name: of the trainer's method.
         loop: goes over the dataset once, without shuffling.
         model: in whatever mode; it computes in ``eval()`` mode. None: the one that is trained.
-        carried: what shards hand from batch to batch, for each function that does so.
     """
 
     def __init__(
@@ -65,9 +63,8 @@ class Sweep:
         name: str,
         loop: LoopPlan,
         model: nn.Module | None,
-        carried: Sequence[CarriedStates],
     ) -> None:
-        self._run, self._name, self._loop, self._carried = run, name, loop, carried
+        self._run, self._name, self._loop = run, name, loop
         self.plan, self.team, self.device = loop.samples, run.team, run.device
         self.is_deterministic = run.is_deterministic
         self.model = run.kept.model if model is None else model
@@ -131,8 +128,6 @@ class Sweep:
             ):
 
                 def parts_of(shards: Sequence[int]) -> Iterator[Part]:
-                    for states in self._carried:
-                        states.begin(0, is_new=True)
                     for batch in range(plan.steps_per_epoch):
                         for shard in shards:
                             num_samples = plan.shard_size(batch, shard)
@@ -142,16 +137,12 @@ class Sweep:
                             number = batch * plan.shards + shard
                             self.device.seed(seed_of("evaluate", plan.seed, number))
                             put_buffers_back()
-                            for states in self._carried:
-                                states.start(shard, self.device)
                             before = forbid(IN_A_PASS)
                             try:
                                 yield Part(batch, shard, num_samples, data)
                             finally:
                                 forbid(before)
                             check_unchanged()
-                        for states in self._carried:
-                            states.commit()
 
                 yield parts_of
         finally:

@@ -22,12 +22,10 @@ from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
-from unisono.exchange.carried_states import CarriedStates
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
-from unisono.train.carrying import carrying
 from unisono.train.computing import Computing
-from unisono.train.default_forward import WITH_STATE, forward_inputs, outputs_and_targets
+from unisono.train.default_forward import forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.failures import heard_by_all
 from unisono.train.fit import FitUnderWay
@@ -122,11 +120,6 @@ class Trainer:
             sample, or several in a tuple or dict. `loss` is then a function of (model, features of
             the global batch), in the batch's order. Each shard is embedded twice, so only one
             shard's graph is in memory at a time.
-        carry: whether each shard passes a state to the next batch, such as the hidden state of a
-            recurrent network. `loss` then takes (model, batch, state) and returns (loss, state),
-            and `forward` returns (outputs, state). The state is None at the start of an epoch or
-            evaluation, is passed on detached, and is saved with the run. Row i of a batch must
-            continue row i of the batch before, see ``unisono.data.continuing_rows``.
         callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
             is always an event file.
 
@@ -170,12 +163,11 @@ class Trainer:
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
         embed: Loss | None = None,
-        carry: bool = False,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        check_loss(loss, carry=carry is True)
+        check_loss(loss)
         if embed is not None:
-            check_embed(embed, closure, carry=carry)
+            check_embed(embed, closure)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
@@ -197,12 +189,7 @@ class Trainer:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
-        # Evaluations carry states of their own: one for the loss, one for `forward`.
-        self._carried = [CarriedStates(self.run.shards) for _ in range(2 * carry)]
-        self._loss = self._loss_in_sweeps = self._prepared(loss)
-        if self.run.carried is not None:
-            self._loss = self._prepared(carrying(loss, self.run.carried))
-            self._loss_in_sweeps = self._prepared(carrying(loss, self._carried[0]))
+        self._loss = self._prepared(loss)
         self._embed = None
         if embed is not None:
             self._embed = self._prepared(embed)
@@ -417,6 +404,7 @@ class Trainer:
             MismatchError: this worker is a replacement, and the rows are no longer available.
         """
         run = self.run
+        check_forward(forward)
         reading = Reading.of(
             dataset,
             batch_size,
@@ -426,7 +414,7 @@ class Trainer:
         )
         predictor = Predictor(
             self._sweep("predict", reading.in_dataset_order(), model),
-            self._prepared(self._with_states(forward)),
+            self._prepared(forward),
             None if path is None else Path(path),
             run.say,
         )
@@ -482,7 +470,7 @@ class Trainer:
             with self._computing.under_way():
                 sweep = self._sweep("evaluate", reading, model)
                 if self._embed is None:
-                    found = evaluate(sweep, self._loss_in_sweeps, measured)
+                    found = evaluate(sweep, self._loss, measured)
                 else:
                     found = evaluate_whole(sweep, self._embed, self._loss, measured)
             return json.dumps(found).encode()
@@ -493,23 +481,18 @@ class Trainer:
     def _sweep(self, name: str, reading: Reading, model: nn.Module | None) -> Sweep:
         loop = LoopPlan(reading, self.run.plan(reading), Totals(epochs=1, steps=None))
         other = None if model is None else _checked(model)
-        return Sweep(self.run.context, name, loop, other, self._carried)
+        return Sweep(self.run.context, name, loop, other)
 
     def _prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
         """Have a loss or a forward function computed as the program wishes."""
         computed = self._computing.of(compute, self.run.device)
         return over_cuts(self.run.model, computed, to_first=to_first)
 
-    def _with_states(self, forward: Forward) -> Forward:
-        if self._carried:
-            forward = WITH_STATE.get(forward, forward)
-        check_forward(forward, carry=bool(self._carried))
-        return carrying(forward, self._carried[1]) if self._carried else forward
-
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         if metrics is None:
             return None
-        return Metrics(metrics, self._prepared(self._with_states(forward), to_first=True))
+        check_forward(forward)
+        return Metrics(metrics, self._prepared(forward, to_first=True))
 
     def _forget_other_runs(self) -> None:
         """Have callbacks begin anew, but for those that this run has already gone on with."""
