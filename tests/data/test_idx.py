@@ -99,18 +99,14 @@ CUT = [SMALL[:num_bytes] for num_bytes in range(len(SMALL))]
 
 
 def test_truncation_at_every_byte_is_an_error(file: Path) -> None:
-    assert not_refused(file, CUT, "ends after") == []
-    assert not_refused(file, [SMALL], "ends after") == [SMALL]
+    assert not_refused(file, CUT, "again") == []
+    assert not_refused(file, [SMALL], "again") == [SMALL]
 
 
 def test_truncation_of_a_packed_file_at_every_byte_is_an_error(file: Path) -> None:
     packed = gzip.compress(SMALL)
-    cut = [packed[:num_bytes] for num_bytes in range(2, len(packed))]
-    assert not_refused(file, cut, "again") == []
-
-
-def test_truncation_before_packing_is_an_error(file: Path) -> None:
-    assert not_refused(file, map(gzip.compress, CUT), "ends after") == []
+    cut = [packed[:num_bytes] for num_bytes in range(len(packed))]
+    assert not_refused(file, [*cut, *map(gzip.compress, CUT)], "again") == []
 
 
 @given(content=st.binary(max_size=64))
@@ -125,11 +121,23 @@ def test_arbitrary_bytes_give_a_tensor_or_the_one_error(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(SMALL + b"\0", "must be 28 bytes long, but is 29", id="plain"),
-        pytest.param(gzip.compress(SMALL + b"\0"), "but goes on after that", id="packed"),
+        pytest.param(SMALL + b"\0", "goes on, where its shape", id="too long"),
+        pytest.param(
+            gzip.compress(SMALL + b"\0"), "goes on, where its shape", id="packed too long"
+        ),
+        pytest.param(gzip.compress(SMALL) + b"garbage", "Not a gzipped file", id="garbage behind"),
+        pytest.param(b"<!DOCTYPE html>" * 4, "begins with 3c 21 44 4f", id="a web page"),
+        pytest.param(b"\0\1" + SMALL[2:], "begins with 00 01", id="second byte not zero"),
+        pytest.param(header(0x0A, 1) + b"\0", "begins with 00 00 0a", id="no such type"),
+        pytest.param(bytes([0, 0, 8, 0, 0]), "begins with 00 00 08 00", id="no dimensions"),
+        pytest.param(header(0x08, *[1] * 65) + b"\0", "begins with 00 00 08 41", id="65 of them"),
+        pytest.param(header(0x08, 0, 2**32 - 1), "asks for 0 bytes", id="empty dimension"),
+        pytest.param(
+            gzip.compress(header(0x08, 2**31) + bytes(1 << 22)), "at most", id="too large"
+        ),
     ],
 )
-def test_a_file_that_is_too_long_is_an_error(file: Path, content: bytes, message: str) -> None:
+def test_what_is_not_idx_is_refused(file: Path, content: bytes, message: str) -> None:
     file.write_bytes(content)
     with pytest.raises(DataFormatError, match=message):
         read_idx(file)
@@ -138,32 +146,14 @@ def test_a_file_that_is_too_long_is_an_error(file: Path, content: bytes, message
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(b"<!DOCTYPE html>" * 4, id="a web page"),
-        pytest.param(b"\0\1" + SMALL[2:], id="second byte not zero"),
-        pytest.param(header(0x0A, 1) + b"\0", id="no such type"),
-        pytest.param(bytes([0, 0, 8, 0, 0]), id="no dimensions"),
-        pytest.param(header(0x08, *[1] * 65) + b"\0", id="65 dimensions"),
+        header(0x08, 2**30) + bytes(100),
+        header(0x08, *(2**32 - 1,) * 3) + bytes(100),
+        gzip.compress(header(0x08, 2**30) + bytes(100)),
+        gzip.compress(header(0x08, 5) + bytes(64 << 20)),  # a bomb
     ],
 )
-def test_what_is_not_idx_is_refused(file: Path, content: bytes) -> None:
+def test_no_more_is_allocated_than_the_file_can_hold(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    with pytest.raises(DataFormatError, match="must begin with two zero bytes"):
-        read_idx(file)
-
-
-def test_an_empty_dimension_is_refused(file: Path) -> None:
-    file.write_bytes(header(0x08, 0, 2**32 - 1, 2**32 - 1))
-    with pytest.raises(DataFormatError, match="every dimension must be at least 1"):
-        read_idx(file)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("shape", [(2**30,), (2**32 - 1,) * 3])
-def test_nothing_is_allocated_on_the_word_of_a_header(
-    file: Path, shape: tuple[int, ...], packed: bool
-) -> None:
-    lie = header(0x08, *shape) + bytes(100)
-    file.write_bytes(gzip.compress(lie) if packed else lie)
     tracemalloc.start()
     with pytest.raises(DataFormatError):
         read_idx(file)
@@ -172,34 +162,10 @@ def test_nothing_is_allocated_on_the_word_of_a_header(
     assert peak_bytes < 8 << 20
 
 
-@pytest.mark.slow
-def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(file: Path) -> None:
-    file.write_bytes(gzip.compress(header(0x08, 5) + bytes(64 << 20)))
-    tracemalloc.start()
-    with pytest.raises(DataFormatError, match="goes on after that"):
-        read_idx(file)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 8 << 20
-
-
-def test_a_packed_file_has_a_largest_size(file: Path) -> None:
-    file.write_bytes(gzip.compress(SMALL))
-    assert read_idx(file, max_unpacked_bytes=12).numel() == 12
-    with pytest.raises(DataFormatError, match="at most 11 bytes, but its header announces 12"):
-        read_idx(file, max_unpacked_bytes=11)
-
-
 @pytest.mark.parametrize("position", [3, 10, 15, -6, -1])
 def test_a_damaged_gzip_file_is_an_error(file: Path, position: int) -> None:
     packed = bytearray(gzip.compress(SMALL))
     packed[position] ^= 0xFF
     file.write_bytes(packed)
     with pytest.raises(DataFormatError, match="file"):
-        read_idx(file)
-
-
-def test_garbage_behind_a_gzip_file_is_an_error(file: Path) -> None:
-    file.write_bytes(gzip.compress(SMALL) + b"garbage")
-    with pytest.raises(DataFormatError, match="gzip says"):
         read_idx(file)

@@ -14,14 +14,14 @@ Every worker calls them; whichever comes first downloads what is missing, the ot
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.utils.data import TensorDataset
 
-from unisono.data.download import Published, fetch_missing
+from unisono.data.download import fetch_missing
 from unisono.data.idx import read_idx
 from unisono.errors import DataFormatError
 
@@ -31,49 +31,45 @@ class Source:
     """Where a data set's files come from.
 
     Args:
-        mirrors: addresses of folders, the best first.
-        files: what is known of them, by file name.
+        address: of the folder that has them.
+        files: the checksum of each, by file name.
     """
 
-    mirrors: tuple[str, ...]
-    files: Mapping[str, Published]
+    address: str
+    files: Mapping[str, str]
 
 
 MNIST = Source(
-    ("https://ossci-datasets.s3.amazonaws.com/mnist/",),
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
     {
-        "train-images-idx3-ubyte.gz": Published(
-            "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422
+        "train-images-idx3-ubyte.gz": (
+            "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
         ),
-        "train-labels-idx1-ubyte.gz": Published(
-            "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881
+        "train-labels-idx1-ubyte.gz": (
+            "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
         ),
-        "t10k-images-idx3-ubyte.gz": Published(
-            "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877
+        "t10k-images-idx3-ubyte.gz": (
+            "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
         ),
-        "t10k-labels-idx1-ubyte.gz": Published(
-            "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542
+        "t10k-labels-idx1-ubyte.gz": (
+            "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
         ),
     },
 )
 # Its makers publish MD5 sums and no others.
 FASHION_MNIST = Source(
-    ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     {
-        "train-images-idx3-ubyte.gz": Published("md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
-        "train-labels-idx1-ubyte.gz": Published("md5:25c81989df183df01b3e8a0aad5dffbe", 29_515),
-        "t10k-images-idx3-ubyte.gz": Published("md5:bef4ecab320f06d8554ea6380940ec79", 4_422_102),
-        "t10k-labels-idx1-ubyte.gz": Published("md5:bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+        "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
     },
 )
 
 
 def mnist(
-    folder: str | os.PathLike[str],
-    train: bool = True,
-    download: bool = False,
-    *,
-    mirrors: str | Sequence[str] | None = None,
+    folder: str | os.PathLike[str], train: bool = True, download: bool = False
 ) -> TensorDataset:
     """Read MNIST, or a data set of its shape (KMNIST), from its two IDX files.
 
@@ -82,7 +78,6 @@ def mnist(
         train: the 60,000 samples to train on, else the 10,000 to test with.
         download: fetch what is missing, which needs ``unisono[download]``; packed files that are
             there must be MNIST's own. When several workers call it at once, one of them fetches.
-        mirrors: addresses of folders to download from instead of the usual, tried in turn.
 
     Returns:
         Pairs of an image, float32 (1, 28, 28) in [0, 1], and its label, int64 in 0 … 9.
@@ -90,21 +85,17 @@ def mnist(
     Raises:
         FileNotFoundError: a file is missing; the message names the folder and what was looked for.
         DataFormatError: a file is damaged, not of MNIST's shape, or the two do not belong together.
-        DownloadError: no mirror gives a file with its checksum, or the folder cannot be written.
+        DownloadError: a file does not come with its checksum, or the folder cannot be written.
         ModuleNotFoundError: `download` needs a package that is not installed.
     """
-    return _read_pairs(Path(folder).expanduser(), train, download, mirrors, MNIST)
+    return _read_pairs(Path(folder).expanduser(), train, download, MNIST)
 
 
 def fashion_mnist(
-    folder: str | os.PathLike[str],
-    train: bool = True,
-    download: bool = False,
-    *,
-    mirrors: str | Sequence[str] | None = None,
+    folder: str | os.PathLike[str], train: bool = True, download: bool = False
 ) -> TensorDataset:
     """Read Fashion-MNIST, from a folder of its own; everything else is as for :func:`mnist`."""
-    return _read_pairs(Path(folder).expanduser(), train, download, mirrors, FASHION_MNIST)
+    return _read_pairs(Path(folder).expanduser(), train, download, FASHION_MNIST)
 
 
 def digits(train: bool = True) -> TensorDataset:
@@ -128,19 +119,12 @@ def digits(train: bool = True) -> TensorDataset:
     return TensorDataset(pixels, labels[chosen].to(torch.int64))
 
 
-def _read_pairs(
-    folder: Path,
-    train: bool,
-    download: bool,
-    mirrors: str | Sequence[str] | None,
-    source: Source,
-) -> TensorDataset:
+def _read_pairs(folder: Path, train: bool, download: bool, source: Source) -> TensorDataset:
     prefix = "train" if train else "t10k"
     names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
     if download:
-        chosen = [mirrors] if isinstance(mirrors, str) else mirrors
         files = {f"{name}.gz": source.files[f"{name}.gz"] for name in names}
-        fetch_missing(folder, files, source.mirrors if chosen is None else chosen)
+        fetch_missing(folder, files, source.address)
     images_path, labels_path = (_find(folder, name) for name in names)
     images, labels = read_idx(images_path), read_idx(labels_path)
     _check(images, images_path, labels, labels_path)

@@ -5,9 +5,8 @@
     0  0  type  d │ size of dimension 1 │ … │ size of dimension d │ values, last index fastest
     ── bytes ──── │ 4 bytes each, big-endian                      │ big-endian
 
-A file is untrusted: nothing is allocated on the word of its header. A plain file must have exactly
-the size that the header asks for; a packed one is unpacked piece by piece, never further than one
-byte past that size, and never beyond ``max_unpacked_bytes``.
+A file is untrusted: its header may ask for no more than the file can hold, and a packed file is
+unpacked no further than one byte past what its header says, and never beyond a gigabyte.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import gzip
 import math
 import os
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -24,24 +24,15 @@ import torch
 
 from unisono.errors import DataFormatError
 
-MAX_UNPACKED_BYTES = 4 << 30
-
 _DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_DIMENSIONS = range(1, 65)  # torch computes with no more
 _GZIP_MAGIC = b"\x1f\x8b"
-_MAX_DIMENSIONS = 64  # torch computes with no more
-_PIECE_BYTES = 1 << 20
-_AGAIN = "copy or download the file again."
+_GZIP_RATIO = 1032  # no byte unpacks to more
+_MAX_UNPACKED_BYTES = 1 << 30
 
 
-def read_idx(
-    path: str | os.PathLike[str], *, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
-) -> torch.Tensor:
+def read_idx(path: str | os.PathLike[str]) -> torch.Tensor:
     """Read one IDX file, unpacking it first if its first bytes are gzip's, whatever its name.
-
-    Args:
-        path: the file.
-        max_unpacked_bytes: the most that a packed file may unpack to, since a small one may hold
-            a thousand times its size.
 
     Returns:
         A tensor of the file's shape and type: uint8, int8, int16, int32, float32 or float64.
@@ -50,84 +41,49 @@ def read_idx(
         FileNotFoundError: there is no such file.
         DataFormatError: the file is not IDX, is truncated, too long, damaged or too large.
     """
-    path = Path(path)
-    with path.open("rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
+    with Path(path).open("rb") as file:
+        most_bytes = os.fstat(file.fileno()).st_size
         is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         file.seek(0)
-        if not is_packed:
-            return _read(file, path, size_bytes=size_bytes, max_values_bytes=None)
+        if is_packed:
+            most_bytes = min(most_bytes * _GZIP_RATIO, _MAX_UNPACKED_BYTES)
         try:
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                stream = cast(BinaryIO, unpacked)
-                return _read(stream, path, size_bytes=None, max_values_bytes=max_unpacked_bytes)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            with gzip.GzipFile(fileobj=file) if is_packed else nullcontext(file) as content:
+                return _read(cast(BinaryIO, content), most_bytes)
+        except (gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
             raise DataFormatError(
-                f"{path}: a packed file must unpack without errors, but gzip says “{error}”: "
-                f"{_AGAIN}"
+                f"{path} must be a whole IDX file, packed with gzip or not, but “{error}”: copy or "
+                f"download it again."
             ) from error
 
 
-def _read(
-    file: BinaryIO, path: Path, *, size_bytes: int | None, max_values_bytes: int | None
-) -> torch.Tensor:
-    """Read header and values; ``size_bytes`` is the true size, None where only the end tells."""
-    code, shape = _read_header(file, path)
-    dtype = np.dtype(_DTYPES[code])
-    values_bytes = math.prod(shape) * dtype.itemsize
-    header_bytes = 4 + 4 * len(shape)
-    wanted_bytes = header_bytes + values_bytes
-    must = f"{path}: an IDX file of shape {shape} must be {wanted_bytes:,} bytes long"
-    if size_bytes is not None and size_bytes != wanted_bytes:
-        seen = "is" if size_bytes > wanted_bytes else "ends after"
-        raise DataFormatError(f"{must}, but {seen} {size_bytes:,}: {_AGAIN}")
-    if max_values_bytes is not None and values_bytes > max_values_bytes:
-        raise DataFormatError(
-            f"{path}: a packed file may hold at most {max_values_bytes:,} bytes, but its header "
-            f"announces {values_bytes:,}: unpack it with gunzip, or pass `max_unpacked_bytes`."
+def _read(file: BinaryIO, most_bytes: int) -> torch.Tensor:
+    """Read header and values, of which there are some at most.
+
+    Raises:
+        ValueError: the file is not what its header says.
+    """
+    magic = file.read(4)
+    if (
+        len(magic) < 4
+        or magic[:2] != b"\0\0"
+        or magic[2] not in _DTYPES
+        or magic[3] not in _DIMENSIONS
+    ):
+        raise ValueError(f"it begins with {magic.hex(' ')}, which is no type and dimensions")
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise ValueError("it ends within the sizes of its dimensions")
+    shape = [int(size) for size in np.frombuffer(sizes, ">u4")]
+    dtype = np.dtype(_DTYPES[magic[2]])
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not 0 < num_bytes <= most_bytes:
+        raise ValueError(
+            f"its shape {shape} asks for {num_bytes:,} bytes of {most_bytes:,} at most"
         )
-    values = _read_at_most(file, values_bytes + 1)
-    if len(values) != values_bytes:
-        is_cut = len(values) < values_bytes
-        seen = f"ends after {header_bytes + len(values):,}" if is_cut else "goes on after that"
-        raise DataFormatError(f"{must}, but {seen}: {_AGAIN}")
-    array = np.frombuffer(values, dtype).astype(dtype.newbyteorder("="), copy=False)
+    values = file.read(num_bytes + 1)
+    if len(values) != num_bytes:
+        seen = "goes on" if len(values) > num_bytes else f"ends after {len(values):,}"
+        raise ValueError(f"it {seen}, where its shape {shape} asks for {num_bytes:,} bytes")
+    array = np.frombuffer(values, dtype).astype(dtype.newbyteorder("="))
     return torch.from_numpy(array).reshape(shape)
-
-
-def _read_header(file: BinaryIO, path: Path) -> tuple[int, tuple[int, ...]]:
-    """Return the code of the type and the shape, both checked."""
-    magic = _read_at_most(file, 4)
-    if len(magic) < 4:
-        raise DataFormatError(
-            f"{path}: an IDX file must begin with 4 bytes of type and dimensions, "
-            f"but ends after {len(magic)}: {_AGAIN}"
-        )
-    zero, code, num_dimensions = magic[:2], magic[2], magic[3]
-    if zero != b"\0\0" or code not in _DTYPES or not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-        raise DataFormatError(
-            f"{path}: an IDX file must begin with two zero bytes, a type "
-            f"({', '.join(f'{known:02x}' for known in _DTYPES)}) and 1 … {_MAX_DIMENSIONS} "
-            f"dimensions, but begins with {magic.hex(' ')}: check that this is the right file."
-        )
-    sizes = _read_at_most(file, 4 * num_dimensions)
-    if len(sizes) < 4 * num_dimensions:
-        raise DataFormatError(
-            f"{path}: the header must hold the sizes of {num_dimensions} dimensions in "
-            f"{4 * num_dimensions} bytes, but ends after {len(sizes)}: {_AGAIN}"
-        )
-    shape = tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
-    if 0 in shape:
-        raise DataFormatError(
-            f"{path}: every dimension must be at least 1, but the shape is {shape}, "
-            f"so the file is empty or damaged: {_AGAIN}"
-        )
-    return code, shape
-
-
-def _read_at_most(file: BinaryIO, num_bytes: int) -> bytearray:
-    """Read up to ``num_bytes``, holding no more memory than the file has really given."""
-    data = bytearray()
-    while piece := file.read(min(num_bytes - len(data), _PIECE_BYTES)):
-        data += piece
-    return data
