@@ -10,9 +10,10 @@ from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, write_run
 
 from unisono.cli import main
-from unisono.report import curves, document, times, why
+from unisono.report import curves, times, why
 from unisono.report.comparison import digests_in_words
-from unisono.report.figure import Figure, as_json, drawn_marks
+from unisono.report.document import MARK
+from unisono.report.figure import drawn_marks, small
 from unisono.report.history import gather
 from unisono.report.marks import Mark, Severity
 from unisono.report.page import command_line, report
@@ -22,7 +23,7 @@ from unisono.report.times import in_words
 @pytest.fixture
 def small_library(monkeypatch):
     """The library that draws is 5 MB of what is not looked at here."""
-    monkeypatch.setattr(document, "_plotly", lambda: "/* plotly */")
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
 
 
 def page_of(lines):
@@ -36,6 +37,8 @@ def test_a_page_asks_for_nothing(small_library):
     links = re.findall(r'(?:src|href|action)="([^"]*)"', page)
     assert links == ["data:,"]
     assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<html") == 1
+    assert page.startswith(MARK)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +69,16 @@ def test_what_a_page_leaves_out_is_told(small_library, tmp_path):
     assert "1 step came out of order" in page
 
 
-def test_nothing_ends_the_script_that_holds_the_data():
-    figure = Figure("t", "", [{"name": "</script><!--", "y": [float("nan"), 1 / 3]}], {})
-    text = as_json([figure])
-    assert not set("<>&") & set(text)
-    assert json.loads(text)[0]["data"] == [{"name": "</script><!--", "y": [None, 0.333333]}]
+def test_what_a_figure_holds_is_data_alone(small_library):
+    """Whatever a metric is called, and whatever its values are."""
+    means = {"'></div><!--": 1 / 3, "loss": "nan"}
+    page = page_of(
+        [start_line(), step_line(0, ranks=[0], phases=[[0.1] * 6], seconds=1, means=means)]
+    )
+    held = re.findall(r"data-figure='([^'<>&]*)'></div></div>", page)
+    assert len(held) == page.count('class="plot"') == 6
+    figures = [json.loads(one) for one in held]
+    assert [one["data"][0]["y"] for one in figures[:2]] == [[None], [0.333333]]
 
 
 @pytest.mark.slow
@@ -81,7 +89,7 @@ def test_plots_are_made_of_what_plotly_knows():
     figures = [*curves.learning(history), *curves.others(history)]
     figures += [times.by_phase(history), times.by_worker(history)]
     assert len(figures) == 7
-    text = as_json(figures)
+    text = json.dumps([small(figure.spec) for figure in figures])
     for spec in json.loads(re.sub(r"var\(--[a-z0-9]+\)", "#123456", text)):
         PlotlyFigure(spec)  # an unknown name raises
     css = (curves.__file__.rsplit("/", 1)[0]) + "/page.css"
@@ -139,7 +147,7 @@ def test_badges_that_are_near_are_one():
     ],
 )
 def test_the_command_can_be_run_again(change, line):
-    assert command_line(history_of(start_line(**change))) == line
+    assert command_line(history_of(start_line(**change)).progress.first) == line
 
 
 def test_times_alone_blame_nobody():
@@ -216,11 +224,12 @@ def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, words, told):
     assert (tmp_path / "train.py").read_text() == "import torch\n"
 
 
-def test_without_plotly_one_sentence_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+@pytest.mark.parametrize("library", ["plotly.offline", "jinja2"])
+def test_without_its_libraries_one_sentence_says_what_to_install(tmp_path, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
     code, output = called("report", write_run(tmp_path, num_steps=2))
     assert code == 2
     assert output == (
-        "unisono: To draw a page, plotly must be installed, but is not: install it with "
-        "`pip install 'unisono[report]'`.\n"
+        "unisono: To draw a page, plotly and jinja2 must be installed, but are not: install them "
+        "with `pip install 'unisono[report]'`.\n"
     )

@@ -27,8 +27,7 @@ def test_nothing_is_hidden_in_text(found, shown):
     assert text.plain(found) == shown
 
 
-def test_text_is_escaped_for_where_it_goes():
-    assert text.in_page("<b>\"'&") == "&lt;b&gt;&quot;&#x27;&amp;"
+def test_a_name_is_escaped_for_a_plot():
     assert text.in_plot("<b>\n&") == "&lt;b&gt; &amp;"
 
 

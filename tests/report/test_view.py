@@ -137,7 +137,7 @@ def test_an_interrupted_run_says_so(by, words):
     assert found.facts[0] == "interrupted, 2 s"
     assert found.message == f"interrupted by {words} after 1 step"
     assert found.is_over
-    assert state(history_of(*lines).progress) == ("interrupted", "warn")
+    assert state(history_of(*lines).progress).word == "interrupted"
 
 
 def test_the_last_words_of_a_run_that_failed():

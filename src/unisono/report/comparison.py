@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unisono.quantities import amount, count, duration
 from unisono.report.curves import over_steps, validation_trace
-from unisono.report.document import Page, cells, footer, legend_html, section, table
+from unisono.report.document import rendered
 from unisono.report.events import End
 from unisono.report.figure import SERIES_COLOURS, Figure, Key, curve_trace, series_colour
 from unisono.report.history import History, identity
 from unisono.report.page import script_name, state
 from unisono.report.series import Series, smoothed
-from unisono.report.text import in_page, in_plot, name, value
+from unisono.report.text import in_plot, name, value
 
 MAX_RUNS = SERIES_COLOURS
 _SMOOTH_PART = 60
 
 
+@dataclass(frozen=True)
+class Row:
+    """One run in the table of all."""
+
+    name: str
+    script: str
+    colour: str
+    numbers: Sequence[str]
+    digest: str | None
+    identity: Mapping[str, object]
+
+
 def comparison(runs: Sequence[History]) -> str:
     """Return the page that draws several runs together."""
-    page = Page()
-    names = {one for run in runs for one in (*run.means, *run.validation)}
-    metrics = sorted(names, key=lambda one: (one != "loss", one))
-    figures = [_metric(one, runs, is_wide=one == "loss" or len(names) == 1) for one in metrics]
-    speeds = [_line(run.samples_per_second, runs, i) for i, run in enumerate(runs)]
-    data = [trace for trace in speeds if trace["x"]]
-    figures.append(Figure("Samples per second", "", data, over_steps(data, from_zero=True)))
-    places = page.place([figure for figure in figures if figure.data])
-    keys = [Key(name(run.name), series_colour(i), _group(i)) for i, run in enumerate(runs)]
-    body = [
-        f"<header><h1>{len(runs)} runs</h1><p>{in_page(digests_in_words(runs))}</p></header>",
-        legend_html(keys, range(len(page.figures))),
-        _summary(runs),
-        section("Curves", places or "<p>No step has been finished yet.</p>"),
-        section("What fixes the result", *_differences(runs)),
-        footer(),
-    ]
-    return page.document("Unisono: runs compared", body)
+    facts = dict.fromkeys(key for run in runs for key in identity(run))
+    different = different_facts(runs)
+    return rendered(
+        "runs.html",
+        runs=[_row(run, number) for number, run in enumerate(runs)],
+        digests_in_words=digests_in_words(runs),
+        keys=[Key(name(run.name), series_colour(i), _group(i)) for i, run in enumerate(runs)],
+        curves=[figure for figure in _figures(runs) if figure.data],
+        different=different,
+        same=[key for key in facts if key not in different],
+    )
 
 
 def digests_in_words(runs: Sequence[History]) -> str:
@@ -70,8 +76,29 @@ def different_facts(runs: Sequence[History]) -> list[str]:
     return [key for key in keys if len({value(one.get(key)) for one in facts}) > 1]
 
 
-def _group(number: int) -> str:
-    return f"run {number}"
+def _row(run: History, number: int) -> Row:
+    progress, loss = run.progress, run.means.get("loss")
+    speed = run.mean_samples_per_second
+    digest = progress.ended.digest if isinstance(progress.ended, End) else None
+    numbers = [
+        state(progress).word,
+        count(progress.num_done),
+        count(len(progress.ranks)),
+        "–" if speed is None else count(speed),
+        amount(loss.last if loss else None),
+        duration(run.seconds),
+    ]
+    colour, shown = series_colour(number), digest[:16] if digest else None
+    return Row(name(run.name), script_name(run), colour, numbers, shown, identity(run))
+
+
+def _figures(runs: Sequence[History]) -> list[Figure]:
+    names = {one for run in runs for one in (*run.means, *run.validation)}
+    metrics = sorted(names, key=lambda one: (one != "loss", one))
+    figures = [_metric(one, runs, is_wide=one == "loss" or len(names) == 1) for one in metrics]
+    speeds = [_line(run.samples_per_second, runs, i) for i, run in enumerate(runs)]
+    data = [trace for trace in speeds if trace["x"]]
+    return [*figures, Figure("Samples per second", "", data, over_steps(data, from_zero=True))]
 
 
 def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
@@ -90,11 +117,6 @@ def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
     return Figure(name(title), note, data, over_steps(data), 340 if is_wide else 280, (), is_wide)
 
 
-def _width(number: int, runs: Sequence[History]) -> float:
-    """Make the first run's curve the widest, so that it is seen beneath an equal one."""
-    return min(1.6 + 1.4 * (len(runs) - 1 - number), 7.2)
-
-
 def _line(series: Series, runs: Sequence[History], number: int) -> dict[str, Any]:
     label = runs[number].name
     means = [one.mean for one in series.values]
@@ -109,47 +131,10 @@ def _line(series: Series, runs: Sequence[History], number: int) -> dict[str, Any
     )
 
 
-def _summary(runs: Sequence[History]) -> str:
-    heads = ["", "State", "Steps", "Workers", "Samples a second", "Loss", "Time", "Digest"]
-    return table((_summary_row(run, i) for i, run in enumerate(runs)), heads, min_width_px=760)
+def _width(number: int, runs: Sequence[History]) -> float:
+    """Make the first run's curve the widest, so that it is seen beneath an equal one."""
+    return min(1.6 + 1.4 * (len(runs) - 1 - number), 7.2)
 
 
-def _summary_row(run: History, number: int) -> str:
-    progress = run.progress
-    speed = run.mean_samples_per_second
-    loss = run.means.get("loss")
-    digest = progress.ended.digest if isinstance(progress.ended, End) else None
-    numbers = [
-        state(progress)[0],
-        count(progress.num_done),
-        count(len(progress.ranks)),
-        "–" if speed is None else count(speed),
-        amount(loss.last if loss else None),
-        duration(run.seconds),
-    ]
-    shown = "".join(f'<td class="number">{in_page(one)}</td>' for one in numbers)
-    return (
-        f'<th scope="row"><span class="run" style="background:{series_colour(number)}"></span>'
-        f"{in_page(name(run.name))}<br><small>{in_page(script_name(run))}</small></th>{shown}"
-        f"<td><code>{in_page(digest[:16] if digest else '–')}</code></td>"
-    )
-
-
-def _differences(runs: Sequence[History]) -> list[str]:
-    differing = different_facts(runs)
-    known = dict.fromkeys(key for run in runs for key in identity(run))
-    same = [key for key in known if key not in differing]
-    parts = ["<p>All that the runs tell of themselves is the same.</p>"]
-    if differing:
-        parts = ["<p>Not the same in all runs:</p>" + _facts_table(runs, differing)]
-    if same:
-        shown = _facts_table(runs[:1], same)
-        parts.append(f"<details><summary>The same in all runs</summary>{shown}</details>")
-    return parts
-
-
-def _facts_table(runs: Sequence[History], keys: Sequence[str]) -> str:
-    facts = [identity(run) for run in runs]
-    rows = (cells(key, *(value(one[key]) if key in one else "–" for one in facts)) for key in keys)
-    heads = ["", *(name(run.name) for run in runs)] if len(runs) > 1 else []
-    return table(rows, heads, min_width_px=140 * (len(runs) + 1))
+def _group(number: int) -> str:
+    return f"run {number}"

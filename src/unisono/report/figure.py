@@ -6,7 +6,6 @@ day and by night, and the page's script puts them in, as it does with what all p
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,11 @@ class Figure:
     height_px: int = 280
     keys: tuple[Key, ...] = ()  # its legend
     is_wide: bool = False  # whether it takes the whole width of the page
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What plotly draws."""
+        return {"data": self.data, "layout": self.layout}
 
 
 def series_colour(number: int) -> str:
@@ -150,22 +154,12 @@ def _badge(group: Sequence[tuple[float, int, Mark]]) -> dict[str, Any]:
     }
 
 
-def as_json(figures: Sequence[Figure]) -> str:
-    """Return figures as JSON that may stand in a script element.
-
-    Numbers keep six digits; what is not finite becomes null.
-    """
-    specs = [{"data": _small(one.data), "layout": _small(one.layout)} for one in figures]
-    text = json.dumps(specs, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # Nothing in it can end the element, or begin a comment.
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _small(found: Any) -> Any:
+def small(found: Any) -> Any:
+    """Give the same with six digits of each number, and null for what JSON has no number for."""
     if isinstance(found, float):
         return float(f"{found:.6g}") if math.isfinite(found) else None
     if isinstance(found, dict):
-        return {key: _small(value) for key, value in found.items()}
+        return {key: small(value) for key, value in found.items()}
     if isinstance(found, list | tuple):
-        return [_small(value) for value in found]
+        return [small(value) for value in found]
     return found

@@ -116,21 +116,6 @@ def write_whole(
     return target
 
 
-def check_free(path: str | os.PathLike[str], *, mark: str, option: str) -> None:
-    """Refuse a name that :func:`write_whole` would refuse, before something is done for it.
-
-    Raises:
-        ValueError: the name is taken by something else, or its folder takes no file.
-    """
-    target = Path(path).resolve()
-    _check_name(target, mark, option)
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"`{option}` must name a file in a folder that takes files, but "
-            f"{str(target.parent)!r} does not: choose another folder, or make it."
-        )
-
-
 def _check_name(target: Path, mark: str, option: str) -> None:
     try:
         status = target.lstat()

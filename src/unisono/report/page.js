@@ -1,11 +1,11 @@
 "use strict";
-// Draws what the page holds as JSON, in the style sheet's colours, and again when they change.
+// Draws what each place holds as JSON, in the style sheet's colours, and again when they change.
 (() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
   const places = [...document.querySelectorAll(".plot")];
+  const figures = new Map(places.map((place) => [place, JSON.parse(place.dataset.figure)]));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 600px)");
-  const hidden = places.map(() => new Set());
+  const hidden = new Map(places.map((place) => [place, new Set()]));
 
   function coloured(value, style) {
     if (typeof value === "string") {
@@ -47,7 +47,7 @@
   function layoutOf(own, style) {
     const layout = coloured(own, style);
     const hasAbove = (layout.annotations || []).some((one) => one.yanchor === "bottom");
-    const top = layout.xaxis2 ? 46 : hasAbove ? 26 : 10;
+    const top = hasAbove ? 26 : 10;
     const surface = style.getPropertyValue("--surface").trim();
     const result = {
       ...layout,
@@ -73,32 +73,19 @@
       dragmode: narrow.matches ? false : "zoom",
       modebar: { bgcolor: "rgba(0,0,0,0)", color: style.getPropertyValue("--muted").trim() },
     };
-    for (const name of ["xaxis", "yaxis", "xaxis2"]) {
-      if (layout[name]) result[name] = axis(layout[name], style);
-    }
-    if (narrow.matches) {
-      for (const name of ["xaxis", "xaxis2"]) {
-        const one = result[name];
-        if (!one) continue;
-        if (!one.tickvals) one.nticks = 5;
-        else {
-          const isKept = (_, i) => i % 2 === 0;
-          one.ticktext = one.ticktext.filter(isKept);
-          one.tickvals = one.tickvals.filter(isKept);
-        }
-      }
-    }
+    for (const name of ["xaxis", "yaxis"]) result[name] = axis(layout[name], style);
+    if (narrow.matches) result.xaxis.nticks = 5;
     return result;
   }
 
   function draw() {
     const style = getComputedStyle(document.documentElement);
-    places.forEach((place, i) => {
+    for (const place of places) {
       try {
-        const data = coloured(figures[i].data, style);
-        for (const trace of data) trace.visible = !hidden[i].has(trace.legendgroup);
-        if (narrow.matches) for (const trace of data) if (trace.colorbar) trace.showscale = false;
-        Plotly.react(place, data, layoutOf(figures[i].layout, style), {
+        const figure = figures.get(place);
+        const data = coloured(figure.data, style);
+        for (const trace of data) trace.visible = !hidden.get(place).has(trace.legendgroup);
+        Plotly.react(place, data, layoutOf(figure.layout, style), {
           responsive: true,
           displaylogo: false,
           displayModeBar: narrow.matches ? false : "hover",
@@ -109,16 +96,19 @@
         place.textContent = `This plot cannot be drawn here: ${error.message}`;
         console.error(error);
       }
-    });
+    }
   }
 
+  // A legend is that of its figure, of its section, or of the page.
   for (const button of document.querySelectorAll(".legend button")) {
+    const owner = button.closest("figure, section") || document;
     button.addEventListener("click", () => {
       const isShown = button.getAttribute("aria-pressed") === "true";
       button.setAttribute("aria-pressed", String(!isShown));
       const group = button.dataset.group;
-      const plots = button.dataset.plots.split(" ").map(Number);
-      for (const i of plots) isShown ? hidden[i].add(group) : hidden[i].delete(group);
+      for (const place of owner.querySelectorAll(".plot")) {
+        isShown ? hidden.get(place).add(group) : hidden.get(place).delete(group);
+      }
       draw();
     });
   }

@@ -5,37 +5,62 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from unisono.quantities import amount, count, duration, percent, plural
+from unisono.quantities import amount, count, duration, plural
 from unisono.report import curves, times, why
-from unisono.report.document import Page, cells, footer, legend_html, section, table
-from unisono.report.events import End, Failure, Interrupted
-from unisono.report.history import MAX_MARKS, History, identity
-from unisono.report.marks import Mark
+from unisono.report.document import rendered
+from unisono.report.events import End, Failure, Interrupted, Start
+from unisono.report.history import History, identity
 from unisono.report.run_progress import RunProgress
-from unisono.report.text import SCRIPTS, in_page, moment, name, plain, value
-from unisono.report.time_spent import PartOfTime
+from unisono.report.text import SCRIPTS, moment, name, value
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stands."""
+
+    word: str
+    css: str  # the class of its colour
+    last_words: str  # why it has ended, or that nothing says so
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that came out of a run."""
+
+    label: str
+    shown: str
+    below: str
+    is_long: bool = False
 
 
 def report(history: History) -> str:
     """Return the page that tells of a run."""
-    page = Page()
-    learning = page.place(curves.learning(history))
-    speed = page.place(curves.others(history))
-    where = _time_parts(page, history)
-    body = [
-        _header(history),
-        _tiles(history),
-        section("Learning", learning or _nothing("No step has been finished yet.")),
-        section("How it was learnt", speed) if speed else "",
-        section("Why it is not faster", *_why(history)),
-        section("Where the time goes", *where),
-        section("What happened", *_happened(history)),
-        section("What this run is", _identity(history)),
-        section("How to get the same result", *_reproduce(history)),
-        footer(*_left_out(history)),
-    ]
-    return page.document(f"{script_name(history)} – Unisono report", body)
+    progress, start = history.progress, history.progress.first
+    phases = history.phases
+    has_times = bool(phases.stretches)
+    return rendered(
+        "run.html",
+        history=history,
+        script_name=script_name(history),
+        state=state(progress),
+        origin=list(_origin(start)) if start else [],
+        tiles=list(_tiles(history)),
+        learning=curves.learning(history),
+        speed=curves.others(history),
+        why=why.said(history) if has_times else [],
+        parts=why.parts(history),
+        phases=[times.by_phase(history), times.by_worker(history)] if has_times else [],
+        phase_keys=times.PHASE_KEYS,
+        phases_in_words=times.in_words(phases),
+        counts=list(_counts(history)),
+        fixed=identity(history),
+        where=_where(start) if start else {},
+        command=_commands(start) if start else "",
+        digest=progress.ended.digest if isinstance(progress.ended, End) else None,
+        left_out=list(_left_out(history)),
+    )
 
 
 def script_name(history: History) -> str:
@@ -48,94 +73,60 @@ def script_name(history: History) -> str:
     return name(command[0]) if command else "a run"
 
 
-def command_line(history: History) -> str:
-    """Return a command that runs it again, as a shell reads it, with as many threads a worker."""
-    start = history.progress.first
-    assert start is not None
-    threads = start.identity.get("threads", 1)
-    before = f"UNISONO_THREADS={threads} " if type(threads) is int and threads > 1 else ""
-    return before + shlex.join(start.command)
-
-
-def state(progress: RunProgress) -> tuple[str, str]:
-    """Return how the run stands, and the class of its colour."""
-    match progress.ended:
-        case Interrupted():
-            return "interrupted", "warn"
-        case Failure():
-            return "failed", "bad"
-        case End(stopped_early=stopped_early):
-            return "stopped early" if stopped_early else "finished", "good"
-    return "no end yet", "warn"
-
-
-def _header(history: History) -> str:
-    progress, start = history.progress, history.progress.first
-    word, colour = state(progress)
-    said = []
-    if start is not None:
-        said.append(f"Began {moment(start.time_unix_s)}")
-        said.append(start.host or "")
-        said.append(value(start.machine["processor"]) if "processor" in start.machine else "")
-    title = f'{in_page(script_name(history))}<span class="state {colour}">{word}</span>'
-    below = in_page(" · ".join(filter(None, said)))
-    return f'<header><h1>{title}</h1><p class="quiet">{below}</p>{_last_words(progress)}</header>'
-
-
-def _last_words(progress: RunProgress) -> str:
-    """Say why a run has ended, or that nothing says so."""
+def state(progress: RunProgress) -> State:
+    """Return how a run stands."""
     match progress.ended:
         case Interrupted() as ended:
-            return f"<p>{in_page(f'Interrupted {ended.in_words}')}.</p>"
+            return State("interrupted", "warn", f"Interrupted {ended.in_words}.")
         case Failure() as ended:
             whose = "" if ended.rank is None else f"Worker {ended.rank}: "
-            return f'<p class="error">{in_page(whose + ended.in_words)}</p>'
-        case End():
-            return ""
-    return (
-        "<p>Its file tells of no end: when this page was made it was under way, or was cut off. "
-        f"The last that was heard of it was at {in_page(moment(progress.last_unix_s))}.</p>"
+            return State("failed", "bad", whose + ended.in_words)
+        case End(stopped_early=stopped_early):
+            return State("stopped early" if stopped_early else "finished", "good", "")
+    return State(
+        "no end yet",
+        "warn",
+        "Its file tells of no end: when this page was made it was under way, or was cut off. The "
+        f"last that was heard of it was at {moment(progress.last_unix_s)}.",
     )
 
 
-def _tiles(history: History) -> str:
-    """Return what came out of a run as a list in HTML."""
+def _origin(start: Start) -> Iterator[str]:
+    yield f"Began {moment(start.time_unix_s)}"
+    if start.host:
+        yield start.host
+    if "processor" in start.machine:
+        yield value(start.machine["processor"])
+
+
+def _tiles(history: History) -> Iterator[Tile]:
     progress, start = history.progress, history.progress.latest
     goal = f"of {count(start.end_step)}" if start and start.end_step else ""
     if progress.epoch is not None:
         goal += f" · epoch {count(progress.epoch + 1)}"
-    found = [_tile("Steps", count(progress.num_done), goal.strip(" ·"))]
+    yield Tile("Steps", count(progress.num_done), goal.strip(" ·"))
     if (speed := history.mean_samples_per_second) is not None:
-        found.append(_tile("Samples a second", count(speed), "in the mean"))
-    found += _learning_tiles(history)
+        yield Tile("Samples a second", count(speed), "in the mean")
+    yield from _learning_tiles(history)
     shards = progress.first.shards if progress.first else None
     workers = count(len(progress.ranks)) if progress.ranks else "–"
-    found.append(_tile("Workers", workers, plural(shards, "shard") if shards else ""))
+    yield Tile("Workers", workers, plural(shards, "shard") if shards else "")
     fits = f"in {progress.num_starts} fits" if progress.num_starts > 1 else ""
-    found.append(_tile("Time in fit", duration(history.seconds or None), fits))
-    found.append(_tile("Workers lost", count(progress.num_lost), _recovered(progress)))
+    yield Tile("Time in fit", duration(history.seconds or None), fits)
+    yield Tile("Workers lost", count(progress.num_lost), _recovered(progress))
     if isinstance(progress.ended, End) and progress.ended.digest:
-        digest = plain(progress.ended.digest)[:12]
-        found.append(_tile("Digest", digest, "equal in equal runs", ' class="long"'))
-    return f'<ul class="tiles">{"".join(found)}</ul>'
+        yield Tile("Digest", progress.ended.digest[:12], "equal in equal runs", is_long=True)
 
 
-def _tile(label: str, shown: str, below: str, css: str = "") -> str:
-    return (
-        f"<li><span>{in_page(label)}</span><b{css}>{in_page(shown)}</b>"
-        f"<span>{in_page(below)}</span></li>"
-    )
-
-
-def _learning_tiles(history: History) -> Iterator[str]:
+def _learning_tiles(history: History) -> Iterator[Tile]:
     loss = history.means.get("loss")
     if loss is not None and loss.last is not None:
-        yield _tile("Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}")
+        yield Tile("Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}")
     for metric in ("loss", "accuracy"):
         curve = history.validation.get(metric)
         if curve and (best := curve.best(is_low_good=metric == "loss")) is not None:
-            step, value = best
-            yield _tile(f"Best validation {metric}", amount(value), f"after {plural(step, 'step')}")
+            step, found = best
+            yield Tile(f"Best validation {metric}", amount(found), f"after {plural(step, 'step')}")
 
 
 def _recovered(progress: RunProgress) -> str:
@@ -144,46 +135,6 @@ def _recovered(progress: RunProgress) -> str:
     if progress.num_lost:
         return "" if isinstance(progress.ended, Failure) else "and the run went on"
     return "none"
-
-
-def _time_parts(page: Page, history: History) -> list[str]:
-    if not history.phases.stretches:
-        return [_nothing("Nothing was measured yet.")]
-    first = len(page.figures)
-    places = page.place([times.by_phase(history), times.by_worker(history)])
-    said = [times.in_words(history.phases), times.left_out(history.phases)]
-    return [
-        f"<p>{in_page(' '.join(filter(None, said)))}</p>",
-        legend_html(times.PHASE_KEYS, range(first, len(page.figures))),
-        places,
-    ]
-
-
-def _why(history: History) -> Iterator[str]:
-    if not history.phases.stretches:
-        yield _nothing("Nothing was measured yet.")
-        return
-    items = "".join(f"<li>{in_page(one)}</li>" for one in why.said(history))
-    yield f'<ul class="said">{items}</ul>'
-    yield table(map(_part_row, why.parts(history)), ["Part of the time", "", ""])
-
-
-def _part_row(part: PartOfTime) -> str:
-    return (
-        f"<td>{in_page(part.name)}<small>{in_page(part.explained)}</small></td>"
-        f'<td class="number">{in_page(duration(part.seconds))}</td>'
-        f'<td class="number">{in_page(percent(part.share, 1))}</td>'
-    )
-
-
-def _happened(history: History) -> Iterator[str]:
-    yield f"<p>{in_page(' '.join(_counts(history)))}</p>"
-    if history.marks:
-        began = history.progress.began_unix_s
-        rows = (_mark_row(i, mark, began) for i, mark in enumerate(history.marks, 1))
-        yield table(rows, ["", "Step", "After", "What"])
-    if history.num_marks > MAX_MARKS:
-        yield _nothing(f"{history.num_marks - MAX_MARKS} more are not shown.")
 
 
 def _counts(history: History) -> Iterator[str]:
@@ -199,22 +150,9 @@ def _counts(history: History) -> Iterator[str]:
         yield f"{kept}, the last after step {count(progress.checkpoint.step)}."
 
 
-def _mark_row(number: int, mark: Mark, began_unix_s: float) -> str:
-    after = duration(mark.time_unix_s - began_unix_s)
-    return (
-        f'<td class="number"><span class="badge {mark.severity.value}">{number}</span></td>'
-        f'<td class="number">{count(mark.step)}</td><td class="number">{in_page(after)}</td>'
-        f"<td>{in_page(mark.text)}</td>"
-    )
-
-
-def _identity(history: History) -> str:
-    start = history.progress.first
-    if start is None:
-        return _nothing("The file does not say.")
-    fixed = identity(history)
-    where = {f"{key} version": one for key, one in start.versions.items()}
-    where |= {key.replace("_", " "): one for key, one in start.machine.items()}
+def _where(start: Start) -> dict[str, object]:
+    found = {f"{key} version": one for key, one in start.versions.items()}
+    found |= {key.replace("_", " "): one for key, one in start.machine.items()}
     facts = {
         "host": start.host,
         "parameters": None if start.num_parameters is None else count(start.num_parameters),
@@ -224,12 +162,7 @@ def _identity(history: History) -> str:
         "folder": start.folder,
         "command": shlex.join(start.command) or None,
     }
-    where |= {key: one for key, one in facts.items() if one is not None}
-    tables = [table(cells(key, value(one)) for key, one in some.items()) for some in (fixed, where)]
-    return (
-        f'<div class="two"><div><h3>What fixes the result</h3>{tables[0]}</div>'
-        f"<div><h3>Where and how it ran</h3>{tables[1]}</div></div>"
-    )
+    return found | {key: one for key, one in facts.items() if one is not None}
 
 
 def _processes(pids: Sequence[int | None]) -> str | None:
@@ -238,21 +171,16 @@ def _processes(pids: Sequence[int | None]) -> str | None:
     return ", ".join("not known" if pid is None else str(pid) for pid in pids)
 
 
-def _reproduce(history: History) -> Iterator[str]:
-    start, ended = history.progress.first, history.progress.ended
-    if start is None or not start.command:
-        yield _nothing("The file does not say what was run.")
-    else:
-        change = f"cd {shlex.quote(start.folder)}\n" if start.folder else ""
-        yield f"<pre>{in_page(change + command_line(history))}</pre>"
-    yield (
-        "<p>The code, the data and all that stands above under “What fixes the result” must be the "
-        "same. The number of workers, of loader processes, lost workers, stops and resumes may "
-        "differ: they do not change a bit of the result.</p>"
-    )
-    if isinstance(ended, End) and ended.digest:
-        yield f"<p>Then the digest after step {count(ended.step)} is</p>"
-        yield f"<pre>{in_page(ended.digest)}</pre>"
+def _commands(start: Start) -> str:
+    change = f"cd {shlex.quote(start.folder)}\n" if start.folder else ""
+    return change + command_line(start)
+
+
+def command_line(start: Start) -> str:
+    """Return a command that runs it again, as a shell reads it, with as many threads a worker."""
+    threads = start.identity.get("threads", 1)
+    before = f"UNISONO_THREADS={threads} " if type(threads) is int and threads > 1 else ""
+    return before + shlex.join(start.command)
 
 
 def _left_out(history: History) -> Iterator[str]:
@@ -264,7 +192,3 @@ def _left_out(history: History) -> Iterator[str]:
     if history.metrics_left_out:
         left = ", ".join(name(one) for one in sorted(history.metrics_left_out))
         yield f"These metrics are not drawn, as there are too many: {left}."
-
-
-def _nothing(said: str) -> str:
-    return f'<p class="quiet">{in_page(said)}</p>'

@@ -1,7 +1,7 @@
 """How are other people's words shown?
 
-Whatever comes out of a file passes through :func:`plain`, and then through :func:`html.escape` on
-its way into the page or :func:`in_plot` on its way into a plot, whose texts know a few tags.
+Whatever comes out of a file passes through :func:`plain`. Pages escape it then (``document.py``);
+plots, whose texts know a few tags, get it from :func:`in_plot`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ def plain(text: object, max_chars: int = MAX_TEXT) -> str:
 def name(text: object) -> str:
     """Return a short name on one line."""
     return plain(text, MAX_NAME).replace("\n", " ")
-
-
-def in_page(text: object) -> str:
-    """Return text as HTML that shows it."""
-    return html.escape(plain(text))
 
 
 def in_plot(text: object) -> str:
