@@ -21,7 +21,7 @@ _SMOOTH_PART = 60
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRun:
     """One run in the table of all."""
 
     name: str
@@ -76,7 +76,7 @@ def different_facts(runs: Sequence[History]) -> list[str]:
     return [key for key in keys if len({value(one.get(key)) for one in facts}) > 1]
 
 
-def _row(run: History, number: int) -> Row:
+def _row(run: History, number: int) -> ComparedRun:
     progress, loss = run.progress, run.means.get("loss")
     speed = run.mean_samples_per_second
     digest = progress.ended.digest if isinstance(progress.ended, End) else None
@@ -89,7 +89,7 @@ def _row(run: History, number: int) -> Row:
         duration(run.seconds),
     ]
     colour, shown = series_colour(number), digest[:16] if digest else None
-    return Row(name(run.name), script_name(run), colour, numbers, shown, identity(run))
+    return ComparedRun(name(run.name), script_name(run), colour, numbers, shown, identity(run))
 
 
 def _figures(runs: Sequence[History]) -> list[Figure]:
