@@ -1,18 +1,22 @@
 """Who owns the memory that workers share? The launcher, so that it outlives every worker.
 
-Invariant: all requests with one key get the same memfd. The launcher closes it when all living
-workers have released it, unless a replacement may yet need it, or when the job ends.
+Invariant: all requests with one key get the same memfd, or file of predictions. The launcher closes
+it when all living workers have released it, unless a replacement may yet need it, or when the job
+ends. Neither leaves anything behind.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from unisono.checkpoint.places import Places
-from unisono.workers.launcher_messages import DATA_KEYS
+from unisono.plainfile import open_plain
+from unisono.workers.launcher_messages import DATA_KEYS, ROW_KEYS
 from unisono.workers.memory import give_pages_back
 from unisono.workers.proc import create_memory
 
@@ -33,14 +37,18 @@ class SharedMemories:
     def __init__(self) -> None:
         self._by_key: dict[int, _Shared] = {}
 
-    def request(self, rank: int, key: int, num_bytes: int) -> int:
+    def request(self, rank: int, key: int, num_bytes: int, path: str = "") -> int:
         """Return the descriptor of memory `key`; it stays the launcher's.
+
+        Args:
+            path: of a file of that size, which is to be that memory.
 
         Raises:
             ValueError: another worker asked for another size, or there is no such memory.
+            OSError: there is no room for a file, or the one at `path` cannot be opened.
         """
         if key not in self._by_key:
-            self._by_key[key] = self._create(rank, num_bytes)
+            self._by_key[key] = _Shared(_create(key, num_bytes, path), num_bytes, rank)
         shared = self._by_key[key]
         if shared.num_bytes != num_bytes:
             raise ValueError(
@@ -72,7 +80,7 @@ class SharedMemories:
             shared.held_by.discard(rank)
 
     def drop_unused(self, still_needed: Collection[int]) -> None:
-        """Close what no worker holds, except these keys, and data sets."""
+        """Close what no worker holds, except these keys, data sets and predictions."""
         for key in [key for key, shared in self._by_key.items() if not shared.held_by]:
             if key not in still_needed and key < DATA_KEYS:
                 self._drop(self._by_key.pop(key))
@@ -106,7 +114,15 @@ class SharedMemories:
         if shared.mapping is not None:
             shared.mapping.close()
 
-    def _create(self, rank: int, num_bytes: int) -> _Shared:
-        if num_bytes < 1:
-            raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
-        return _Shared(create_memory("unisono-memory", num_bytes), num_bytes, rank)
+
+def _create(key: int, num_bytes: int, path: str) -> int:
+    if num_bytes < 1:
+        raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
+    if path:
+        return open_plain(Path(path), os.O_RDWR)
+    if key < ROW_KEYS:
+        return create_memory("unisono-memory", num_bytes)
+    with tempfile.TemporaryFile() as file:
+        # Now, where an error can be told: a mapped file on a full disk ends the process.
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return os.dup(file.fileno())

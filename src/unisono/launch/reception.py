@@ -96,8 +96,8 @@ class Reception:
     def hear(self, rank: int, message: messages.FromWorker) -> None:
         """Take a worker's message."""
         match message:
-            case messages.MemoryRequest(key, num_bytes):
-                self._staff.send(rank, self._memory(rank, key, num_bytes))
+            case messages.MemoryRequest(key, num_bytes, path):
+                self._staff.send(rank, self._memory(rank, key, num_bytes, path))
             case messages.MemoryReleased(key):
                 self._memories.release(rank, key)
                 self._tidy_memories()
@@ -239,11 +239,11 @@ class Reception:
             return messages.Refused(str(error), is_of_checkpoint=True)
         return messages.Acknowledged()
 
-    def _memory(self, rank: int, key: int, num_bytes: int) -> messages.ToWorker:
+    def _memory(self, rank: int, key: int, num_bytes: int, path: str) -> messages.ToWorker:
         try:
-            return messages.MemoryGranted((self._memories.request(rank, key, num_bytes),))
+            return messages.MemoryGranted((self._memories.request(rank, key, num_bytes, path),))
         except (ValueError, OSError) as error:
-            return messages.Refused(str(error))
+            return messages.Refused(str(error), is_of_system=isinstance(error, OSError))
 
     def _write_next(self) -> None:
         if self._writing is not None or not self._to_write:

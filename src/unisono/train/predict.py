@@ -1,40 +1,46 @@
 """Predictions for a dataset: one row a sample, in dataset order.
 
-The leader computes one batch to see what a row is, and makes the file (see ``rowsfile``); then
-every worker writes the rows of its shards, each once (see ``predictions``). If the leader is lost
-before the others have opened the file, the next leader makes it anew. On several hosts each host
-has a leader and a file (see ``host_rows``).
+The leader computes one batch to see what a row is. All workers of a host then open one file, and
+each writes the rows of its shards, each once (see ``predictions``)::
+
+    with a path      rows.safetensors.3f9c02d1a7b4e856.partial ──► rows.safetensors
+    without          a file without a name, or memory where nobody needs the rows later
+
+So two jobs that predict to one path do not touch each other's rows; the later one's file stays. The
+launcher removes a partial file when its job ends early; one is left only by a job that is killed as
+a whole, or that has no launcher of ours. Of predictions outside of loops the launcher keeps the
+file open as long as the job: whoever replaces a lost worker gets the rows from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import MismatchError
-from unisono.plainfile import open_plain
+from unisono.plainfile import check_plain, is_at, open_plain
 from unisono.train.failures import heard_by_all
-from unisono.train.host_rows import share_rows
-from unisono.train.late_rows import LateRows
-from unisono.train.ledger import Ledger
-from unisono.train.predictions import Rows, form_of, header_of, put_together, taken_apart
-from unisono.train.refused_operation import refusals_explained
-from unisono.train.rowsfile import (
-    check_path,
-    finish_file,
-    identity_of,
-    make_file,
-    open_file,
-    partial_path,
-    remove,
+from unisono.train.predictions import (
+    LateRows,
+    Rows,
+    form_of,
+    header_of,
+    put_together,
+    share_rows,
+    taken_apart,
 )
+from unisono.train.refused_operation import refusals_explained
 from unisono.train.sweep import Forward, PartsOf, Sweep
 from unisono.workers.joint_calls import JointCalls
-from unisono.workers.launcher_messages import KeepFile, RemoveAtEnd
+from unisono.workers.launcher_messages import ROW_KEYS, KeepFile, MemoryReleased, RemoveAtEnd
+
+_RELEASED_KEYS = 1 << 61  # the first key of predictions that nobody needs later
+_NUM_KEYS = 1 << 61  # from each of the two on
 
 Said = dict[str, Any]
 """What the leader says of the file: how rows are named and put together, and which file it is."""
@@ -46,13 +52,10 @@ class Predictor:
     Args:
         sweep: the pass.
         forward, path: see :meth:`Trainer.predict`.
-        say: tells the user something; called on one worker.
     """
 
-    def __init__(
-        self, sweep: Sweep, forward: Forward, path: Path | None, say: Callable[[str], None]
-    ) -> None:
-        self._sweep, self._forward, self._team, self._say = sweep, forward, sweep.team, say
+    def __init__(self, sweep: Sweep, forward: Forward, path: Path | None) -> None:
+        self._sweep, self._forward, self._team = sweep, forward, sweep.team
         # A folder that has two names must be seen to be one, and a program may change its own.
         self._path = None if path is None else path.parent.resolve() / path.name
 
@@ -62,52 +65,24 @@ class Predictor:
         Collective: every rank calls it. Returns and raises as :meth:`Trainer.predict`.
         """
         found: list[Any] = []
+        is_kept = joint_calls.is_told and self._team.supervisor.can_replace
 
         def act() -> bytes:
             with ExitStack() as stack:
-                said, fd = self._predict(stack)
-                found.append(_take(said, fd))
-                if not self._team.supervisor.can_replace:
-                    return b""
-                said["is_kept"], rows = self._keep(joint_calls, fd)
-                return json.dumps(said).encode() + b"\n" + rows
+                said, fd = self._predict(is_kept, stack)
+                found.append(_taken(said, fd))
+            return json.dumps(said).encode()
 
-        words, _, rows = joint_calls.together("predict", act).partition(b"\n")
-        return found[0] if found else self._take_over(joint_calls, json.loads(words), rows)
-
-    def _keep(self, joint_calls: JointCalls, fd: int) -> tuple[bool, bytes]:
-        """Decide whether replacements can take over the rows, and what the launcher keeps."""
-        ledger = Ledger.of(joint_calls)
-        if self._path is not None:
-            ledger.note_file(self._path, self._say_once, is_kept=joint_calls.is_told)
-            return True, b""
-        num_bytes = os.fstat(fd).st_size
-        if not joint_calls.is_told or not ledger.keep_rows(num_bytes, self._say_once):
-            return False, b""
-        return True, os.pread(fd, num_bytes, 0)
-
-    def _say_once(self, line: str) -> None:
-        if self._team.position == 0:
-            self._say(line)
-
-    def _take_over(self, joint_calls: JointCalls, said: Said, rows: bytes) -> Any:
-        if self._path is not None:
-            fd = _open_again(self._path, said["file"])
-        elif said["is_kept"]:
-            fd = make_file(None, rows, len(rows))
-        else:
-            raise MismatchError(
-                "a replacement must be given what was predicted outside of loops, but these "
-                "predictions were too large to be kept for it: pass `path=`, then they are in a "
-                "file."
-            )
+        said = json.loads(joint_calls.together("predict", act))
+        if found:
+            return found[-1]
+        fd = self._team.memory_fd(said["key"], said["num_bytes"])
         try:
-            self._keep(joint_calls, fd)
-            return _take(said, fd)
+            return _taken(said, fd)
         finally:
             os.close(fd)
 
-    def _predict(self, stack: ExitStack) -> tuple[Said, int]:
+    def _predict(self, is_kept: bool, stack: ExitStack) -> tuple[Said, int]:
         """Compute every row. Collective.
 
         Returns:
@@ -115,29 +90,44 @@ class Predictor:
         """
         sweep, path = self._sweep, self._path
         sweep.agree("predict", **{"whether there is a `path`": path is not None})
-        partial = None if path is None else Path(self._tell(lambda: self._begin(path))["partial"])
-        try:
-            with sweep.under_way() as parts_of:
-                said, fd = self._agree_on_file(partial, parts_of, stack)
-                rows = Rows(fd, said["names"], is_private=False)
-                host_of = self._write(rows, parts_of)
-            share_rows(rows, self._team, host_of, sweep.plan.order(0))
-        except BaseException:
-            if partial is not None:
-                remove(partial)
-            raise
-        if path is not None and partial is not None:
-            finishing = partial
-            said |= self._tell(lambda: self._finish(fd, finishing, path))
+        partial = "" if path is None else self._tell(lambda: self._begin(path))
+        with _removed_on_failure(partial), sweep.under_way() as parts_of:
+            said = self._tell(lambda: self._make(partial, parts_of, is_kept))
+            fd = self._write(said, partial, parts_of, stack)
+        if path is not None:
+            self._tell(lambda: self._finish(fd, Path(partial), path))
         return said, fd
 
-    def _write(self, rows: Rows, parts_of: PartsOf) -> dict[int, int]:
-        """Write the rows of this worker's shards; gives the host of each shard. Collective."""
-        plan = self._sweep.plan
-        order, host = plan.order(0), b"%d" % self._team.host
+    def _make(self, partial: str, parts_of: PartsOf, is_kept: bool) -> Said:
+        """Compute a batch to see what a row is, and make the file if it has a name."""
+        # The order is that of the dataset, so its first sample is in the first shard.
+        sweep = self._sweep
+        try:
+            first = next(parts_of([0]))
+            with refusals_explained(sweep.model, sweep.is_deterministic):
+                output = self._forward(sweep.model, first.data)
+        except RuntimeError as error:
+            if (ours := sweep.explain(error)) is error:
+                raise
+            raise ours from error
+        rows = taken_apart(output, first.num_samples)
+        header, num_bytes = header_of(rows, sweep.plan.num_samples)
+        if partial:
+            make_file(Path(partial), num_bytes)
+        key = secrets.randbelow(_NUM_KEYS) + (ROW_KEYS if is_kept else _RELEASED_KEYS)
+        form = {"form": form_of(output), "names": list(rows), "header": header.hex()}
+        return {**form, "num_bytes": num_bytes, "key": key}
+
+    def _write(self, said: Said, partial: str, parts_of: PartsOf, stack: ExitStack) -> int:
+        """Write the rows of this worker's shards; gives the file's descriptor. Collective."""
+        plan, host = self._sweep.plan, b"%d" % self._team.host
+        order, opened = plan.order(0), list[tuple[int, Rows]]()
 
         def write(shards: Sequence[int]) -> dict[int, bytes]:
-            late = LateRows(rows, self._sweep.device)
+            if not opened:
+                fd = self._open(said, partial, stack)
+                opened.append((fd, _rows(said, fd, is_private=False)))
+            late = LateRows(opened[0][1], self._sweep.device)
             for part in parts_of(shards):
                 output = self._forward(self._sweep.model, part.data)
                 indices = plan.shard_indices(order, part.batch, part.shard)
@@ -146,137 +136,156 @@ class Predictor:
             return dict.fromkeys(shards, host)
 
         told = self._sweep.by_all_workers(write, "rows of predict")
-        return {shard: int(host) for shard, host in told.items()}
+        (fd, rows), *_ = opened
+        share_rows(rows, self._team, {shard: int(host) for shard, host in told.items()}, order)
+        return fd
 
-    def _agree_on_file(
-        self, partial: Path | None, parts_of: PartsOf, stack: ExitStack
-    ) -> tuple[Said, int]:
-        """Have the leader make the file and everybody open it; again if the leader is lost.
+    def _open(self, said: Said, partial: str, stack: ExitStack) -> int:
+        """Open the file that all workers of this host share. Collective."""
+        try:
+            fd = self._team.memory_fd(said["key"], said["num_bytes"], partial)
+        except OSError as error:
+            raise self._trouble(
+                error, f", which rank {self._team.world.rank} cannot open"
+            ) from None
+        stack.callback(os.close, fd)
+        if said["key"] < ROW_KEYS:
+            stack.callback(self._team.supervisor.tell, MemoryReleased(said["key"]))
+        os.pwrite(fd, bytes.fromhex(said["header"]), 0)  # everybody the same
+        return fd
 
-        Returns:
-            How rows are named and put together, and this worker's own descriptor.
-
-        Raises:
-            OSError: the leader cannot make it, or somebody cannot open it.
-        """
-
-        def make() -> Said:
-            # The order is that of the dataset, so its first sample is in the first shard.
-            sweep = self._sweep
-            try:
-                first = next(parts_of([0]))
-                with refusals_explained(sweep.model, sweep.is_deterministic):
-                    output = self._forward(sweep.model, first.data)
-            except RuntimeError as error:
-                if (ours := sweep.explain(error)) is error:
-                    raise
-                raise ours from error
-            rows = taken_apart(output, first.num_samples)
-            content = header_of(rows, self._sweep.plan.num_samples)
-            made.append(make_file(partial, *content))
-            stack.callback(os.close, made[-1])
-            place = [self._team.world.rank, os.getpid(), made[-1]]
-            return {"names": list(rows), "form": form_of(output), "place": place}
-
-        made: list[int] = []
-        while True:
-            told = self._tell_all(make)
-            makers, said = tuple(each["place"][0] for each in told), told[self._team.host]
-            _, pid, made_fd = said.pop("place")
-            fd, trouble = -1, ""
-            try:
-                fd = os.dup(made[-1]) if made else open_file(partial, pid, made_fd)
-                stack.callback(os.close, fd)
-            except OSError as error:
-                trouble = str(error)
-            words = trouble.encode(errors="backslashreplace")
-            answers = self._team.gather(words, "file of predict")
-            troubles = {rank: answer.decode() for rank, answer in answers.items() if answer}
-            if not troubles:
-                return said, fd
-            # Not the trouble that comes of a leader that was lost with what it had made.
-            if makers == self._team.host_leaders:
-                raise OSError(_cannot_open(troubles, partial))
-
-    def _begin(self, path: Path) -> Said:
+    def _begin(self, path: Path) -> str:
         check_path(path)
-        partial = partial_path(path)
+        partial = str(partial_path(path))
         # Workers that are ended in the midst of it cannot do it.
-        self._team.supervisor.tell(RemoveAtEnd(str(partial)))
-        return {"partial": str(partial)}
+        self._team.supervisor.tell(RemoveAtEnd(partial))
+        return partial
 
-    def _finish(self, fd: int, partial: Path, path: Path) -> Said:
+    def _finish(self, fd: int, partial: Path, path: Path) -> None:
         try:
             finish_file(fd, partial, path)
         finally:
             # Rows that cannot get their name are whole, and stay.
             self._team.supervisor.tell(KeepFile(str(partial)))
-        return {"file": identity_of(fd)}
 
-    def _tell(self, act: Callable[[], Said]) -> Said:
-        """Have the leader of this host do something with its file; gives the result. Collective."""
-        return self._tell_all(act)[self._team.host]
+    def _tell(self, act: Callable[[], Any]) -> Any:
+        """Have one worker of each host do something for its file; gives what this host's has said.
 
-    def _tell_all(self, act: Callable[[], Said]) -> list[Said]:
-        """Have one worker of each host do something with its file; gives all results. Collective.
+        Collective. The key, which all hosts use, is that of the first.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the file could not be written.
             Exception: what else a leader has raised.
         """
 
-        def attempt() -> Said:
+        def attempt() -> Any:
             try:
                 return act()
             except OSError as error:
-                where = "memory" if self._path is None else self._path
-                seen = str(error).removesuffix(".")
-                raise OSError(f"predictions must be written to {where}, but: {seen}.") from None
+                raise self._trouble(error) from None
 
-        return heard_by_all(
+        told = heard_by_all(
             lambda speak: self._team.hear_host_leaders(speak, "file of predict"),
             attempt,
             self._team.world.rank,
         )
+        mine = told[self._team.host]
+        return {**mine, "key": told[0]["key"]} if isinstance(mine, dict) else mine
+
+    def _trouble(self, error: OSError, whose: str = "") -> OSError:
+        where = "a file without a name" if self._path is None else self._path
+        seen = str(error).removesuffix(".")
+        return OSError(f"predictions must be written to {where}{whose}, but: {seen}.")
 
 
-def _take(said: Said, fd: int) -> Any:
-    return put_together(said["form"], Rows(fd, said["names"], is_private=True).tensors)
+def _rows(said: Said, fd: int, *, is_private: bool) -> Rows:
+    return Rows(fd, bytes.fromhex(said["header"]), said["names"], is_private=is_private)
 
 
-def _open_again(path: Path, identity: Sequence[int]) -> int:
-    """Open the file that the others have written, and no other one.
+def _taken(said: Said, fd: int) -> Any:
+    return put_together(said["form"], _rows(said, fd, is_private=True).tensors)
+
+
+@contextmanager
+def _removed_on_failure(partial: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if partial:
+            _remove(Path(partial))
+        raise
+
+
+def check_path(path: Path) -> None:
+    """Find out, before anything is computed, whether a file can get this name.
 
     Raises:
-        MismatchError: there is none, or another one.
+        OSError: the folder does not exist or cannot be written, or something else has the name.
     """
-    seen = "it cannot be opened"
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent}: make it first")
+    if path.is_dir():
+        example = path / "predictions.safetensors"
+        raise IsADirectoryError(f"that is a folder: name a file in it, such as {example}")
+    if path.exists() and not path.is_file():
+        raise FileExistsError("that is no file, but a device, pipe or socket: name another file")
+    check_plain(path, is_replaced=True)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"the folder {path.parent} cannot be written: name another one")
+
+
+def partial_path(path: Path) -> Path:
+    """Choose a name for the file that is not whole yet: another one each time."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+
+
+def make_file(partial: Path, num_bytes: int) -> None:
+    """Make the file in which predictions are collected.
+
+    Raises:
+        OSError: the folder cannot be written, or has not that much room.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        partial.unlink()  # of a leader that was lost
+    fd = open_plain(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        fd = open_plain(path, os.O_RDONLY)
-    except OSError as error:
-        seen = f"{seen} ({error.strerror or error})"
-    else:
-        if identity_of(fd) == list(identity):
-            return fd
+        # Now, where an error can be told: a mapped file on a full disk ends the process.
+        os.posix_fallocate(fd, 0, num_bytes)
+    except BaseException:
+        partial.unlink()
+        raise
+    finally:
         os.close(fd)
-        seen = "another file is there now, or it was changed"
-    raise MismatchError(
-        f"a replacement must be given what was predicted outside of loops, and the others have "
-        f"that from {path}, but {seen}: let each call of `predict` have a `path=` of its own, and "
-        f"leave its file alone while the job runs."
-    )
 
 
-def _cannot_open(troubles: Mapping[int, str], partial: Path | None) -> str:
-    rank = min(troubles)
-    what, advice = f"the file {partial}", "look at this file system and at the limit of open files"
-    if partial is None:
-        what = "the memory for predictions"
-        advice = (
-            "pass `path=`, then it is a file, or see that /proc is mounted and shows the processes "
-            "of this user, through which the memory is opened, and look at the limit of open files"
+def finish_file(fd: int, partial: Path, path: Path) -> None:
+    """Give the file its name, once every row is on the disk; nothing if that has been done.
+
+    Raises:
+        OSError: the rows cannot be written, and are gone; or the file cannot be renamed, and they
+            lie under its old name.
+    """
+    try:
+        os.fsync(fd)
+    except OSError:
+        _remove(partial)
+        raise
+    if not is_at(partial, fd):
+        if is_at(path, fd):
+            return  # by a leader that was lost right afterwards
+        raise FileNotFoundError(
+            f"the file {partial} with the rows was removed or replaced meanwhile: leave such files "
+            f"alone while a prediction goes on, and predict again"
         )
-    return (
-        f"every worker must be able to open {what}, but rank {rank} cannot: {troubles[rank]}: "
-        f"{advice}."
-    )
+    try:
+        os.replace(partial, path)
+    except OSError as error:
+        raise OSError(
+            f"the file cannot get that name ({error.strerror}); every row is in {partial}: rename "
+            f"that file yourself"
+        ) from error
+
+
+def _remove(partial: Path) -> None:
+    with contextlib.suppress(OSError):
+        partial.unlink()

@@ -1,13 +1,14 @@
-"""One file of predictions, mapped and written by all workers.
+"""One file of predictions, mapped and written by all workers of a host.
 
 ::
 
     | length of the header u64 | header: JSON | rows of the first tensor | of the second | …
 
 It is a safetensors file, so others can read it in parts, and it holds nothing but numbers (see
-``rowsfile`` for where it is). Each row is written once, at its sample's number, by the worker that
-computed it. The result is a private mapping: changes stay in the worker that makes them, and rows
-are read when they are looked at.
+``predict.py`` for where it is). Each row is written once, at its sample's number, by the worker
+that computed it; on several hosts one worker of each then sends its rows to the others. The result
+is a private mapping: changes stay in the worker that makes them, and rows are read when they are
+looked at.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from typing import Any
 
 import torch
 
+from unisono.arrivals import pinned
 from unisono.checkpoint.safetensors_stream import CODES
-from unisono.device import in_rows, on_host
+from unisono.device import HOST, Device, in_rows, on_host
 from unisono.workers.memory import Memory
+from unisono.workers.team import Team
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT_BYTES = 64
+_CHUNK_BYTES = 4 << 20  # of rows, that a host sends at a time
 _RESERVED = "__metadata__"  # of a safetensors file
 _DTYPES = {code: getattr(torch, name.removeprefix("torch.")) for name, code in CODES.items()}
 
@@ -125,6 +129,7 @@ class Rows:
 
     Args:
         fd: of the file; it may be closed afterwards.
+        header: what it begins with, or is to.
         names: the tensors', in the order of the model's output.
         is_private: whether what is written stays in this process.
 
@@ -132,18 +137,14 @@ class Rows:
         tensors: by name, a row for each sample.
     """
 
-    def __init__(self, fd: int, names: Sequence[str], *, is_private: bool) -> None:
+    def __init__(self, fd: int, header: bytes, names: Sequence[str], *, is_private: bool) -> None:
         flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
         memory = Memory(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags))
-        start = _LENGTH.size + _LENGTH.unpack(memory.read(0, _LENGTH.size))[0]
-        entries = json.loads(memory.read(_LENGTH.size, start - _LENGTH.size))
-        num_bytes = start + max(entry["data_offsets"][1] for entry in entries.values())
-        if memory.num_bytes != num_bytes:
-            raise OSError(f"the file of predictions must have {num_bytes:,} bytes")
+        entries = json.loads(header[_LENGTH.size :])
         self.tensors = {}
         for name in names:
             entry = entries[name]
-            place = start + entry["data_offsets"][0]
+            place = len(header) + entry["data_offsets"][0]
             tensor = memory.tensor(place, entry["shape"], _DTYPES[entry["dtype"]], None)
             self.tensors[name] = tensor
         self._kinds = _kinds(self.tensors)
@@ -199,6 +200,90 @@ class Rows:
                 f"were {_in_words(self.tensors)} for the first and are {_in_words(output)} here: "
                 f"pad rows to one length, say."
             )
+
+
+class LateRows:
+    """Writes the rows of one pass once the next one has been issued; on the CPU at once. Final.
+
+    ::
+
+        device   pass 0 │ pass 1 │ pass 2 │ …
+        copies          └ rows 0 └ rows 1 …
+        host     issue 0, issue 1, write 0, issue 2, write 1, …
+    """
+
+    def __init__(self, rows: Rows, device: Device) -> None:
+        self._rows, self._device, self._copies = rows, device, device.copies()
+        self._pending: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
+        self._host: dict[str, torch.Tensor] = {}
+
+    def write(self, indices: torch.Tensor, output: Output) -> None:
+        """Write the rows of some samples, at the latest when :meth:`finish` is called.
+
+        Raises:
+            ValueError: they differ from what the first batch had.
+        """
+        self._rows.check(output)
+        self.finish()
+        if not all(self._device.has(tensor) for tensor in output.values()) or self._device.is_host:
+            self._rows.write(indices, output)
+            return
+        here = {name: self._room_for(name, tensor) for name, tensor in output.items()}
+        for name, tensor in output.items():
+            self._copies.to_host(here[name], tensor.detach().contiguous())
+        self._pending = indices, here
+
+    def finish(self) -> None:
+        """Write what has not been written yet. Waits for its pass, not for later ones."""
+        if self._pending is not None:
+            self._copies.wait()
+            self._rows.write(*self._pending)
+            self._pending = None
+
+    def _room_for(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Give memory of the host with the shape of a tensor; rows before it have been written."""
+        kept = self._host.get(name)
+        if kept is None or len(kept) < len(tensor):
+            kept = pinned(torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST))
+            self._host[name] = kept
+        return kept[: len(tensor)]
+
+
+def share_rows(
+    rows: Rows,
+    team: Team,
+    host_of: Mapping[int, int],
+    order: torch.Tensor,
+    chunk: int = _CHUNK_BYTES,
+) -> None:
+    """Give every host the rows of all others. Collective: every rank calls it.
+
+    Args:
+        rows: of this host, whose own are there.
+        team: the workers.
+        host_of: for each shard, the host whose workers have computed it.
+        order: the samples in the order in which shards take them; shape (samples,).
+        chunk: how many bytes a host sends at a time.
+    """
+    if len(team.hosts) == 1:
+        return
+    indices = [order[:0] for _ in team.hosts]
+    for shard, host in sorted(host_of.items()):
+        indices[host] = torch.cat([indices[host], order[shard :: len(host_of)]])
+    num = max(1, chunk // max(1, rows.row_bytes))
+    for start in range(0, max(map(len, indices)), num):
+        here = [some[start : start + num] for some in indices]
+        while True:
+            if team.leads_host:
+                team.put_beside(rows.read(here[team.host]))
+            all_came = team.meet("rows of predict")
+            for rank, data in team.beside().items():
+                host = next(at for at, ranks in enumerate(team.hosts) if rank in ranks)
+                if team.leads_host:
+                    rows.take(here[host], data)
+            if all_came:
+                break
+    team.meet("rows of predict")  # before a neighbour reads what was written last
 
 
 def _kinds(output: Output) -> list[tuple[str, torch.dtype, torch.Size]]:

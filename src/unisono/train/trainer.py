@@ -391,17 +391,14 @@ class Trainer:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
             for every number of workers. Each worker may change its own copy.
 
-        Outside of loops over steps, replacements of lost workers need the rows, too. Without `path`
-        the launcher keeps them, up to 4 MiB for one prediction and 64 MiB for a job; with it they
-        are read from the file. If they are larger, or another prediction overwrites the same
-        `path`, a line says so; a worker that is lost after that is not replaced, and the others
-        continue without it.
+        Outside of loops over steps, replacements of lost workers need the rows, too: if there can
+        be any, the launcher keeps them as long as the job runs, without `path` in a file without a
+        name in the folder for temporary files (``TMPDIR``).
 
         Raises:
             TypeError, ValueError: `forward` does not return rows.
             OSError: the file cannot be created, or not every worker can open it; or it cannot be
                 renamed in the end, in which case the message says where the rows are.
-            MismatchError: this worker is a replacement, and the rows are no longer available.
         """
         run = self.run
         check_forward(forward)
@@ -416,7 +413,6 @@ class Trainer:
             self._sweep("predict", reading.in_dataset_order(), model),
             self._prepared(forward),
             None if path is None else Path(path),
-            run.say,
         )
         with self._computing.under_way():
             return predictor.once(run.joint_calls)

@@ -16,9 +16,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
+from unisono.plainfile import open_plain
 from unisono.workers.allocator import keep_freed_memory
 from unisono.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
 from unisono.workers.host_links import HostLinks, connect_hosts
@@ -84,13 +86,15 @@ class ExternallyLaunched(Supervisor):
         if isinstance(self.control, HostsControlBlock):
             self.control.receive()
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
         """Share memory that a host's first rank makes. Collective: every rank calls it.
 
         Raises:
             MismatchError: another worker asked for another size.
             RendezvousError: that memory cannot be opened from here.
         """
+        if path:
+            return open_plain(Path(path), os.O_RDWR)
         is_first = self.world.rank == self._first
         fd = create_memory(_MEMORY_NAME, num_bytes) if is_first else -1
         try:

@@ -110,9 +110,10 @@ class LauncherLink(Supervisor):
         weakref.finalize(memory, self._unused.append, key).atexit = False
         return memory
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
         """See :meth:`Supervisor.memory_fd`; the launcher takes it that this worker keeps it."""
-        return self._ask(messages.MemoryRequest(key, num_bytes), messages.MemoryGranted).fds[0]
+        request = messages.MemoryRequest(key, num_bytes, path)
+        return self._ask(request, messages.MemoryGranted).fds[0]
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """See :meth:`Supervisor.stopped`; the launcher decides when all others have stopped."""
@@ -149,6 +150,8 @@ class LauncherLink(Supervisor):
         if answer is None:
             raise _launcher_is_gone()
         if isinstance(answer, messages.Refused):
+            if answer.is_of_system:
+                raise OSError(answer.reason)
             raise (CheckpointError if answer.is_of_checkpoint else MismatchError)(answer.reason)
         if not isinstance(answer, kinds):
             raise UnisonoError(

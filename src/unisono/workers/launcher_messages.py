@@ -24,6 +24,8 @@ LOOP = "loop"
 IN_INIT = "init_process_group"
 # The first key of memory that holds a data set; loops have lower ones.
 DATA_KEYS = 1 << 62
+# The first key of predictions, which lie in a file.
+ROW_KEYS = DATA_KEYS + (1 << 61)
 
 
 @dataclass_transform(frozen_default=True)
@@ -150,11 +152,13 @@ class ProgramFailed(Told):
 class MemoryRequest(Request):
     """Share memory with every worker that asks with the same key. Answer: MemoryGranted.
 
-    Memory with a key from :data:`DATA_KEYS` on is kept as long as the job.
+    Memory with a key from :data:`DATA_KEYS` on is kept as long as the job; with one from
+    :data:`ROW_KEYS` on it is a file without a name, or the one at `path`.
     """
 
     key: int
     num_bytes: int
+    path: str = ""
 
 
 class Stopped(Request):
@@ -218,10 +222,14 @@ class Live(ToWorker):
 
 
 class Refused(ToWorker):
-    """A request is not granted, for this reason; maybe because of a checkpoint's directory."""
+    """A request is not granted, for this reason; maybe because of a checkpoint's directory.
+
+    Or, with `is_of_system`, as the operating system has refused something.
+    """
 
     reason: str
     is_of_checkpoint: bool = False
+    is_of_system: bool = False
 
 
 class ForkWorker(ToServer):

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
+from unisono.plainfile import open_plain
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.launcher_messages import Live, Passed, Told
 from unisono.workers.membership import Membership
@@ -60,8 +62,12 @@ class Supervisor(Protocol):
         finally:
             os.close(fd)
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
-        """Do the same, and give the descriptor of that memory, which is the caller's."""
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
+        """Do the same, and give the descriptor of that memory, which is the caller's.
+
+        Args:
+            path: of a file of that size, which is to be that memory; every worker can open it.
+        """
 
     def tell(self, message: Told) -> None:
         """Tell something that needs no answer; nobody listens."""
@@ -117,6 +123,8 @@ class SingleProcess(Supervisor):
         self.world = world or World()
         self.control = ControlBlock.private()
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
         """Take memory that this process shares with nobody but its forks."""
+        if path:
+            return open_plain(Path(path), os.O_RDWR)
         return create_memory("unisono-memory", num_bytes)
