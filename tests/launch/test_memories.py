@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from unisono.errors import NotPlainFileError
 from unisono.launch.memories import SharedMemories
-from unisono.workers.launcher_messages import DATA_KEYS
+from unisono.workers.launcher_messages import DATA_KEYS, ROW_KEYS
 
 
 @pytest.fixture
@@ -73,6 +76,34 @@ def test_a_data_set_stays_as_long_as_the_job(memories: SharedMemories) -> None:
     memories.forget(0)
     memories.drop_unused([])
     assert memories.mapping(DATA_KEYS + 1) is not None
+
+
+def test_predictions_stay_in_a_file_without_a_name(
+    memories: SharedMemories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fd = memories.request(0, ROW_KEYS + 1, 64)
+    memories.forget(0)
+    memories.drop_unused([])
+    assert memories.request(1, ROW_KEYS + 1, 64) == fd
+    assert os.fstat(fd).st_dev == tmp_path.stat().st_dev
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match=r"File too large|No space left"):
+        memories.request(0, ROW_KEYS + 2, 1 << 60)
+
+
+def test_a_file_is_the_memory_whatever_becomes_of_its_name(
+    memories: SharedMemories, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"rows")
+    fd = memories.request(0, ROW_KEYS, 4, str(path))
+    path.unlink()
+    assert memories.request(1, ROW_KEYS, 4, str(path)) == fd
+    assert os.pread(fd, 4, 0) == b"rows"
+    path.symlink_to("/etc/hostname")
+    with pytest.raises(NotPlainFileError):
+        memories.request(0, ROW_KEYS + 1, 4, str(path))
 
 
 def test_a_lost_worker_that_comes_back_holds_it_again(memories: SharedMemories) -> None:

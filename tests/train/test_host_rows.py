@@ -7,9 +7,8 @@ import pytest
 import torch
 from tests.threads import in_threads
 
-from unisono.train.host_rows import share_rows
-from unisono.train.predictions import Rows, header_of
-from unisono.train.rowsfile import make_file
+from unisono.train.predictions import Rows, header_of, share_rows
+from unisono.workers.proc import create_memory
 
 
 class FakeTeam:
@@ -48,8 +47,9 @@ def predicted(num_samples):
 
 
 def file_of(output):
-    fd = make_file(None, *header_of(output, len(output["logits"])))
-    rows = Rows(fd, list(output), is_private=False)
+    header, num_bytes = header_of(output, len(output["logits"]))
+    fd = create_memory("predictions", num_bytes)
+    rows = Rows(fd, header, list(output), is_private=False)
     os.close(fd)
     return rows
 

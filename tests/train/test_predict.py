@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.train import ledger, predict
+from unisono.workers.team import Team
 
 
 def make(shards=4):
@@ -170,19 +170,6 @@ def test_a_file_of_rows_that_was_taken_away_is_an_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_process_opens_nothing_by_way_of_proc(monkeypatch):
-    really_open = os.open
-
-    def deny(path, *arguments, **options):
-        if str(path).startswith("/proc/"):
-            raise PermissionError(errno.EACCES, "denied", path)
-        return really_open(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", deny)
-    rows = make().predict(data(30), batch_size=10, forward=lambda model, batch: batch[1])
-    assert rows.tolist() == list(range(30))
-
-
 class Unlucky(Exception):
     pass
 
@@ -221,30 +208,21 @@ def predict_where_rank_1_cannot_open(path):
         raise PermissionError(errno.EACCES, "denied")
 
     if unisono.world().rank == 1:
-        predict.open_file = deny
-    num_calls = 0
-
-    def forward(model, batch):
-        nonlocal num_calls
-        num_calls += 1
-        return batch[1]
-
+        Team.memory_fd = deny
     try:
-        make().predict(data(30), batch_size=10, forward=forward, path=path)
+        make().predict(data(30), batch_size=10, path=path)
     except OSError as error:
-        return str(error), num_calls
+        return str(error)
     return None
 
 
 @pytest.mark.parametrize("in_a_file", [False, True])
 def test_a_worker_that_cannot_open_the_file_is_named_by_all(tmp_path, in_a_file):
     path = tmp_path / "rows.safetensors" if in_a_file else None
-    said = unisono.launch(predict_where_rank_1_cannot_open, path, workers=2)
-    advice = "file system" if in_a_file else "pass `path=`"
-    assert [calls for _, calls in said] == [1, 0]
-    for words, _ in said:
-        assert "rank 1 cannot: [Errno 13] denied" in words
-        assert advice in words
+    first, second = unisono.launch(predict_where_rank_1_cannot_open, path, workers=2)
+    assert first == second
+    assert f"written to {path or 'a file without a name'}, which rank 1 cannot open" in first
+    assert first.endswith("[Errno 13] denied.")
     assert not list(tmp_path.iterdir())
 
 
@@ -311,7 +289,6 @@ def test_a_job_that_is_ended_leaves_no_file(tmp_path):
 
 def train_and_predict(where, paths):
     """Predict outside of the loop, or after its third step, and train on."""
-    ledger.AT_ONCE_BYTES = 64  # fewer than there are
     trainer = make(shards=2)
     dataset = data(40)
     rows = []
@@ -342,7 +319,7 @@ def and_kill(monkeypatch, where, paths):
 
 
 @pytest.mark.slow
-def test_many_rows_within_a_loop_leave_recovery_as_it_was(monkeypatch, capfd):
+def test_rows_within_a_loop_leave_recovery_as_it_was(monkeypatch, capfd):
     _, digest = unisono.launch(train_and_predict, "inside", [None], workers=1)[0]
     first, second = and_kill(monkeypatch, "inside", [None])
     assert first == ([[0, 1]], digest)
@@ -351,31 +328,11 @@ def test_many_rows_within_a_loop_leave_recovery_as_it_was(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_after_too_many_rows_the_others_go_on_and_it_is_said_at_once(monkeypatch, capfd):
-    expected = unisono.launch(train_and_predict, "outside", [None], workers=1)[0]
-    capfd.readouterr()
-    assert and_kill(monkeypatch, "outside", [None]) == [expected, None]
-    said = capfd.readouterr().err
-    assert said.count("a worker that is lost from here on is not replaced") == 1
-    assert said.index("is not replaced") < said.index("SIGKILL")
-    assert "too large to be kept for it: pass `path=`" in said
-
-
-@pytest.mark.slow
-def test_a_replacement_is_never_given_the_rows_of_another_prediction(monkeypatch, tmp_path, capfd):
-    path = tmp_path / "rows.safetensors"
-    expected = unisono.launch(train_and_predict, "outside", [path, path], workers=1)[0]
-    assert expected[0] == [[0, 1], [100, 101]]
-    capfd.readouterr()
-    assert and_kill(monkeypatch, "outside", [path, path]) == [expected, None]
-    said = capfd.readouterr().err
-    assert said.count("took the place of earlier ones") == 1
-    assert "another file is there now" in said
-
-
-@pytest.mark.slow
-def test_files_of_their_own_are_taken_over(monkeypatch, tmp_path, capfd):
-    paths = [tmp_path / "first", tmp_path / "second"]
+@pytest.mark.parametrize("names", [[None], ["one", "one"], ["first", "second"]])
+def test_a_replacement_gets_the_rows_of_every_prediction(monkeypatch, tmp_path, names, capfd):
+    paths = [name and tmp_path / name for name in names]
     expected = unisono.launch(train_and_predict, "outside", paths, workers=1)[0]
+    assert expected[0] == [[100 * shift, 100 * shift + 1] for shift in range(len(names))]
     assert and_kill(monkeypatch, "outside", paths) == [expected, expected]
     assert "not replaced" not in capfd.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == sorted({name for name in names if name})

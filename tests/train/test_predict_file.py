@@ -7,27 +7,28 @@ import torch
 from safetensors.torch import load_file
 from tests.test_plainfile import STAND_INS
 
+from unisono.plainfile import open_plain
+from unisono.train.predict import check_path, finish_file, make_file, partial_path
 from unisono.train.predictions import Rows, header_of
-from unisono.train.rowsfile import (
-    check_path,
-    finish_file,
-    identity_of,
-    make_file,
-    open_file,
-    partial_path,
-)
 
-CONTENT = header_of({"predictions": torch.zeros(2, 1)}, 4)
+HEADER, NUM_BYTES = header_of({"predictions": torch.zeros(2, 1)}, 4)
+
+
+def opened(partial):
+    fd = open_plain(partial, os.O_RDWR)
+    os.pwrite(fd, HEADER, 0)
+    return fd
 
 
 def begin(path):
     """Have somebody collect rows for `path`; give the partial file's name and a descriptor."""
     partial = partial_path(path)
-    return partial, make_file(partial, *CONTENT)
+    make_file(partial, NUM_BYTES)
+    return partial, opened(partial)
 
 
 def fill(fd, value):
-    Rows(fd, ["predictions"], is_private=False).tensors["predictions"].fill_(value)
+    Rows(fd, HEADER, ["predictions"], is_private=False).tensors["predictions"].fill_(value)
 
 
 @pytest.fixture
@@ -42,7 +43,6 @@ def test_two_who_predict_to_one_path_do_not_touch_each_others_rows(path):
     fill(second_fd, 2.0)
     finish_file(first_fd, first, path)
     assert load_file(path)["predictions"].unique().tolist() == [1.0]
-    assert identity_of(first_fd) != identity_of(second_fd)
     finish_file(second_fd, second, path)
     assert load_file(path)["predictions"].unique().tolist() == [2.0]
     assert os.listdir(path.parent) == [path.name]
@@ -52,7 +52,7 @@ def test_two_who_predict_to_one_path_do_not_touch_each_others_rows(path):
 
 def test_the_next_lead_finds_that_the_file_has_its_name(path):
     partial, fd = begin(path)
-    others_fd = open_file(partial, os.getpid(), fd)
+    others_fd = opened(partial)
     finish_file(fd, partial, path)
     os.close(fd)
     finish_file(others_fd, partial, path)
@@ -73,21 +73,18 @@ def test_a_file_of_somebody_else_is_never_renamed(path):
 
 def test_the_next_lead_makes_the_file_of_a_lost_one_anew(path):
     partial, fd = begin(path)
-    next_fd = make_file(partial, *CONTENT)
-    assert identity_of(fd) != identity_of(next_fd)
+    make_file(partial, NUM_BYTES)
+    next_fd = opened(partial)
+    assert not os.path.samestat(os.fstat(fd), os.fstat(next_fd))
     finish_file(next_fd, partial, path)
     os.close(fd)
     os.close(next_fd)
 
 
-def test_a_file_that_was_changed_in_its_place_is_another_one(path):
-    partial, fd = begin(path)
-    finish_file(fd, partial, path)
-    before = identity_of(fd)
-    assert identity_of(fd) == before
-    os.utime(path, ns=(0, 0))
-    assert identity_of(fd) != before
-    os.close(fd)
+def test_a_file_without_room_is_refused_and_leaves_nothing(path):
+    with pytest.raises(OSError, match=r"File too large|No space left"):
+        make_file(partial_path(path), 1 << 60)
+    assert os.listdir(path.parent) == []
 
 
 @pytest.mark.parametrize("seen", ["a symbolic link", "a symbolic link ", "a named pipe"])
@@ -98,5 +95,5 @@ def test_a_name_that_is_something_elses_is_refused_before_anything_is_computed(p
     with pytest.raises(OSError, match=r"a symbolic link|a device, pipe or socket"):
         check_path(path)
     with pytest.raises(OSError, match=r"a symbolic link|a named pipe"):
-        open_file(path, os.getpid(), -1)
+        open_plain(path, os.O_RDWR)
     assert outside.read_bytes() == b"of somebody else"
