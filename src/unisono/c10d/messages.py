@@ -40,13 +40,12 @@ from unisono.c10d.group_memory import (
 from unisono.c10d.heap import Blocks
 from unisono.c10d.peers import Peers
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
-from unisono.workers.meeting_point import SLEEP_AT_MOST_S, Departure, spin_s
+from unisono.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S, Departure, spin_s
 from unisono.workers.waiting import ShownWait
 
 _ENTRY = struct.Struct("<qqqq")
 _READ_FLAG_BYTES = 64
 _READ = b"\x01"
-_COUNTER = 2**32
 
 
 class MessageHeader(NamedTuple):
@@ -172,7 +171,7 @@ class Messages:
         ring = self._outgoing[destination]
         with self._lock:
             sent = self._region.word(ring + SENT)
-            if (sent - self._region.word(ring + TAKEN)) % _COUNTER >= RING_ENTRIES:
+            if (sent - self._region.word(ring + TAKEN)) % COUNTER >= RING_ENTRIES:
                 self._progress()  # the reader may be waiting for us to fetch
                 return False
             place = ring + ENTRIES + sent % RING_ENTRIES * ENTRY_BYTES
@@ -190,7 +189,7 @@ class Messages:
 
     def _fetch(self, source: int, ring: int) -> None:
         taken = self._region.word(ring + TAKEN)
-        count = (self._region.word(ring + SENT) - taken) % _COUNTER
+        count = (self._region.word(ring + SENT) - taken) % COUNTER
         if not count:
             return
         self._region.add_and_wake(ring + SENT, 0)  # orders the reads below after this look
