@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.test_docs import README, REPOSITORY, blocks, digest
 
-OPTIONAL = ("sklearn", "plotly", "pooch", "psutil", "tensorboard", "torchmetrics", "pytest")
+OPTIONAL = ("sklearn", "plotly", "pooch", "tensorboard", "torchmetrics", "pytest")
 
 
 def command(*words: object, folder: Path) -> str:

@@ -56,7 +56,7 @@ def test_the_driver_knows_the_gpus_that_torch_knows(device: str) -> None:
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         assert len(gpus_of_driver()) == torch.cuda.device_count()
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    assert uuid in gpus_of_driver()
+    assert uuid in [gpu.uuid for gpu in gpus_of_driver()]
     assert Machine.here().torch_for_cpus == ""
 
 

@@ -1,75 +1,66 @@
-"""What NVIDIA's driver knows, by a library in its place."""
+"""What NVIDIA's driver knows, by a driver of the test's own."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pynvml
 import pytest
 
 from unisono.launch import nvml, placement
-from unisono.launch.nvml import gpus_of_driver
+from unisono.launch.nvml import DriverGpu, gpus_of_driver
 from unisono.launch.placement import Machine
-
-# As documented in the NVML API reference: 0 is success, 4 no permission, 9 no driver.
-LIBRARY = """
-#include <stdio.h>
-static int begun = 0;
-static int places[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-int nvmlInit_v2(void) { begun++; return INIT; }
-int nvmlShutdown(void) { begun--; return begun; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return COUNT; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
-    if (index == FORBIDDEN) return 4;
-    *handle = &places[index];
-    return 0;
-}
-int nvmlDeviceGetUUID(void *handle, char *text, unsigned length) {
-    if (!begun) return 1;
-    snprintf(text, length, "GPU-%d%d%d", *(int *)handle, *(int *)handle, (int)length);
-    return UUID;
-}
-"""
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Put a library in the place of NVIDIA's, which answers as it is told."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
+def driver(monkeypatch: pytest.MonkeyPatch):
+    """Put functions in the place of NVIDIA's, which fail as they are told."""
 
-    def build(init: int = 0, count: int = 0, forbidden: int = 99, uuid: int = 0) -> None:
-        answers = {"INIT": init, "COUNT": count, "FORBIDDEN": forbidden, "UUID": uuid}
-        library = tmp_path / f"nvml-{init}-{count}-{forbidden}-{uuid}.so"
-        defined = [f"-D{name}={value}" for name, value in answers.items()]
-        command = [compiler, "-shared", "-fPIC", "-x", "c", *defined, "-o", str(library), "-"]
-        subprocess.run(command, input=LIBRARY, text=True, check=True)
-        monkeypatch.setattr(nvml, "_LIBRARY", str(library))
+    def build(*failing: str, forbidden: int = 99) -> None:
+        begun = []
+
+        def answer(name: str, found: Any) -> None:
+            def told(*given: Any) -> Any:
+                if name in failing or (name == "HandleByIndex" and given == (forbidden,)):
+                    raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+                assert begun or name == "Init"
+                return found(*given)
+
+            prefix = "nvml" if name in ("Init", "Shutdown") else "nvmlDeviceGet"
+            monkeypatch.setattr(pynvml, f"{prefix}{name}", told)
+
+        answer("Init", lambda: begun.append(True))
+        answer("Shutdown", begun.clear)
+        answer("Count", lambda: 3)
+        answer("HandleByIndex", lambda index: index)
+        answer("UUID", lambda gpu: f"GPU-{gpu}")
+        answer("Name", lambda gpu: "H200")
+        answer("MemoryInfo", lambda gpu: SimpleNamespace(total=10, used=gpu))
+        monkeypatch.setattr(nvml, "_LIBRARY", None)  # CDLL(None) is this program
 
     return build
 
 
 def test_gpus_are_those_of_the_driver(driver) -> None:
     driver()
-    assert gpus_of_driver() == ("GPU-0096", "GPU-1196", "GPU-2296")
-    assert gpus_of_driver() == ("GPU-0096", "GPU-1196", "GPU-2296")
+    gpus = tuple(DriverGpu(f"GPU-{at}", "H200", 10, at) for at in range(3))
+    assert [gpus_of_driver(), gpus_of_driver()] == [gpus, gpus]
 
 
 def test_a_gpu_that_this_user_may_not_have_is_left_out(driver) -> None:
     driver(forbidden=1)
-    assert gpus_of_driver() == ("GPU-0096", "GPU-2296")
+    assert [gpu.uuid for gpu in gpus_of_driver()] == ["GPU-0", "GPU-2"]
 
 
-def test_a_gpu_whose_name_is_not_told_is_there(driver) -> None:
-    driver(uuid=3)
-    assert gpus_of_driver() == ("", "", "")
+def test_a_gpu_of_which_nothing_is_told_is_there(driver) -> None:
+    driver("UUID", "Name", "MemoryInfo")
+    assert gpus_of_driver() == (DriverGpu("", "a GPU"),) * 3
 
 
-@pytest.mark.parametrize("failure", [{"init": 9}, {"count": 999}])
-def test_a_driver_that_fails_has_no_gpus(driver, failure: dict[str, int]) -> None:
-    driver(**failure)
+@pytest.mark.parametrize("failing", ["Init", "Count"])
+def test_a_driver_that_fails_has_no_gpus(driver, failing: str) -> None:
+    driver(failing)
     assert gpus_of_driver() == ()
 
 
@@ -86,4 +77,4 @@ def test_a_machine_is_what_the_driver_and_torch_say(
     monkeypatch.setattr(placement, "num_devices", lambda: 5)
     for version in ("", "2.13.0+cpu"):
         monkeypatch.setattr(placement, "torch_for_cpus_alone", lambda v=version: v)
-        assert Machine.here() == Machine(5, ("GPU-0096", "GPU-1196", "GPU-2296"), version)
+        assert Machine.here() == Machine(5, ("GPU-0", "GPU-1", "GPU-2"), version)

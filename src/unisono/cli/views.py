@@ -173,21 +173,19 @@ def compare(directories: tuple[str, ...], output: str) -> None:
 
 
 @click.command(short_help="Check what this machine offers.")
-@click.option("--quick", is_flag=True, help="Measure nothing: takes three seconds instead of ten.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON.")
-def doctor(quick: bool, as_json: bool) -> None:
+def doctor(as_json: bool) -> None:
     """Check what this machine offers for training, and what is wrong with it.
 
-    Looks at torch and GPUs, cores, memory, limits of a container, files, clock, network and the
-    variables of this shell; then starts two workers for some seconds, and says how fast they meet,
-    compute and add up gradients, and what to expect of two workers. Nothing is changed.
+    Looks at torch and GPUs, cores, memory, a container's limits, open files, whether stacks of
+    workers can be read, and the variables of this shell. Nothing is changed. How fast a program is
+    here, `unisono plan` measures.
 
     ✓ good, ! works but could be better, ✗ wrong, ? could not be read.
 
     \b
     Examples:
       unisono doctor
-      unisono doctor --quick
       unisono doctor --json > machine.json
 
     \b
@@ -197,22 +195,24 @@ def doctor(quick: bool, as_json: bool) -> None:
       2     the command line was wrong
       130   Ctrl-C
     """
+    import json
+    from dataclasses import asdict
+
     from rich.console import Console
 
-    from unisono.doctor import diagnoses
-    from unisono.doctor.examination import examine
+    from unisono.doctor.examination import examine, summary
+    from unisono.verdicts import WRONG, print_diagnoses
 
     replace_unknown_letters()
-    seen = examine(os.environ, measures=not quick)
     try:
-        with saying():
-            if as_json:
-                all_seen = list(seen)
-                click.echo(diagnoses.as_json(all_seen))
-            else:
-                console = Console()
-                all_seen = diagnoses.print_diagnoses(console, seen)
-                console.print(diagnoses.summary(all_seen), soft_wrap=True, markup=False)
+        seen = examine(os.environ)
     except KeyboardInterrupt:
         leave(130)
-    leave(diagnoses.status_of(all_seen))
+    with saying():
+        if as_json:
+            click.echo(json.dumps({"checks": [asdict(one) for one in seen]}, indent=2))
+        else:
+            console = Console()
+            print_diagnoses(console, seen)
+            console.print(summary(seen), soft_wrap=True, markup=False)
+    leave(int(any(one.verdict == WRONG for one in seen)))

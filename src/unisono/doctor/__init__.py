@@ -1,5 +1,11 @@
 """What does this machine offer for training, and what is wrong with it? `unisono doctor`.
 
-Each check reads, and a pure function judges what was read. What cannot be read is said; no check
-can end the others.
+::
+
+    examination       makes all checks
+    torch_checks      torch, in a process of its own, and GPUs
+    machine_checks    cores, memory, a container's limits, open files, stacks
+    settings_checks   variables of the environment
+
+What cannot be read is said; no check can end the others.
 """

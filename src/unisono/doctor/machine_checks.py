@@ -1,250 +1,159 @@
-"""Are cores, memory, limits, clock and network as training needs them? Pure verdicts."""
+"""Are cores, memory and limits as training needs them?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
-from unisono.doctor.container_limits import ContainerLimits
-from unisono.doctor.diagnoses import FINE, WARNING, WRONG, Diagnosis
-from unisono.notices import listed
+import psutil
+
+from unisono.hangs.sampler import sample
+from unisono.procfs import group_folders, read_text
 from unisono.quantities import size
+from unisono.verdicts import OK, WARNING, WRONG, Diagnosis
 
-_MIB, _GIB = 2**20, 2**30
-_FEW_PROCESSES = 64
-_SMALLEST_SHARED = 256 * _MIB
-_SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies")
-_YEAR_2024 = 1_704_067_200.0
+_NO_LIMIT = 1 << 60  # version 1 of control groups writes the largest number of pages for none
+_LITTLE_MEMORY, _LITTLE_SHARED, _FEW_FILES = 2**29, 2**28, 1024
+_LOOK_S = 0.2
 
 
-def judge_cores(
-    num_all: int, usable: Sequence[int], limits: ContainerLimits, governor: str
-) -> Iterator[Diagnosis]:
+def machine_probes(root: Path = Path("/")) -> dict[str, Callable[[], Iterable[Diagnosis]]]:
+    """Give the checks of the machine, by name.
+
+    Args:
+        root: of control groups and of /dev/shm, for tests.
+    """
+    num_cores, num_all = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    files, shared = resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(root / "dev/shm")
+    return {
+        "cores": lambda: [judge_cores(num_all, num_cores, container_cores(root))],
+        "load": lambda: [judge_load(os.getloadavg()[0], num_cores)],
+        "memory": lambda: [judge_memory(psutil.virtual_memory(), container_memory_left(root))],
+        "shared-memory": lambda: [judge_shared_memory(psutil.disk_usage(shared).free)],
+        "open-files": lambda: [judge_open_files(files)],
+        "stacks": lambda: [judge_stacks(_trouble_with_looking())],
+    }
+
+
+def container_memory_left(root: Path) -> int | None:
+    """Say what a container, or a job of a batch system, leaves, in bytes; None: no limit is seen.
+
+    A control group's limit holds for the groups below it too, so the smallest on the way up counts.
+    Source: cgroups(7), the kernel's documents on both versions.
+    """
+    left = []
+    for folder in group_folders("memory", root):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            most, now = (read_text(folder / name).strip() for name in (limit, used))
+            if most.isdecimal() and int(most) < _NO_LIMIT:
+                left.append(int(most) - (int(now) if now.isdecimal() else 0))
+    return min(left, default=None)
+
+
+def container_cores(root: Path) -> float | None:
+    """Say how many cores' time a container gets, as `docker run --cpus` sets; None: no limit."""
+    cores = []
+    for folder in group_folders("cpu", root):
+        quota, *period = read_text(folder / "cpu.max").split() or [
+            read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        if quota.isdecimal() and len(period) == 1 and period[0].isdecimal() and int(period[0]):
+            cores.append(int(quota) / int(period[0]))
+    return min(cores, default=None)
+
+
+def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Diagnosis:
     """Judge how many cores there are for workers.
 
     Args:
         num_all: of the machine.
-        usable: those that this process may run on.
-        limits: of its container.
-        governor: how the first core's clock is chosen; empty: not known.
+        num_usable: those that this process may run on.
+        quota: whose time its container gets; None: no limit.
     """
-    quota, num_usable = limits.num_cores, len(usable)
-    verdict, remedy = FINE, ""
+    verdict, remedy = OK, ""
     said = f"{num_all} core{'s' * (num_all != 1)}"
     if num_usable < num_all:
-        said += f", of which this process may use {num_usable} ({ranges(usable)})"
+        said += f", of which this process may use {num_usable}"
     if quota is not None and quota < num_usable:
-        verdict, times = WARNING, limits.num_throttled
-        stopped = f", and has been stopped {times:,} times for it" if times else ""
-        said += f", but its container gets the time of {quota:g}{stopped}"
+        verdict, said = WARNING, f"{said}, but its container gets the time of {quota:g}"
         remedy = (
             f"Start at most {max(1, int(quota))} workers with `unisono run -n`, or raise the "
             "limit (`docker run --cpus`): workers over it are stopped in the midst of steps."
         )
     elif num_usable == 1:
         verdict, remedy = WARNING, "With one core workers take turns; more of them do not help."
-    facts = {"all": num_all, "usable": num_usable, "quota": quota}
-    yield Diagnosis("cores", verdict, f"{said}.", remedy, facts)
-    if governor == "powersave":
-        said = "The cores' clock is chosen to save power (`powersave`)."
-        remedy = "`cpupower frequency-set -g performance`, as root, if speed matters."
-        yield Diagnosis("frequency", WARNING, said, remedy)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write 0, 1, 2, 5 as ``0–2, 5``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in parts)
+    return Diagnosis("cores", verdict, f"{said}.", remedy)
 
 
 def judge_load(load: float, num_usable: int) -> Diagnosis:
     """Judge whether others compute here; `load` is the mean of the last minute."""
-    verdict, said, remedy = FINE, f"Load of the last minute: {load:.1f}.", ""
-    if load > 0.5 * num_usable + 0.5:
-        verdict = WARNING
-        said = f"{load:.1f} processes have been computing on {num_usable} cores in the last minute."
-        remedy = "Whatever they are, they slow workers down, and measurements: look with `top`."
-    return Diagnosis("load", verdict, said, remedy, {"load": round(load, 2)})
+    if load <= 0.5 * num_usable + 0.5:
+        return Diagnosis("load", OK, f"Load of the last minute: {load:.1f}.")
+    said = f"{load:.1f} processes have been computing on {num_usable} cores in the last minute."
+    remedy = "Whatever they are, they slow workers down, and measurements: look with `top`."
+    return Diagnosis("load", WARNING, said, remedy)
 
 
-def judge_memory(total: int, available: int, limits: ContainerLimits) -> Diagnosis:
-    """Judge how much memory there is, in bytes; 0: not known."""
-    if not total:
-        raise LookupError("MemTotal is not told")
-    limit = limits.memory_bytes
-    verdict, remedy = FINE, ""
-    room, said = available, f"{size(total)}, {size(available)} of it available"
-    if limit is not None and limit < total:
-        used = limits.memory_used_bytes or 0
-        room = min(available, limit - used)
-        said += f"; this container may use {size(limit)} and uses {size(used)}"
-    if room < _GIB // 2:
-        verdict, said = WRONG, f"{said}: too little for a worker with torch"
-        remedy = "End what takes it, or give the container more (`docker run --memory`)."
-    facts = {"total": total, "available": available, "limit": limit}
-    return Diagnosis("memory", verdict, f"{said}.", remedy, facts)
-
-
-def judge_shared_memory(total: int | None, free: int, path: str) -> Diagnosis:
-    """Judge where processes share files in memory, in bytes; None: there is no such place."""
-    ours = "Unisono's workers and loader processes do not need it."
-    if total is None:
-        said = f"There is no {path}, which DataLoader(num_workers=…) needs. {ours}"
-        remedy = f"Mount a tmpfs there: `mount -t tmpfs tmpfs {path}`."
-        return Diagnosis("shared-memory", WARNING, said, remedy)
-    verdict, remedy = FINE, ""
-    said = f"{path} has {size(total)}, {size(free)} of it free"
-    if total and free < total // 20:
-        verdict, said = WRONG, f"{said}: it is full. {ours}"
-        remedy = f"Remove what ended programs have left there: `ls -l {path}`."
-    elif total < _SMALLEST_SHARED:
-        verdict = WARNING
-        said += f": DataLoader(num_workers=…) of torch may end with a bus error. {ours}"
-        remedy = "Give the container more (`docker run --shm-size=2g`), or use `num_workers=0`."
-    else:
-        said += "."
-    return Diagnosis("shared-memory", verdict, said, remedy, {"total": total, "free": free})
-
-
-def judge_processes(limits: ContainerLimits, user_limit: int | None) -> Diagnosis:
-    """Judge how many processes and threads may be started; None: no limit."""
-    most, now = limits.num_processes, limits.num_processes_now or 0
-    rooms = [most - now] if most is not None else []
-    rooms += [user_limit] if user_limit is not None else []
-    verdict, said, remedy = FINE, "No limit of processes.", ""
-    if rooms:
-        said = f"Room for {min(rooms):,} more processes and threads."
-    if rooms and min(rooms) < _FEW_PROCESSES:
-        verdict, said = WRONG, f"{said[:-1]}; a worker takes a dozen."
-        remedy = "Raise the limit: `docker run --pids-limit`, `ulimit -u`."
-    facts = {"limit": most, "now": now, "user_limit": user_limit}
-    return Diagnosis("processes", verdict, said, remedy, facts)
-
-
-def judge_open_files(soft: int | None, hard: int | None) -> Diagnosis:
-    """Judge how many files a process may have open; None: no limit."""
-    verdict, said, remedy = FINE, "No limit of open files.", ""
-    if soft is not None:
-        said = f"A process may have {soft:,} files open."
-    if soft is not None and soft < 1024:
-        verdict = WRONG if soft < 128 else WARNING
-        said = f"{said[:-1]}; loaders and launchers of many workers need more."
-        remedy = f"`ulimit -n {min(hard or 65536, 65536)}` before the program starts."
-    return Diagnosis("open-files", verdict, said, remedy, {"soft": soft, "hard": hard})
-
-
-def judge_locked_memory(limit: int | None, adapters: Sequence[str]) -> Diagnosis:
-    """Judge how much memory a process may lock, which InfiniBand needs; None: no limit."""
-    how = "No limit of locked memory" if limit is None else f"A process may lock {size(limit)}"
-    verdict, said, remedy = FINE, f"{how}.", ""
-    if not adapters:
-        said = f"{how}; nothing here needs it."
-    elif limit is not None:
-        names = ", ".join(adapters)
-        verdict = WARNING
-        said = f"{how} of memory, and NCCL over InfiniBand ({names}) needs more."
-        remedy = "`ulimit -l unlimited`, or `docker run --ulimit memlock=-1`."
-    facts = {"limit": limit, "infiniband": list(adapters)}
-    return Diagnosis("locked-memory", verdict, said, remedy, facts)
-
-
-def judge_clock(
-    source: str, wall_s: float, drift_s: float | None, is_synchronized: bool | None
-) -> Diagnosis:
-    """Judge the clocks.
+def judge_memory(found: Any, container_left: int | None) -> Diagnosis:
+    """Judge how much memory there is.
 
     Args:
-        source: the kernel's; empty: not known.
-        wall_s: what time it is, in seconds since 1970.
-        drift_s: by how much the clock of the day and the steady one have moved apart in a moment.
-        is_synchronized: whether the kernel is told the time by NTP; None: not known.
+        found: psutil's, with `total` and `available`, in bytes.
+        container_left: what its container leaves; None: no limit.
     """
-    told = {True: ", synchronized", False: ", not synchronized by NTP", None: ""}
-    known = f"The kernel's clock is `{source}`" if source else "The clocks run"
-    verdict, said, remedy = FINE, f"{known}{told[is_synchronized]}.", ""
-    if wall_s < _YEAR_2024:
-        verdict, said = WRONG, "The clock of the day is before 2024."
-        remedy = "Set it: `timedatectl`."
-    elif drift_s is not None and abs(drift_s) > 0.05:
-        verdict = WARNING
-        said = f"The clock of the day has jumped by {drift_s:+.2f} s while this looked at it."
-        remedy = (
-            "Something sets it; times in logs are wrong by as much. Steps are timed by another."
-        )
-    elif source in _SLOW_CLOCKS:
-        verdict = WARNING
-        said = f"The kernel reads the time from `{source}`, which takes microseconds each time."
-        remedy = "Let it use `tsc`, or a virtual machine's own clock."
-    facts = {"source": source, "synchronized": is_synchronized}
-    return Diagnosis("clock", verdict, said, remedy, facts)
+    room, said = found.available, f"{size(found.total)}, {size(found.available)} of it available"
+    if container_left is not None and container_left < room:
+        room, said = container_left, f"{said}, {size(container_left)} to this container"
+    if room >= _LITTLE_MEMORY:
+        return Diagnosis("memory", OK, f"{said}.")
+    remedy = "End what takes it, or give the container more (`docker run --memory`)."
+    return Diagnosis("memory", WRONG, f"{said}: too little for a worker with torch.", remedy)
 
 
-def judge_network(
-    interfaces: Sequence[str], has_loopback: bool, knows_itself: bool | None
-) -> Diagnosis:
-    """Judge the network, which ranks of process groups meet over.
-
-    Args:
-        interfaces: their names.
-        has_loopback: whether a socket can be bound to 127.0.0.1.
-        knows_itself: whether the host's own name has an address; None: no answer in time.
-    """
-    names = listed("Interface", interfaces) if interfaces else "No network interface"
-    verdict, said, remedy = FINE, f"{names}; 127.0.0.1 works.", ""
-    if not has_loopback:
-        verdict, remedy = WRONG, "`ip link set lo up`, as root."
-        said = (
-            f"{names}; nothing can be bound to 127.0.0.1, which torch's process groups need. "
-            "Unisono's own runs need no network."
-        )
-    elif not knows_itself:
-        why = "has no address" if knows_itself is False else "was not resolved within 2 s"
-        verdict = WARNING
-        said = f"{names}; this host's own name {why}, so gloo under torchrun may fail or wait."
-        remedy = "Add the name to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo. `unisono run` does."
-    facts = {"interfaces": list(interfaces), "name_resolves": knows_itself}
-    return Diagnosis("network", verdict, said, remedy, facts)
+def judge_shared_memory(free: int) -> Diagnosis:
+    """Judge where processes share files in memory, by what is free, in bytes."""
+    said = f"/dev/shm has {size(free)} free"
+    if free >= _LITTLE_SHARED:
+        return Diagnosis("shared-memory", OK, f"{said}.")
+    said += ": torch's DataLoader(num_workers=…) may end with a bus error. Unisono needs none."
+    remedy = "Give the container more (`docker run --shm-size=2g`), or look with `ls -l /dev/shm`."
+    return Diagnosis("shared-memory", WARNING, said, remedy)
 
 
-def judge_looking(trouble: str, scope: str) -> Diagnosis:
-    """Judge whether `unisono where` can read stacks.
-
-    Args:
-        trouble: why a child of this process could not be read; empty: it could.
-        scope: what ``/proc/sys/kernel/yama/ptrace_scope`` says; empty: nothing.
-    """
-    only = "; of jobs of other launchers only root can" if scope in ("1", "2") else ""
-    verdict, remedy = FINE, ""
-    said = f"Stacks of workers can be read, for `unisono where`{only}."
-    if trouble:
-        verdict = WARNING
-        said = (
-            f"Stacks of other processes cannot be read ({trouble}), so `unisono where` and "
-            "explanations of hangs have no lines."
-        )
-        remedy = "`docker run --cap-add SYS_PTRACE`, or `sysctl kernel.yama.ptrace_scope=1`."
-    return Diagnosis("stacks", verdict, said, remedy, {"ptrace_scope": scope})
+def judge_open_files(most: int) -> Diagnosis:
+    """Judge how many files a process may have open; -1: no limit."""
+    if not 0 <= most < _FEW_FILES:
+        return Diagnosis("open-files", OK, "A process may have enough files open.")
+    said = f"A process may have {most:,} files open; launchers of many workers need more."
+    return Diagnosis("open-files", WRONG, said, "`ulimit -n 65536` before the program starts.")
 
 
-def judge_temporary(path: str, free: int, is_writable: bool) -> Diagnosis:
-    """Judge the folder for temporary files; `free` in bytes."""
-    verdict, said, remedy = FINE, f"{path} has {size(free)} free.", ""
-    if not is_writable:
-        said = f"{path} takes no files."
-    if not is_writable or free < 16 * _MIB:
-        verdict, remedy = WRONG, "Make room there, or set TMPDIR."
-    return Diagnosis("temporary-files", verdict, said, remedy, {"path": path, "free": free})
+def judge_stacks(trouble: str) -> Diagnosis:
+    """Judge whether `unisono where` can read stacks; `trouble` says why not."""
+    if not trouble:
+        return Diagnosis("stacks", OK, "Stacks of workers can be read, for `unisono where`.")
+    said = (
+        f"Stacks of other processes cannot be read ({trouble}), so `unisono where` and "
+        "explanations of hangs have no lines."
+    )
+    remedy = "`docker run --cap-add SYS_PTRACE`, or `sysctl kernel.yama.ptrace_scope=1`."
+    return Diagnosis("stacks", WARNING, said, remedy)
 
 
-def judge_memfd(trouble: str) -> Diagnosis:
-    """Judge whether workers can share memory; `trouble` says why not."""
-    verdict, said, remedy = FINE, "Workers can share memory (memfd).", ""
-    if trouble:
-        verdict = WRONG
-        said = f"Workers share memory by memfd_create, which fails here ({trouble})."
-        remedy = "Allow it: a kernel of 3.17 or newer, and a seccomp profile that has it."
-    return Diagnosis("memory-of-workers", verdict, said, remedy)
+def _trouble_with_looking() -> str:
+    """Read the stack of a child; return why that cannot be done, or nothing."""
+    sleeping = "import time; time.sleep(30)"
+    with subprocess.Popen([sys.executable, "-S", "-c", sleeping]) as child:
+        time.sleep(_LOOK_S)
+        trouble = sample([child.pid])[child.pid].trouble
+        child.kill()
+    return trouble

@@ -45,7 +45,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """Look at this machine."""
-        gpus = gpus_of_driver()
+        gpus = tuple(gpu.uuid for gpu in gpus_of_driver())
         return cls(num_devices(), gpus, torch_for_cpus_alone() if gpus else "")
 
 

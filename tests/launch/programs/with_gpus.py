@@ -1,8 +1,8 @@
 """Run `unisono` as on a machine with two GPUs and three cores, whose torch can use them."""
 
-from unisono.launch import placement
+from unisono.launch import nvml, placement
 
-placement.gpus_of_driver = lambda: ("GPU-aa", "GPU-bb")
+placement.gpus_of_driver = lambda: (nvml.DriverGpu("GPU-aa"), nvml.DriverGpu("GPU-bb"))
 placement.torch_for_cpus_alone = lambda: ""
 placement.num_devices = lambda: 3
 
