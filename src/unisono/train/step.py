@@ -68,6 +68,7 @@ class Step:
         self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
         self.model = self._engine.model
+        self._finish_shard = self._engine.finish_shard  # until the step is known to fail
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
         self._entered = self._is_finished = False
         self._turn = 0  # how many updates there were
@@ -208,7 +209,7 @@ class Step:
             )
         num_samples = self._shard_sizes[shard]
         try:
-            self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
+            self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         except RuntimeError as error:
             if self._explanation is None and self._is_refusal(error):
                 self._explaining(error)
