@@ -1,12 +1,20 @@
 """The host waits for the device at the places that are named here, and at no others."""
 
+import contextlib
+
 import pytest
+import torch
+from tests.accelerator import sim
 from tests.chaos.exchanges import ACCELERATED, skip_without
-from tests.device import waits
-from tests.device.small import ALONE, TOGETHER
+from tests.device import unusual, waits
 
 import unisono
+from unisono.device import Device
 
+# Once a step, before the workers first meet: losses are there then, and parts on the host.
+ALONE = ["pending.py:PendingLosses.read"]
+# And once more before they meet again: each has added up a slice then.
+TOGETHER = [*ALONE, "staged.py:StagedExchange.add_up"]
 MODELS = [
     {"norm": True, "dropout": 0.2},
     {"norm": False, "dropout": 0.0},
@@ -57,3 +65,25 @@ def test_workers_wait_twice_a_step(workers, options):
     # Without recovery there are no snapshots, which wait.
     for found in unisono.launch(of_all, options, workers=workers, restarts=0):
         assert found == [[TOGETHER] * waits.WATCHED] * 2
+
+
+def test_memory_that_is_copied_is_not_given_to_others(accelerator):
+    device = Device(torch.device("sim", 0))
+    copies, host = device.copies(), torch.zeros(1000).pin_memory()
+    copies.to_host(host, torch.ones(1000, device=device.torch))
+    torch.zeros(1000, device=device.torch)  # raises where it could be the same memory
+    copies.wait()
+    assert host.all()
+
+
+def test_nothing_is_under_way_when_a_loop_fails(accelerator):
+    def loss(model, batch):
+        if len(calls) == 2:
+            raise KeyError("a loss that fails")
+        calls.append(1)
+        return unusual.loss_of(model, batch)
+
+    calls = []
+    with contextlib.suppress(KeyError):
+        unusual.make("sim", loss=loss).fit(unusual.data(40), **unusual.FIT)
+    assert sim.pending_copies(0) == 0
