@@ -175,11 +175,12 @@ def test_the_plan_is_pure():
 
 def test_the_report_stands_alone():
     parts = {(part_of(a), part_of(b)) for a, b in edges()}
-    known = {"report", "errors", "notices", "procfs", "quantities"}
+    known = {"report", "errors", "notices", "plainfile", "procfs", "quantities"}
     assert {b for a, b in parts if a == "report"} <= known
     assert {a for a, b in parts if b == "report"} <= {"report", "cli", "callbacks"}
     readers = {b for a, b in edges() if part_of(a) == "callbacks" and part_of(b) == "report"}
-    assert readers == {"unisono.report.events", "unisono.report.follow"}
+    reading = {"events", "follow", "slowdown", "slowness"}
+    assert readers == {f"unisono.report.{name}" for name in reading}
 
 
 def test_relative_imports_are_not_used():

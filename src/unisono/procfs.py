@@ -44,6 +44,16 @@ def read_stat(pid: int, root: Path = Path("/proc")) -> ProcessStat | None:
     return parse_stat(read_text(root / str(pid) / "stat"))
 
 
+def delayed_s(pid: int, root: Path = Path("/proc")) -> float | None:
+    """Tell how long a process's first thread has waited for a core; None where nobody knows.
+
+    Source: Documentation/scheduler/sched-stats.rst, the second number of ``<pid>/schedstat``.
+    """
+    fields = read_text(root / str(pid) / "schedstat").split()
+    is_counted = len(fields) == 3 and fields[0] != "0" and fields[1].isdecimal()
+    return int(fields[1]) * 1e-9 if is_counted else None
+
+
 def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
     """Read the beginning of a file of the kernel; empty if it cannot be read."""
     try:

@@ -269,7 +269,7 @@ def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     fit = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": torch.tensor(0.5)}]))
     log = EventLog()
     step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False)
-    fit.ranks, fit.speed, step.gradient_norm = (0, 1), None, None
+    fit.ranks, fit.is_leader, step.gradient_norm = (0, 1), False, None
     log._journal = Journal(tmp_path / "events.jsonl", place_of, fit)
     log.on_step_end(fit, step)
     assert log._pending[1]["learning_rates"] == [0.5]
@@ -425,7 +425,6 @@ class Crew:
     directory = None
     step, epoch, end_step, facts = 3, 0, 9, {}
     rank, ranks, is_leader, is_first, has_joined = 0, (0, 1), True, True, False
-    speed = None
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
 
     def pid(self, rank):
@@ -643,26 +642,3 @@ def test_what_fails_at_the_beginning_of_the_file_is_heard_by_all_workers(tmp_pat
     monkeypatch.setattr(FitUnderWay, "once", once)
     train(tmp_path)
     assert heard == ["KeyError: 'host'"]
-
-
-@pytest.mark.slow
-def test_what_slows_the_steps_is_written_once_each_time_and_at_the_end(tmp_path):
-    train(tmp_path, epochs=50)  # 200 steps
-    speeds = events(tmp_path, "speed")
-    assert [event["speed"]["is_final"] for event in speeds] == [False, False]
-    assert [event["step"] for event in speeds] == sorted(event["step"] for event in speeds)
-    assert numbers(tmp_path) == list(range(200))
-    (end,) = events(tmp_path, "end")
-    assert end["speed"]["is_final"]
-    assert end["speed"]["seconds"] > speeds[-1]["speed"]["seconds"] > 0
-    (start,) = events(tmp_path, "start")
-    assert start["time_unix_s"] - 3600 < start["started_unix_s"] < start["time_unix_s"]
-
-
-@pytest.mark.slow
-def test_times_of_a_step_are_whole_where_something_slows_it(tmp_path):
-    """The line of what slows steps goes before that of the step under way, which has no times."""
-    unisono.launch(train, tmp_path, 50, workers=2)
-    assert len(events(tmp_path, "speed")) == 2
-    assert numbers(tmp_path) == list(range(200))
-    assert all(None not in event["forward_s"] for event in events(tmp_path, "step")[:-5])

@@ -10,7 +10,7 @@ PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
 
 
 def to_bytes(line):
-    return json.dumps(line).encode() + b"\n"
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def event(kind, step, at_s=1.0, **facts):
@@ -50,6 +50,7 @@ def start_line(*, num_workers=2, end_step=300, step=0, **change):
         "folder": "/home/somebody/project",
         "num_parameters": 61706,
         "loader_workers": 0,
+        "divided_by_speed": False,
         **change,
     }
 
@@ -72,29 +73,6 @@ def step_line(step, *, ranks, phases, seconds, time_unix_s=BEGAN_UNIX_S, **chang
     }
 
 
-def speed_found(rank, *, seconds, is_final=False):
-    """What a run has found that slows it: one worker."""
-    return {
-        "is_final": is_final,
-        "findings": [
-            {
-                "cause": "slow worker",
-                "rank": rank,
-                "phases": ["backward", "forward"],
-                "excess_s": 0.0047,
-                "of_step": 0.3,
-                "cost": 0.28,
-                "sentence": f"worker {rank} is slow in its passes: 10.4 ms a step, 4.7 ms more",
-                "remedy": "look at what else runs on its core",
-            }
-        ],
-        "seconds": seconds,
-        "snapshots_s": 0.02,
-        "disk_s": 0.01,
-        "machine": {"cores": 4, "busy": 3.9, "workers": 3.1, "stolen": 0.0, "throttled": 0.0},
-    }
-
-
 def run_lines(
     *, num_steps=300, num_workers=4, slow=2, lost_at=120, fails=False, ends=True, **header
 ):
@@ -111,8 +89,6 @@ def run_lines(
         if step == lost_at + 12:
             why = ["a replacement for worker 1 has come"]
             yield event("workers", step, now_s, ranks=[*range(num_workers)], joined=[1], why=why)
-        if step == 64:
-            yield event("speed", step, now_s, speed=speed_found(slow, seconds=now_s))
         ranks = [
             rank
             for rank in range(num_workers)
@@ -121,9 +97,9 @@ def run_lines(
         begun = [now_s + draw.uniform(0, 0.0002) for _ in ranks]
         busy = []
         for rank in ranks:
-            factor = draw.uniform(0.9, 1.1) * (1.7 if rank == slow else 1.0)
-            factor *= num_workers / len(ranks)
-            busy.append([0.0006 * factor, 0.002 * factor, 0.0041 * factor])
+            factor = draw.uniform(0.9, 1.1) * num_workers / len(ranks)
+            passes = factor * (1.7 if rank == slow else 1.0)
+            busy.append([0.0006 * factor, 0.002 * passes, 0.0041 * passes])
         slowest = max(b + sum(row) for b, row in zip(begun, busy, strict=True))
         phases = [
             [*row, slowest - b - sum(row) + 0.0001, 0.0004, 0.0007]
@@ -138,6 +114,7 @@ def run_lines(
             ranks=ranks,
             phases=phases,
             seconds=seconds,
+            begun_s=begun,
             time_unix_s=BEGAN_UNIX_S + ended_s,
             means={
                 "loss": 2.2 * math.exp(-step / 90) + 0.12 + noise * math.exp(-step / 200),
@@ -165,7 +142,8 @@ def run_lines(
             seconds=now_s,
             samples_per_second=num_steps * 64 / now_s,
             digest="0123456789abcdef" * 4,
-            speed=speed_found(slow, seconds=now_s, is_final=True),
+            snapshots_s=0.02,
+            disk_s=0.01,
         )
 
 

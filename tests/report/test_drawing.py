@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tests.report.lines import event, status_of, step, workers
-from tests.report.synthetic import BEGAN_UNIX_S, run_lines, speed_found, start_line
+from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
 from unisono.report.drawing import draw
 from unisono.report.process_status import GONE, Process, ProcessState
+from unisono.report.slowdown import Slowdown, SlowdownCause
 from unisono.report.status import WorkerLine
 from unisono.report.table import cells
 from unisono.report.view import see
@@ -30,9 +31,12 @@ def view(num_workers=2, *lines, processes=None, at_s=4.0):
         start_line(num_workers=num_workers, shards=num_workers, command=["train.py", "--lr=0.1"]),
         step(198, 0.5, ranks=ranks, rows=rows),
         event("checkpoint", 100, 0.6),
-        event("speed", 199, 0.7, speed=speed_found(num_workers - 1, seconds=1.0)),
         step(199, 1.0, ranks=ranks, rows=rows),
         *lines,
+    )
+    sentence = f"worker {num_workers - 1} is slow in its passes: 10.4 ms a step, 4.7 ms more"
+    made.findings = (
+        Slowdown(SlowdownCause.WORKER, 0.28, sentence, "look at its core", num_workers - 1),
     )
     found = dict.fromkeys(ranks, BUSY) if processes is None else processes
     return see(made, found, BEGAN_UNIX_S + at_s)
@@ -54,7 +58,7 @@ def test_eighty_columns():
         "rank  pid state   step mostly        its time      ms/step   memory   CPU",
         "   0 4000 running  200 waiting   43% lffbbbwwwwws       8   299 MiB   98%",
         "   1 4001 running  200 backward  57% lfffbbbbbbbs      14!  299 MiB   98%",
-        "! worker 1 is slow in its passes, which costs 28 % of the run",
+        "! worker 1 is slow in its passes, which costs 28 % of the time",
         "loading  forward  backward  waiting  summing  updating  of the last 2 steps",
     ]
 
@@ -131,8 +135,8 @@ def test_a_lost_worker_is_called_so_at_any_width(width):
 @pytest.mark.parametrize(
     ("width", "words"),
     [
-        (120, ": 10.4 ms a step, 4.7 ms more, which costs 28 % of the run"),
-        (80, ", which costs 28 % of the run"),
+        (120, ": 10.4 ms a step, 4.7 ms more, which costs 28 % of the time"),
+        (80, ", which costs 28 % of the time"),
         (40, ""),
     ],
 )

@@ -1,11 +1,12 @@
 """How a run stands after some events."""
 
 import pytest
-from tests.report.lines import ROW, event, status_of, step, workers
+from tests.report.lines import ROW, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, PHASES, start_line
 
 from unisono.report.phases import Spent
 from unisono.report.process_status import Named
+from unisono.report.slowdown import Slowdown, SlowdownCause
 from unisono.report.status import MAX_BUCKETS
 
 
@@ -81,34 +82,19 @@ def test_times_are_not_of_steps_that_come_again():
     assert (made.progress.num_done, made.num_steps) == (2, 1)
 
 
-def found(rank, cause="slow worker"):
-    """What a run has found of its speed."""
-    return {"findings": [{"cause": cause, "rank": rank, "sentence": "x", "cost": 0.1}]}
-
-
 @pytest.mark.parametrize(
-    ("speed", "rank"),
+    ("cause", "rank", "slow"),
     [
-        (found(1), 1),
-        (found(9), None),  # it is not there any more
-        (found(None, "busy machine"), None),
-        ({"findings": []}, None),
+        (SlowdownCause.WORKER, 1, 1),
+        (SlowdownCause.WORKER, 9, None),  # it is not there any more
+        (SlowdownCause.CORE, 1, None),
+        (SlowdownCause.BUSY, None, None),
     ],
 )
-def test_a_worker_is_slow_that_the_run_has_found_to_be(speed, rank):
-    made = status_of(start_line(num_workers=2), step(0, 1), event("speed", 1, speed=speed))
-    assert made.slow_rank == rank
-
-
-def test_times_alone_make_no_worker_slow():
-    slow = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
-    assert status_of(start_line(num_workers=2), step(0, 1, rows=[ROW, slow])).slow_rank is None
-
-
-def test_nobody_is_slow_any_more_where_nothing_is_found_or_another_fit_begins():
-    first = [start_line(num_workers=2), event("speed", 1, speed=found(1))]
-    assert status_of(*first, event("speed", 2, speed={"findings": []})).slow_rank is None
-    assert status_of(*first, start_line(num_workers=2, step=1)).slow_rank is None
+def test_a_worker_is_slow_that_is_found_to_be(cause, rank, slow):
+    made = status_of(start_line(num_workers=2), step(0, 1))
+    made.findings = (Slowdown(cause, 0.1, "x", "", rank),)
+    assert made.slow_rank == slow
 
 
 def test_a_worker_lost_in_a_step_has_no_times():

@@ -121,7 +121,6 @@ def test_the_last_words_of_a_run_that_ended():
     assert found.message.startswith("300 steps in ")
     assert found.message.endswith(" s, digest 0123456789abcdef")
     assert found.workers[0].state == "ended"
-    assert [worker.is_slow for worker in found.workers] == [False, False, True, False]
     assert "to go" not in " ".join(found.position)
 
 

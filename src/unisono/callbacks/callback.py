@@ -146,10 +146,10 @@ class Fit(Protocol):
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
 
     @property
-    def speed(self) -> Mapping[str, Any] | None:
-        """What slows the steps, as it was found last: see the event ``speed`` in `docs/events.md`.
+    def keeping_s(self) -> Mapping[str, float]:
+        """How long this worker has waited for what is kept, in seconds, once all steps are done.
 
-        On the leader alone, once it has looked at some steps; else None.
+        ``snapshots_s``: for copies of the state; ``disk_s``: for checkpoints to be written.
         """
 
     def pid(self, rank: int) -> int | None:

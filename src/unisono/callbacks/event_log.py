@@ -3,10 +3,9 @@
 ::
 
     start        what the run is: identity, versions, machine, command; once for each call of `fit`
-    step         means, learning rates, norm, where each worker's time went; on a device its memory
+    step         means, learning rates, norm, where each worker's time went; now and then more
     evaluation   what a validation found
     checkpoint   one was asked for
-    speed        what slows the steps, now and then
     workers      other workers compute now, and why
     went_back    steps come again; their lines are removed
     failure      `fit` ended with an exception
@@ -27,6 +26,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,9 +34,13 @@ from typing import Any
 from unisono.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.learning_rate_monitor import rates_of
+from unisono.callbacks.place import say_alone
 from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain
+from unisono.procfs import delayed_s
+from unisono.report.slowdown import ADVICE
+from unisono.report.slowness import slowdowns_in
 
 NAME = "events.jsonl"
 FORMAT = 1
@@ -47,8 +51,8 @@ _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 # How long to wait for times before a line is written without them. Whoever has not told of them is
 # late for the next step, too, so waiting takes no time; unless it has died.
 _TOLD_WITHIN_S = 2e-2
-# Memory hardly changes from step to step, and would be a third of a line.
-_MEMORY_EVERY_S = 0.1
+# What hardly changes from step to step, and would be a third of a line.
+_SELDOM_EVERY_S = 0.1
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 _JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
@@ -72,8 +76,8 @@ class EventLog(Callback):
         self._journal: Journal | None = None
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
-        self._memory_due_s = math.inf
-        self._speed: Mapping[str, Any] | None = None
+        self._seldom_due_s = 0.0
+        self._begun_at = 0
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
@@ -110,7 +114,7 @@ class EventLog(Callback):
             raise RuntimeError(trouble)
         self._journal, self._pending = journal, None
         self._ended_at_s = perf_counter()
-        self._memory_due_s = math.inf if fit.memory(fit.rank) is None else 0.0
+        self._seldom_due_s, self._begun_at = 0.0, fit.step
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
         """Add the step before this one, and keep what is known of this one."""
@@ -132,14 +136,12 @@ class EventLog(Callback):
         }
         if step.is_skipped:
             facts["is_skipped"] = True
-        if now_s >= self._memory_due_s:
-            self._memory_due_s = now_s + _MEMORY_EVERY_S
-            facts["has_memory"] = True
+        if now_s >= self._seldom_due_s:
+            self._seldom_due_s = now_s + _SELDOM_EVERY_S
+            facts["has_more"] = True
         self._pending = step.number, facts
         if len(ranks) == 1:
             self._add_pending(fit)  # nobody else has anything to tell
-        if fit.speed is not self._speed:
-            self._note_speed(fit)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
@@ -195,11 +197,12 @@ class EventLog(Callback):
             "samples_per_second": summary.samples_per_second,
             "digest": summary.digest,
             "stopped_early": fit.step < fit.end_step,
+            **fit.keeping_s,
         }
-        if fit.speed is not None:
-            facts["speed"] = fit.speed
         self._add(fit, "end", fit.step, facts)
         self._close()
+        if fit.is_leader and (path := self.writes_to(fit.directory)) is not None:
+            self._tell_slowness(fit, path)
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """Write what happened, on the worker that failed and not on those that wait for it."""
@@ -220,11 +223,12 @@ class EventLog(Callback):
         if not (fit.has_joined and path.exists()):
             journal.note(encode("start", format=FORMAT, **_start(fit)))
 
-    def _note_speed(self, fit: Fit) -> None:
-        """Write what slows the steps, as the leader has just found it."""
-        self._speed = fit.speed
-        if self._speed is not None and self._journal is not None:
-            self._journal.note(encode("speed", step=fit.step, speed=self._speed))
+    def _tell_slowness(self, fit: Fit, path: Path) -> None:
+        """Say what has made the steps slower than they could be, if that is worth a line."""
+        with suppress(OSError):  # the journal has complained
+            for one in slowdowns_in(path, {**fit.facts, "step": self._begun_at}) or ():
+                if one.cause not in ADVICE:
+                    say_alone(fit, one.line)
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Tell whether this worker writes how the call ends."""
@@ -254,7 +258,12 @@ class EventLog(Callback):
             return
         (number, facts), self._pending = self._pending, None
         # Now: who adds it in the place of one that is lost may come too late for the times.
-        make = functools.partial(step_line, facts, _times(fit, number, facts), _memory(fit, facts))
+        times, memory, delayed = (
+            _times(fit, number, facts),
+            _memory(fit, facts),
+            _delayed(fit, facts),
+        )
+        make = functools.partial(step_line, facts, times, memory, delayed)
         self._journal.add(number, make, may_wait=True)
 
     def _close(self) -> None:
@@ -270,7 +279,16 @@ def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None
 
 def _memory(fit: Fit, facts: Mapping[str, Any]) -> list[DeviceMemory | None]:
     """Read what each worker takes of its device, where the line is to say so; else nothing."""
-    return [fit.memory(rank) for rank in facts["ranks"]] if "has_memory" in facts else []
+    sizes = [fit.memory(rank) for rank in facts["ranks"]] if "has_more" in facts else []
+    return sizes if any(one is not None for one in sizes) else []
+
+
+def _delayed(fit: Fit, facts: Mapping[str, Any]) -> list[float | None]:
+    """Read how long each worker has waited for a core, where the line is to say so."""
+    if "has_more" not in facts or not fit.is_leader:
+        return []
+    pids = [fit.pid(rank) for rank in facts["ranks"]]
+    return [None if pid is None else delayed_s(pid) for pid in pids]
 
 
 def _signal_of(error: BaseException) -> str:
@@ -295,6 +313,7 @@ def step_line(
     facts: Mapping[str, Any],
     rows: Sequence[Times | None],
     memory: Sequence[DeviceMemory | None] = (),
+    delayed: Sequence[float | None] = (),
 ) -> bytes:
     """Write the line of a step: what is known of it, and each worker's times, by phase.
 
@@ -302,12 +321,20 @@ def step_line(
         facts: what is known of it.
         rows: the times of each worker; None for one that has not told them.
         memory: of each worker's device, likewise; empty where the line says nothing of it.
+        delayed: how many seconds each worker's process has waited for a core, likewise.
     """
     means, rates = facts["means"], facts["learning_rates"]
     there = tuple([row is not None for row in rows])
     has_memory = tuple([sizes is not None for sizes in memory])
+    has_delayed = tuple([seconds is not None for seconds in delayed])
     line = _step_format(
-        tuple(means), len(rates), facts["ranks"], there, "is_skipped" in facts, has_memory
+        tuple(means),
+        len(rates),
+        facts["ranks"],
+        there,
+        "is_skipped" in facts,
+        has_memory,
+        has_delayed,
     )
     columns = zip(*[row for row in rows if row is not None], strict=True)
     sizes = zip(*[sizes for sizes in memory if sizes is not None], strict=True)
@@ -322,6 +349,7 @@ def step_line(
         _number(facts["gradient_norm"]),
         *itertools.chain.from_iterable(columns),
         *itertools.chain.from_iterable(sizes),
+        *[seconds for seconds in delayed if seconds is not None],
     )
     return (line % values).encode()
 
@@ -335,6 +363,7 @@ def _step_format(
     there: tuple[bool, ...],
     is_skipped: bool,
     has_memory: tuple[bool, ...],
+    has_delayed: tuple[bool, ...],
 ) -> str:
     """Make the line of a step with a place for each value, so that it is written in one go.
 
@@ -345,10 +374,12 @@ def _step_format(
         there: for each of them, whether it has told its times.
         is_skipped: whether the step is.
         has_memory: for each of `ranks`, whether its device's memory is known; empty: not told.
+        has_delayed: likewise, how long it has waited for a core.
     """
     means = ",".join([_JSON.encode(name).replace("%", "%%") + ":%s" for name in names])
     row = ",".join(["%.6f" if here else "null" for here in there])
     sizes = ",".join(["%d" if here else "null" for here in has_memory])
+    seconds = ",".join(["%.3f" if here else "null" for here in has_delayed])
     of_memory = DeviceMemory._fields if has_memory else ()
     return (
         '{"event":"step","time_unix_s":%.6f,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%.6f,'
@@ -357,6 +388,7 @@ def _step_format(
         + (',"is_skipped":true' if is_skipped else "")
         + "".join([f',"{name}":[{row}]' for name in Times._fields])
         + "".join([f',"{name}_bytes":[{sizes}]' for name in of_memory])
+        + (f',"delayed_s":[{seconds}]' if has_delayed else "")
         + "}\n"
     )
 

@@ -22,8 +22,6 @@ class Summary:
         digest: of the state at the end.
         means: of the last step.
         validation: the last validation, if there was one.
-        slowness: what has cost more than a twentieth of the time, in words: a slow worker, uneven
-            shards, a busy machine, a line each; empty where nothing has, or there were few steps.
     """
 
     steps: int
@@ -34,7 +32,6 @@ class Summary:
     digest: str
     means: Mapping[str, float]
     validation: Mapping[str, Any] | None
-    slowness: str = ""
 
     @property
     def samples_per_second(self) -> float:

@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Any
 
 from unisono.report import fields
-from unisono.report.speed_facts import Speed
 
 FORMAT = 1
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
@@ -55,6 +54,7 @@ class Start(Event):
     folder: fields.Text
     num_parameters: fields.Count
     loader_workers: fields.Count
+    divided_by_speed: fields.Flag
     started_unix_s: fields.Seconds
 
 
@@ -135,13 +135,6 @@ class Checkpoint(Event):
 
 
 @dataclass(frozen=True)
-class SpeedSeen(Event):
-    """The leader has looked at what slows the steps."""
-
-    speed: Speed = None
-
-
-@dataclass(frozen=True)
 class Failure(Event):
     """A fit has ended with an exception."""
 
@@ -175,7 +168,8 @@ class End(Event):
     samples_per_second: fields.Seconds
     digest: fields.Text
     stopped_early: fields.Flag
-    speed: Speed = None  # of the whole fit
+    snapshots_s: fields.Seconds
+    disk_s: fields.Seconds
 
 
 _EVENTS: dict[str, type[Event]] = {
@@ -185,7 +179,6 @@ _EVENTS: dict[str, type[Event]] = {
     "went_back": WentBack,
     "evaluation": Evaluation,
     "checkpoint": Checkpoint,
-    "speed": SpeedSeen,
     "failure": Failure,
     "interrupted": Interrupted,
     "end": End,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from unisono.report.marks import Mark, Severity, mark_of
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
+from unisono.report.slowdown import Slowdown
 from unisono.report.time_spent import TimeSpent
 
 MAX_METRICS = 12
@@ -58,6 +60,7 @@ class History:
     samples_per_second: Series = field(default_factory=lambda: Series(max_buckets=300))
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
     spent: TimeSpent = field(default_factory=TimeSpent)  # the rest of the time
+    findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
     num_marks: int = 0  # how many there were; at most MAX_MARKS are kept
     num_unreadable: int = 0  # lines that could not be read
@@ -153,6 +156,11 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     for event in reader.new_events():
         history.add(event)
     history.num_unreadable = reader.num_unreadable
+    if history.progress.latest is not None:
+        from unisono.report.slowness import slowdowns_in  # numpy is loaded with it
+
+        with suppress(OSError):  # it has just been removed
+            history.findings = slowdowns_in(path, vars(history.progress.latest))
     if history.progress.first is None and not history.progress.num_steps:
         told = f" ({reader.num_unreadable} lines cannot be read)" if reader.num_unreadable else ""
         raise ValueError(

@@ -20,14 +20,12 @@ from unisono.report.events import (
     Evaluation,
     Event,
     Failure,
-    SpeedSeen,
     Start,
     StepDone,
     WentBack,
     Workers,
 )
 from unisono.report.process_status import Named
-from unisono.report.speed_facts import SpeedFacts
 
 MAX_WORKERS = 256  # of whom processes and last steps are kept
 
@@ -64,7 +62,6 @@ class RunProgress:
     named: dict[int, Named] = field(default_factory=dict)  # processes, also of the lost
     trouble: Trouble | None = None  # of the latest fit
     num_lost: int = 0
-    speed: SpeedFacts | None = None  # what slows the latest fit, as it was found last
     num_went_back: int = 0  # how often steps came again
     began_unix_s: float = math.nan  # when the first line was written
     last_unix_s: float = math.nan  # when the last one was
@@ -91,8 +88,6 @@ class RunProgress:
             case Evaluation():
                 self.evaluation = event
                 self.num_evaluations += 1
-            case SpeedSeen():
-                self.speed = event.speed or self.speed
             case Checkpoint():
                 self.checkpoint = event
                 self.num_checkpoints += 1
@@ -117,7 +112,6 @@ class RunProgress:
         self.num_done, self.epoch, self.last_step = start.step, start.epoch, None
         self.ranks = start.ranks or self.ranks
         self.lost, self.named, self.last_step_by_rank, self.trouble = set(), {}, {}, None
-        self.speed = None
         self._name(start)
 
     def _add_step(self, step: StepDone) -> bool:
@@ -162,5 +156,3 @@ class RunProgress:
         # Several workers may fail of the same; the first word counts.
         if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
             self.ended = event
-        if isinstance(event, End):
-            self.speed = event.speed or self.speed

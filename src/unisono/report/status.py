@@ -17,7 +17,7 @@ from unisono.report.events import Event, Start, StepDone, Workers
 from unisono.report.phases import Spent, add_up, spent_by_rank
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import MAX_WORKERS, RunProgress
-from unisono.report.speed_facts import SLOW_WORKER
+from unisono.report.slowdown import Slowdown, SlowdownCause
 
 MAX_BUCKETS = 10
 BUCKET_S = 1.0
@@ -56,12 +56,14 @@ class RunStatus:
         progress: what it has come to.
         buckets: the newest steps with the workers that there are now.
         memory: what each of them took last of its device; empty on CPUs.
+        findings: what slows the newest steps, the costliest first.
     """
 
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.buckets: deque[Bucket] = deque(maxlen=MAX_BUCKETS)
         self.memory: dict[int, TensorMemory] = {}
+        self.findings: tuple[Slowdown, ...] = ()
 
     def add(self, event: Event) -> None:
         """Add the next event."""
@@ -120,10 +122,8 @@ class RunStatus:
 
     @property
     def slow_rank(self) -> int | None:
-        """Which worker the run has found to be slow; None: none."""
-        speed = self.progress.speed
-        found = () if speed is None else speed.findings
-        slow = (one.rank for one in found if one.cause == SLOW_WORKER)
+        """Which worker is slow; None: none."""
+        slow = (one.rank for one in self.findings if one.cause is SlowdownCause.WORKER)
         return next((rank for rank in slow if rank in self.progress.ranks), None)
 
 
@@ -139,7 +139,7 @@ class WorkerLine:
     num_done: int | None = None  # steps that the run had done with the last one of this worker
     shares: Mapping[str, float] | None = None  # the part of its time that each phase took
     work_s: float | None = None  # its time a step, without waiting
-    is_slow: bool = False  # whether the run has found it to be slow
+    is_slow: bool = False  # whether it is slow
     device: TensorMemory | None = None  # what it takes of its device; None on CPUs
 
     @property

@@ -11,11 +11,10 @@ The phases of steps are means over the workers; what they leave of the time is b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from unisono.report.events import PHASES, End, Evaluation, Event, SpeedSeen, Start
+from unisono.report.events import PHASES, End, Evaluation, Event, Start
 from unisono.report.phases import PhaseSpan
-from unisono.report.speed_facts import SpeedFacts
 
 _EXPLAINED = {
     "starting up": "from the start of the program to the first step: imports, data, the model",
@@ -52,20 +51,20 @@ class TimeSpent:
 
     startup_s: float = 0.0
     evaluation_s: float = 0.0
-    _settled: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of fits that are over
-    _now: SpeedFacts | None = None
+    snapshots_s: float = 0.0  # of fits that are over, as this and the next
+    disk_s: float = 0.0
     _started_unix_s: float | None = None
 
     def add(self, event: Event) -> None:
         """Add the next event."""
         match event:
             case Start():
-                self._settle()
                 self._add_startup(event)
             case Evaluation(seconds=float(seconds)):
                 self.evaluation_s += max(seconds, 0.0)
-            case SpeedSeen() | End():
-                self._now = event.speed or self._now
+            case End():
+                self.snapshots_s += max(event.snapshots_s or 0.0, 0.0)
+                self.disk_s += max(event.disk_s or 0.0, 0.0)
 
     def parts(self, stretches: Sequence[PhaseSpan], fits_s: float) -> list[PartOfTime]:
         """Divide the time of a run.
@@ -75,28 +74,17 @@ class TimeSpent:
             fits_s: how long its fits have lasted, in seconds.
         """
         phases_s = [sum(one.per_step_s[i] * one.num_steps for one in stretches) for i in range(6)]
-        snapshots_s, disk_s = self._kept
         seconds = {
             "starting up": self.startup_s,
             **dict(zip(PHASES, phases_s, strict=True)),
-            "snapshots": snapshots_s,
-            "checkpoints": disk_s,
+            "snapshots": self.snapshots_s,
+            "checkpoints": self.disk_s,
             "evaluation": self.evaluation_s,
         }
         inside_s = sum(seconds.values()) - self.startup_s
         seconds["between"] = max(fits_s - inside_s, 0.0)
         whole_s = sum(seconds.values())
         return [PartOfTime(name, one, one / whole_s) for name, one in seconds.items() if one > 0]
-
-    @property
-    def _kept(self) -> list[float]:
-        if self._now is None:
-            return self._settled
-        now = (self._now.snapshots_s or 0.0, self._now.disk_s or 0.0)
-        return [sofar + max(one, 0.0) for sofar, one in zip(self._settled, now, strict=True)]
-
-    def _settle(self) -> None:
-        self._settled, self._now = self._kept, None
 
     def _add_startup(self, start: Start) -> None:
         began_unix_s = start.started_unix_s

@@ -9,11 +9,12 @@ once.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -28,6 +29,7 @@ from unisono.report.view import Condition, View, see
 REFRESH_S = 0.5
 RECENT_BYTES = 1 << 16  # some dozens of steps each time: more say nothing more, and cost
 _CPU_LOOK_S = 0.2
+_JUDGED_EVERY_S = 2.0
 _WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
 
@@ -49,6 +51,7 @@ class Watch:
         self._path = Path(directory) / FILE_NAME
         self._processes = Processes() if processes is None else processes
         self._host = os.uname().nodename if host is None else host
+        self._judged_at_s = -math.inf
         self._begin()
 
     def look(self) -> View:
@@ -68,7 +71,19 @@ class Watch:
         start = self._status.progress.latest
         is_here = start is not None and start.host == self._host
         found = self._processes.look(self._status.progress.named) if is_here else {}
+        self._judge()
         return see(self._status, found, time.time())
+
+    def _judge(self) -> None:
+        """Look for what slows the newest steps, now and then."""
+        start, now_s = self._status.progress.latest, time.monotonic()
+        if start is None or now_s < self._judged_at_s + _JUDGED_EVERY_S:
+            return
+        self._judged_at_s = now_s
+        from unisono.report.slowness import slowdowns_in  # numpy is loaded with it
+
+        with suppress(OSError):
+            self._status.findings = slowdowns_in(self._path, vars(start), is_newest=True) or ()
 
     def _begin(self) -> None:
         self._reader = EventReader(self._path, RECENT_BYTES)

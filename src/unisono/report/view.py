@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,7 +16,7 @@ from unisono.quantities import amount, duration
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
-from unisono.report.speed_facts import IN_REPORT_ALONE
+from unisono.report.slowdown import ADVICE, Slowdown
 from unisono.report.status import RunStatus, WorkerLine, worker_lines
 from unisono.report.text import SCRIPTS, name, plain
 
@@ -95,7 +95,7 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
         message=_last_words(progress)
         or _why_still(progress, condition, workers, still_s, now_unix_s),
         workers=workers,
-        slowness=_slowness(progress),
+        slowness=_slowness(status.findings),
         num_steps=status.num_steps,
         is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
     )
@@ -197,14 +197,12 @@ def _trouble(progress: RunProgress, now_unix_s: float) -> str:
     return said
 
 
-def _slowness(progress: RunProgress) -> tuple[str, ...]:
-    speed = progress.speed
-    told = [one for one in speed.findings if one.cause not in IN_REPORT_ALONE] if speed else []
-    if not told or told[0].sentence is None:
+def _slowness(findings: Sequence[Slowdown]) -> tuple[str, ...]:
+    told = next((one for one in findings if one.cause not in ADVICE), None)
+    if told is None:
         return ()
-    sentence = _line(told[0].sentence)
-    head = sentence.partition(": ")[0].partition(" (")[0]
-    return f"{sentence}{told[0].costs}", f"{head}{told[0].costs}", head
+    head = told.sentence.partition(": ")[0].partition(" (")[0]
+    return f"{told.sentence}{told.costs}", f"{head}{told.costs}", head
 
 
 def _last_words(progress: RunProgress) -> str:

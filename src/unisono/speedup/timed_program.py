@@ -16,7 +16,6 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unisono.plan.samples import SamplePlan
-from unisono.step.phase_timers import DELAYED
 from unisono.train.boundary import Boundary
 from unisono.train.run import Run
 from unisono.verify.observed import main
@@ -88,7 +87,7 @@ class StepTimes:
         before(boundary, *args)
         assert self._plan is not None
         is_full = self._plan.num_batch_samples(batch) == self._plan.batch_size
-        begun_s, *phases = boundary.engine.timers.times[:DELAYED]
+        begun_s, *phases = boundary.engine.timers.times
         self._rows.append((step, is_full, [begun_s - self._ended_s, *phases]))
         self._ended_s = begun_s + sum(phases)
         if self._recorder.rank == 0 and self._last is None and self._is_enough():

@@ -257,7 +257,6 @@ class StepEngine:
         if self._pending.losses:
             for shard, loss in self._pending.read():
                 self._records.write(shard, loss)
-        self.timers.arrive()
         more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients {self._named}")
         if more is None:
             if self._copied is not None:

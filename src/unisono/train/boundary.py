@@ -39,10 +39,6 @@ class BoundaryTasks(enum.IntFlag):
     SNAPSHOT = 1
     CHECKPOINT = 2
     STOP = 4
-    WATCH = 8  # look how long workers wait for free cores
-
-
-_WATCH = int(BoundaryTasks.WATCH)  # which is faster, in every step
 
 
 class Boundary:
@@ -60,14 +56,13 @@ class Boundary:
         has_ended: what the loop has led to is kept.
         snapshots_s: how long snapshots have taken here, in seconds.
         disk_s: how long this worker has waited for checkpoints on their way to the disk.
-        is_watched: whether the steps to come are watched; only the leader's word counts.
     """
 
     def __init__(
         self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
     ) -> None:
         self.engine = engine
-        self.is_between_steps = self.is_watched = True
+        self.is_between_steps = True
         self.has_ended = False
         self.snapshots_s = self.disk_s = 0.0
         self.run, self._kept, self._team = run, run.kept, run.team
@@ -122,8 +117,7 @@ class Boundary:
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""
-        due = int(self._due_next())
-        self._team.plan(self._kept.position.step + 1, due | _WATCH if self.is_watched else due)
+        self._team.plan(self._kept.position.step + 1, self._due_next())
 
     def count(self, means: Mapping[str, float]) -> None:
         """Count a step that is done."""
@@ -131,9 +125,7 @@ class Boundary:
         self._team.note_times(position.step, self.engine.timers.times)
         self._advance(position)
         self._kept.last["means"] = dict(means)
-        planned = self._team.planned(position.step)
-        self.engine.timers.are_delays_sought = bool(planned & _WATCH)
-        self._planned = BoundaryTasks(planned)
+        self._planned = BoundaryTasks(self._team.planned(position.step))
         self.is_between_steps = True
         self._team.supervisor.can_go_back = False  # what the program does now, it does once
 

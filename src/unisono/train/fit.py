@@ -31,7 +31,6 @@ from unisono.train.memory_watch import MemoryWatch
 from unisono.train.run import Run
 from unisono.train.run_context import Observer
 from unisono.train.schedule import Schedule
-from unisono.train.slowdown import SpeedReport
 from unisono.train.step import Step
 from unisono.train.surroundings import surroundings
 from unisono.train.tally import Tally
@@ -77,10 +76,9 @@ class FitUnderWay(Observer):
         self._kept_step: int | None = None
         self._has_skipped = False
         self._memory, self._has_memory = MemoryWatch(run.device, run.team), not run.device.is_host
-        self._speed: SpeedReport | None = None
         self.end_step = run.position.step
         self.has_ended = False
-        self.speed: Mapping[str, Any] | None = None
+        self.keeping_s: Mapping[str, float] = {}
         self.rank, self.model, self.optimizer = run.world.rank, run.model, run.optimizer
 
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
@@ -155,6 +153,7 @@ class FitUnderWay(Observer):
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
             "identity": identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None),
             "loader_workers": self._plan.reading.loader_workers,
+            "divided_by_speed": bool(run.context.kinds),
             **surroundings(run.device),
         }
 
@@ -166,7 +165,7 @@ class FitUnderWay(Observer):
     def times(self, rank: int, step: int) -> Times | None:
         """See :class:`Fit`."""
         times = self._run.team.times(rank, step)
-        return None if times is None else Times._make(times[: len(Times._fields)])
+        return None if times is None else Times._make(times)
 
     def memory(self, rank: int) -> DeviceMemory | None:
         """See :class:`Fit`."""
@@ -209,9 +208,9 @@ class FitUnderWay(Observer):
             # The launcher ends this process in the pause.
             self._fail(interruption(signum))
 
-    def note_speed(self, report: SpeedReport) -> None:
+    def note_keeping(self, snapshots_s: float, disk_s: float) -> None:
         """See :class:`Observer`."""
-        self._speed, self.speed = report, report.as_json
+        self.keeping_s = {"snapshots_s": snapshots_s, "disk_s": disk_s}
 
     def _take(self, step: Step) -> None:
         try:
@@ -310,8 +309,6 @@ class FitUnderWay(Observer):
             if self._validation.newest is None:
                 self._validate(f"step {self.step}")
         summary = self._summary()
-        for line in summary.slowness.splitlines():
-            self.say(line)
         if self._has_begun:
             self._check_membership()
             self._look_for_checkpoints()
@@ -328,7 +325,6 @@ class FitUnderWay(Observer):
             found = {
                 "digest": digest_of(run.model, run.optimizer),
                 "seconds": tally.seconds(run.position),
-                "slowness": "" if self._speed is None else self._speed.in_words,
             }
             return json.dumps(found).encode()
 

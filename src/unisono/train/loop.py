@@ -25,7 +25,7 @@ from unisono.forbidden import collectives_watched
 from unisono.state.several_optimizers import members_of
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
-from unisono.step.phase_timers import PhaseTimers, RunDelay
+from unisono.step.phase_timers import PhaseTimers
 from unisono.train.alternation import OpenLoop
 from unisono.train.boundary import Boundary
 from unisono.train.closure_step import ClosureStep
@@ -38,7 +38,6 @@ from unisono.train.mixed_devices import SpeedBalance
 from unisono.train.order import begin_epoch, check_order
 from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
-from unisono.train.speed_watch import SpeedWatch
 from unisono.train.start import tell_over
 from unisono.train.step import Step
 from unisono.train.unused_parameters import UnusedParameters
@@ -84,11 +83,11 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
-        watch, unused = SpeedWatch(run, boundary, plan), UnusedParameters(run)
+        unused = UnusedParameters(run)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
-                watch.finish()
+                run.observer.note_keeping(boundary.snapshots_s, boundary.disk_s)
                 if notes is not None:
                     notes.end()
                 return
@@ -115,7 +114,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 continue
             if balance.is_needed:
                 balance.after_step(step.num_samples)
-            watch.after_step(step.num_samples)
             if unused.is_watching:
                 unused.look(boundary.engine.present)
 
@@ -139,9 +137,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
-            timers = PhaseTimers(RunDelay() if run.team.size > 1 else None)
-            stack.callback(timers.close)
-            boundary = _entered(run, plan, live, timers, stack)
+            boundary = _entered(run, plan, live, PhaseTimers(), stack)
             try:
                 yield boundary
             except GeneratorExit:

@@ -19,7 +19,6 @@ from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.loop_plan import Totals
 from unisono.train.run_options import RunOptions
-from unisono.train.slowdown import SpeedReport
 from unisono.workers.joint_calls import JointCalls
 from unisono.workers.team import Team
 
@@ -37,11 +36,13 @@ class Observer:
     def before_pause(self) -> None:
         """Called on every worker before all stop between two steps, maybe for good."""
 
-    def note_speed(self, report: SpeedReport) -> None:
-        """Called on the leader now and then, and at the end, with what slows the steps."""
-        if report.is_final:
-            for line in report.in_words.splitlines():
-                say(line)
+    def note_keeping(self, snapshots_s: float, disk_s: float) -> None:
+        """Called on every worker at the end of a loop.
+
+        Args:
+            snapshots_s: how long snapshots have taken on this worker, in seconds.
+            disk_s: how long it has waited for checkpoints on their way to the disk.
+        """
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from unisono.workers.proc import create_memory, started_at
 
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
-NUM_TIMES = 8
+NUM_TIMES = 7
 NUM_SIZES = 3
 PURPOSE_BYTES, WAIT_BYTES, CALL_BYTES = 24, 124, 124
 MEMORY_NAME = "unisono-control"

@@ -1,0 +1,48 @@
+"""One thing that makes steps slower than they could be, in words: what was found in their times."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from unisono.quantities import percent
+
+
+class SlowdownCause(enum.Enum):
+    """What costs time."""
+
+    WORKER = "slow worker"
+    CORE = "slow core"
+    UNEVEN = "uneven shards"
+    LOADING = "loading"
+    BETWEEN = "between steps"
+    BUSY = "busy machine"
+    WHOLE_UPDATE = "whole update"
+    SHORT_PASSES = "short passes"
+    SMALL_BATCHES = "small batches"
+
+
+ADVICE = (SlowdownCause.SHORT_PASSES, SlowdownCause.SMALL_BATCHES)
+"""What the report alone says: nothing is wrong there, but it might be faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """One thing that costs time."""
+
+    cause: SlowdownCause
+    cost: float  # of the steps' time
+    sentence: str
+    remedy: str  # what to do; empty where there is nothing
+    rank: int | None = None  # of the worker that it is about; None: no single one
+
+    @property
+    def line(self) -> str:
+        """All of it."""
+        advice = f": {self.remedy}" if self.remedy else ""
+        return f"{self.sentence}{self.costs}{advice}"
+
+    @property
+    def costs(self) -> str:
+        """What it costs, to stand behind the sentence."""
+        return f", which costs {percent(self.cost)} of the time" if self.cost else ""
