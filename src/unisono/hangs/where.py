@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from unisono.hangs.explanation import Hang, describe, explain
-from unisono.hangs.kernel_view import ancestors, descendants, look_at
+from unisono.hangs.kernel_view import ancestors, children, look_at
 from unisono.hangs.looking import look_at_ranks, notes_of
 from unisono.hangs.whereabouts import RankNotes
 from unisono.workers.control_block import (
@@ -58,13 +58,13 @@ def where(pid: int, folder: str = "") -> str:
 
 def find_job(pid: int) -> FoundJob:
     """Find the ranks of the job that a process belongs to."""
-    related = [pid, *ancestors(pid), *descendants(pid)]
-    for control in _controls(related):
+    below = [pid, *children(pid, recursive=True)]
+    for control in _controls([pid, *ancestors(pid), *below]):
         with_pids = _of_control(control)
         control.close()
-        if with_pids.pids and not {pid, *descendants(pid)}.isdisjoint(with_pids.pids.values()):
+        if not set(below).isdisjoint(with_pids.pids.values()):
             return with_pids
-    ranks = dict(_ranks_by_environment([pid, *descendants(pid)]))
+    ranks = dict(_ranks_by_environment(below))
     others = dict(_ranks_by_environment(_siblings(pid))) if pid in ranks.values() else {}
     return FoundJob({**others, **ranks} or {0: pid})
 
@@ -142,6 +142,6 @@ def _rank_of(pid: int) -> int | None:
     return None
 
 
-def _siblings(pid: int) -> Iterator[int]:
-    parent = next(ancestors(pid), None)
-    return iter(()) if parent is None else descendants(parent)
+def _siblings(pid: int) -> list[int]:
+    parents = ancestors(pid)
+    return children(parents[0], recursive=True) if parents else []
