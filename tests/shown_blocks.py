@@ -10,7 +10,7 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PAGES_THAT_RUN = ["index", "training", "checkpoints", "loops", "callbacks", "gpus"]
-PAGES_THAT_RUN += ["several-devices", "data-parallel", "split", "programs", "events"]
+PAGES_THAT_RUN += ["data-parallel", "split", "programs", "events"]
 # GPUs are the CPU here, which layers cannot be divided over by name: that block is left out.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] * 2'}
 LEFT_OUT = '{"cuda:0": ['

@@ -165,14 +165,6 @@ def test_an_example_has_one_digest_on_every_number_of_workers(
     assert outputs[1:] == outputs[:1] * (len(numbers) - 1)
 
 
-@pytest.mark.long
-def test_several_devices_give_the_digest_of_one() -> None:
-    script, names = "by_feature/several_devices.py", [["cpu"], ["cpu"] * 3]
-    outputs = [run(script, "--devices", *each) for each in names]
-    outputs.append(run(script, "--devices", "cpu", "cpu", workers=2))
-    assert len(set(map(digest, outputs))) == 1
-
-
 def test_tables_of_examples_name_files_that_are_there() -> None:
     tables = (WITHOUT_DIGEST, ARGUMENTS, LAUNCHING, NEEDED, IN_MAKE_TEST)
     assert set().union(*tables) <= set(PROGRAMS)

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,11 +114,6 @@ class Device:
     def is_hosts(kind: str) -> bool:
         """Tell whether a type of device is the CPU."""
         return kind == HOST
-
-    def use(self) -> None:
-        """Make it torch's current device, for tensors that a program makes without a number."""
-        if not self.is_host:
-            self._module.set_device(self.torch)
 
     @property
     def name(self) -> str:
@@ -289,12 +284,11 @@ class Copies:
 
     Attributes:
         device: torch's; of several the first.
-        are_direct: whether there is no device but the CPU.
     """
 
     def __init__(self, device: Device, module: Any) -> None:
         self._device, self._module = device, module
-        self.device, self.are_direct = device.torch, module is None
+        self.device = device.torch
         self._is_idle = True
         self._others = {part.torch: part.copies() for part in device.parts[1:]}
         if module is not None:
@@ -310,13 +304,6 @@ class Copies:
         there = self._of(into)
         there._copy(into, source)
         there._hold_back()
-
-    def to_other(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy from this device to another one, before everything that that is given from now on.
-
-        What this device is given from now on does not wait; see :meth:`before_changes`.
-        """
-        self._copy(into, source)
 
     def before_changes(self) -> None:
         """Have devices change what was copied from only after all copies are made."""
@@ -443,45 +430,18 @@ def seed_generators(seed: int) -> None:
     seed_python_and_numpy(seed)
 
 
-class HostGenerators(NamedTuple):
-    """The states of Python's, numpy's and torch's default generators, but for accelerators'."""
-
-    torch: torch.Tensor
-    python: Any
-    numpy: Any
-
-    @classmethod
-    def now(cls) -> HostGenerators:
-        """Read them."""
-        return cls(torch.default_generator.get_state(), random.getstate(), np.random.get_state())
-
-    def are_now(self) -> bool:
-        """Tell whether nothing has been drawn since they were read."""
-        now = HostGenerators.now()
-        (_, words, *place), (_, words_now, *place_now) = self.numpy, now.numpy
-        return (
-            torch.equal(self.torch, now.torch)
-            and self.python == now.python
-            and (place == place_now and np.array_equal(words, words_now))
-        )
-
-    def put_back(self) -> None:
-        """Have the generators go on from here."""
-        torch.default_generator.set_state(self.torch)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-
-
 @contextmanager
 def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Leave every default generator as it was, those of some devices too, whatever happens."""
-    before = HostGenerators.now()
-    generators = [default_generator(device) for device in devices if device.type != HOST]
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    generators = [torch.default_generator]
+    generators += [default_generator(device) for device in devices if device.type != HOST]
     states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
-        before.put_back()
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 
@@ -509,8 +469,6 @@ def notices() -> set[str]:
 def num_threads(threads: int) -> Iterator[None]:
     """Compute with `threads` threads inside the block; their number is part of a run's identity."""
     before = torch.get_num_threads()
-    # Even if there are as many: after a fork, torch makes its pool of threads anew at the first
-    # call, and autograd's threads for several devices would all make that call at once.
     torch.set_num_threads(threads)
     try:
         yield

@@ -181,7 +181,7 @@ def _take_step(
     on_host: bool,
 ) -> dict[str, float]:
     engine.begin(step, 0)
-    more: Sequence[int] | None = engine.begin_passes([1] * SHARDS)
+    more: Sequence[int] | None = engine.begin_passes()
     while more is not None:
         for shard in more:
             inputs, labels = device.move(batch_of(step, shard))

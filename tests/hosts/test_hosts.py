@@ -103,7 +103,7 @@ def test_replicas_on_several_hosts_have_the_bits_of_one_copy(make_hosts: MakeHos
     hosts = make_hosts(2)
     one = trained(hosts[:1], [4], model)
     ways = [([2, 2], SIM), ([1, 3], SIM), ([2, 2], ("--exchange", "staged"))]
-    ways.append(([1, 1], (*SIM, "--devices" if model == "gpt" else "--split", "2")))
+    ways.append(([1, 1], (*SIM, "--split", "2")))
     for workers, options in ways:
         assert trained(hosts, workers, model, *options) == one, (workers, options)
 

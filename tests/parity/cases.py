@@ -236,21 +236,19 @@ def train(
     steps: int = STEPS,
     device: str = "cpu",
     directory: str | None = None,
-    devices: list[str] | None = None,
     split: list[str] | None = None,
     **options: Any,
 ) -> str:
-    """Train one case in this worker, on one device, several, or split; returns the digest."""
+    """Train one case in this worker, on one device or split; returns the digest."""
     make_model, make_data, loss = (MODELS | OTHER_MODELS)[model]
     torch.manual_seed(11)
     module = make_model()
     made = (OPTIMIZERS | OTHER_OPTIMIZERS)[optimizer](module)
-    where: dict[str, Any] = {"device": device} if devices is None else {"devices": devices}
     if split is not None:
-        where = {}
+        device = "auto"
         unisono.split(module, split)
     trainer = unisono.Trainer(
-        module, made, loss, shards=shards, seed=5, directory=directory, **where, **options
+        module, made, loss, shards=shards, seed=5, directory=directory, device=device, **options
     )
     trainer.fit(make_data(), batch_size=BATCH_SIZE, steps=steps)
     return trainer.digest()

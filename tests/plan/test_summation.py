@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tests.plan.definition import sum_by_definition
 
 from unisono.plan.shards import assign
-from unisono.plan.summation import Node, additions_after, parts_of, tree_sum
+from unisono.plan.summation import Node, additions_after, as_whole, parts_of, tree_sum, within
 
 
 def written(shards):
@@ -67,6 +67,25 @@ def computed(shards, workers, shuffle):
 def test_every_placement_makes_the_same_additions(case, chance):
     shards, workers = case
     assert computed(shards, workers, chance.shuffle) == written(shards)
+
+
+def sum_of(node):
+    """Add one node's shards: its tree is that of as many shards from 0."""
+    return tree_sum([str(shard) for shard in range(node.lo, node.hi)], joined)
+
+
+@given(
+    st.integers(1, 24).flatmap(
+        lambda s: st.tuples(st.just(s), st.integers(1, s), st.integers(0, s), st.integers(0, 23))
+    )
+)
+def test_a_part_is_finished_from_the_sub_trees_within_it(drawn):
+    shards, workers, cut_at, position = drawn
+    own = assign(shards, workers)[position % workers]
+    nodes = [*parts_of(own[:cut_at], shards), *parts_of(own[cut_at:], shards)]
+    for part in parts_of(own, shards):
+        inner = within(part, nodes)
+        assert tree_sum(list(map(sum_of, inner)), joined, as_whole(part, inner)) == sum_of(part)
 
 
 @given(st.integers(1, 200))

@@ -213,7 +213,7 @@ def trained(name, steps=STEPS, shards=4, fault=None, marker=None, loader_workers
                 together = set(names) == set(program.optimizers)
                 with contextlib.nullcontext() if together else step.update(*names):
                     for batch in step.shards:
-                        step.backward(loss_of(step.model, batch))
+                        step.backward(loss_of(run.model, batch))
                 if not together:
                     assert math.isfinite(step.loss)
             for parameter in run.model.parameters():

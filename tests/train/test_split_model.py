@@ -271,7 +271,6 @@ def make_optimizer(model):
     ("options", "words"),
     [
         ({"device": "cpu"}, r"`device='cpu'` is given, too: leave it out"),
-        ({"devices": ["cpu", "cpu"]}, r"`devices=\(device.*is given, too"),
         ({"compile": True}, "`compile` must be off for a split model"),
         ({"device": "meta"}, "is given, too"),
     ],

@@ -14,7 +14,7 @@ Where a sampler says the order, each process asks it, and compares the answer wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ class EarlyBatch:
     """
 
     def __init__(self, place: Place, device: Device, take: Callable[[], Any]) -> None:
-        self.place, self.device = place, device
+        self.place = place
         try:
             batch = take()
         except Exception as error:
@@ -128,40 +128,35 @@ class Loader:
         self._early: EarlyBatch | None = None
         self.copies_early = num_processes > 0 and not device.is_host
 
-    def batch(self, place: Place, shards: Sequence[int], device: Device | None = None) -> Any:
+    def batch(self, place: Place, shards: Sequence[int]) -> Any:
         """Give the batch of a place that has samples.
 
         Args:
             place: which.
             shards: those that this worker computes in every step, in order.
-            device: where it is to be; None: where all are.
 
         Raises:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
         if self._early is not None and place.shard in shards:
             early, self._early = self._early, None
-            if early.place == place and early.device is (device or self._device):
+            if early.place == place:
                 return early.give()
         batch = self._batch(place, shards)
         if self._moves:
-            return (device or self._device).move(batch)
+            return self._device.move(batch)
         return pin(batch) if self._pins else batch
 
-    def take_early(self, devices: Mapping[int, Device] | None = None) -> None:
+    def take_early(self) -> None:
         """Take the next batch from the processes, if it is there, and begin to copy it.
 
         Nobody waits. What goes wrong is raised when the batch is asked for.
-
-        Args:
-            devices: where the batch of each shard is to be; None: where all are.
         """
         ahead = self._ahead
         if self._early is None and ahead is not None and ahead.is_ready:
             place, _ = ahead.under_way[0]
             take = functools.partial(self._take, ahead)
-            device = self._device if devices is None else devices[place.shard]
-            self._early = EarlyBatch(place, device, take)
+            self._early = EarlyBatch(place, self._device, take)
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:

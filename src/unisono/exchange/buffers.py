@@ -39,20 +39,14 @@ class Buffers:
         self._device, self._copies = device, copies
         self._values = BufferValues(self._tensors, self.slots, device, copies)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._has_values = False
         self.now, self.is_kept_here = 0, False
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
-        self.bind_beside()
+        self._values.bind()
         self.now, self._regions = 0, arena.buffers
         if self.slots:
             self._shared = (arena.buffers[0].everything(), arena.buffers[1].everything())
-
-    def bind_beside(self) -> None:
-        """Be those of a copy of the model, which no other worker sees."""
-        self._values.bind()
-        self._has_values = bool(self.slots)
 
     def give(self) -> None:
         """Give this worker's values to all."""
@@ -74,31 +68,20 @@ class Buffers:
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""
         self._values.unbind()
-        self._shared, self._has_values = None, False
+        self._shared = None
 
     def begin(self) -> None:
         """Start a step: every shard will start from the buffers as they are now."""
         self._collect()
         self.is_kept_here = False
-        if self._has_values:
+        if self._shared is not None:
             self._values.save()
-
-    def begin_as(self, others: Buffers) -> None:
-        """Start a step with the buffers that those of the model itself have started it with."""
-        if self._has_values:
-            self._values.save_of(others._values)
 
     def restore(self) -> None:
         """Start a shard: the buffers are those that the step began with."""
         self._collect()
-        if self._has_values:
+        if self._shared is not None:
             self._values.restore()
-
-    def give_to(self, others: Buffers) -> None:
-        """Give the values to the model itself."""
-        self._collect()
-        if self._has_values:
-            others._values.take_of(self._values)
 
     def keep(self) -> None:
         """Publish what the first non-empty shard left, for the next step."""
@@ -192,7 +175,7 @@ class BufferValues:
         spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
         self._block, self._start = (private_bytes(size, device, spans) for _ in range(2))
         self._spans = [(start, stop) for start, stop, _ in spans]
-        if not device.is_divided:
+        if self._is_host:
             self._bytes = self._block.flat(0, size, torch.uint8)
             self._start_bytes = self._start.flat(0, size, torch.uint8)
 
@@ -256,23 +239,6 @@ class BufferValues:
         else:
             for tensors, _, started in self._lists:
                 _copy(started, tensors)
-
-    def save_of(self, others: BufferValues) -> None:
-        """Note what others, on another device maybe, have noted."""
-        self._start_bytes.copy_(others._start_bytes, non_blocking=True)
-
-    def take_of(self, others: BufferValues) -> None:
-        """Set the values to those that others, on another device maybe, have now."""
-        if self._is_host:
-            self._bytes.copy_(others._bytes)
-            return
-        for (tensors, views, _), (theirs, their_views, _) in zip(
-            self._lists, others._lists, strict=True
-        ):
-            _copy(their_views, theirs)
-            for view, their_view in zip(views, their_views, strict=True):
-                view.copy_(their_view, non_blocking=True)
-            _copy(tensors, views)
 
     def restore(self) -> None:
         """Set the values to what was noted."""

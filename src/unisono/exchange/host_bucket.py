@@ -23,9 +23,8 @@ from unisono.exchange.bucket_pipeline import Rounds
 from unisono.exchange.host_lane import HostLane
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import pieces_within, presence
-from unisono.plan.rounds import within
 from unisono.plan.slices import Piece
-from unisono.plan.summation import Node
+from unisono.plan.summation import Node, within
 from unisono.workers.memory import Memory, aligned
 
 _ROUNDS = 2

@@ -10,9 +10,8 @@ import torch
 
 from unisono.device import by_device
 from unisono.exchange.parts import PublishedParts, presence
-from unisono.plan.rounds import as_whole
 from unisono.plan.slices import Piece
-from unisono.plan.summation import Node, additions_over, tree_sum
+from unisono.plan.summation import Node, additions_over, as_whole, tree_sum
 
 _PROGRAMS_AT_MOST = 256
 _Vectors = Sequence[torch.Tensor]

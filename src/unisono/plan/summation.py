@@ -57,6 +57,16 @@ def parts_of(shards: range, num_shards: int) -> list[Node]:
     return inside(Node(0, num_shards))
 
 
+def within(part: Node, others: Sequence[Node]) -> list[Node]:
+    """Find those of some sub-trees that are within one, from left to right."""
+    return sorted(other for other in others if part.lo <= other.lo and other.hi <= part.hi)
+
+
+def as_whole(part: Node, others: Sequence[Node]) -> list[Node]:
+    """Number the shards of sub-trees within one as if that were the whole tree."""
+    return [Node(other.lo - part.lo, other.hi - part.lo) for other in others]
+
+
 def additions_after(part: Node) -> list[int]:
     """Count the additions due after each shard of a part, for a worker that keeps a stack.
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.device_choice import places_of
 from unisono.splitting.balance import assigned, divide
 from unisono.splitting.cut import Stages, check_buffers, cut, join
+from unisono.splitting.device_names import places_of
 from unisono.splitting.measure import UnitCosts
 from unisono.splitting.units import Unit, units_of
 from unisono.state.contents import check_unwrapped

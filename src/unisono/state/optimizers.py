@@ -85,16 +85,6 @@ def takes_closure(optimizer: optim.Optimizer) -> bool:
     return "closure" in parameters or inspect.Parameter.VAR_POSITIONAL in kinds
 
 
-def changes_what_has_gradients(optimizer: optim.Optimizer) -> bool:
-    """Tell whether ``step()`` is known to change nothing but parameters that have gradients.
-
-    So do torch's own optimizers, if no code of others runs with them.
-    """
-    kinds = map(type, members_of(optimizer).values())
-    are_torchs = all(kind.__module__.startswith(f"{optim.__name__}.") for kind in kinds)
-    return are_torchs and not is_surrounded(optimizer)
-
-
 def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
     """Find what ``step()`` of an element-wise optimizer does in the end.
 

@@ -56,7 +56,7 @@ class ClosureEngine(StepEngine):
         finally:
             forbid(before)
             self._bound.clear_gradients()
-        return means, self._settle([True] * len(self._gradients))
+        return means, self._settle()
 
     def _closure(self) -> torch.Tensor:
         """Give the mean loss with the parameters as they are now, and leave gradients in `.grad`.
@@ -67,7 +67,7 @@ class ClosureEngine(StepEngine):
         exchange = self.exchange
         if self._versions != [parameter._version for parameter in exchange.parameters]:
             exchange.share(f"evaluation in step {self._step}")
-            self.passes.commit([True] * len(exchange.parameters))
+            self.passes.commit()
             self._bound.remember()
             self.begin_again()
             assert self.compute_again is not None

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.device import Device
 from unisono.errors import NonFiniteLossError
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
@@ -47,7 +46,6 @@ from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Record, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
-from unisono.step.several_devices import SeveralDevices
 from unisono.step.shard_passes import Backward, Finished, ShardPasses
 from unisono.step.update import Member, pass_for_stepped
 from unisono.workers.team import Team
@@ -64,7 +62,6 @@ class StepEngine:
         clipping: how gradients are clipped, by optimizer; not at all where one is missing.
         scaling: how losses are scaled, likewise.
         timers: of this worker's phases; None: such as nobody asks for delays.
-        others: devices that this worker computes on beside the exchange's.
         on_gradients: the program's function between the sum and the update, if it has one.
 
     Attributes:
@@ -85,7 +82,6 @@ class StepEngine:
         clipping: Mapping[str, Clipping] | None = None,
         scaling: Mapping[str, LossScaling] | None = None,
         timers: PhaseTimers | None = None,
-        others: Sequence[Device] = (),
         on_gradients: OnGradients | None = None,
     ) -> None:
         clips, scales = clipping or {}, scaling or {}
@@ -104,9 +100,7 @@ class StepEngine:
         self._bound = BoundModel(model, optimizer, exchange.fixed, is_sliced=is_sliced)
         self.timers = timers or PhaseTimers()
         self.model = model
-        self.passes = ShardPasses(model, exchange, seed)
-        if others:
-            self.passes = SeveralDevices(model, exchange, seed, optimizer, others)
+        self.passes = ShardPasses(exchange, seed)
         self._hook: GradientHook | None = None
         if on_gradients is not None:
             self._hook = GradientHook(on_gradients, list(updated_parameters(model, optimizer)))
@@ -162,12 +156,8 @@ class StepEngine:
         self.passes.begin(self._step, self._first_shard, self._turn, others)
         self._pending.losses.clear()
 
-    def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
-        """Give this worker's shards; collectives are refused until :meth:`end_passes`.
-
-        Args:
-            sizes: how many samples each shard of the step has.
-        """
+    def begin_passes(self) -> Sequence[int]:
+        """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
         if len(self._active) > 1 and any(member.scaling for member in self._active):
             raise ValueError(
                 "losses are scaled for one optimizer at a time where `grad_scaler` is given, but "
@@ -175,26 +165,23 @@ class StepEngine:
                 f"`with step.update({self._active[0].name!r}):`."
             )
         forbid(IN_A_PASS)
-        self.passes.begin_passes(sizes)
         return self.passes.shards
 
     def end_passes(self) -> None:
         """Allow collectives again."""
         forbid("")
-        self.passes.end_passes()
 
-    def start_shard(self, shard: int) -> nn.Module:
-        """Prepare for one shard's forward pass, once it has been read; gives what computes it."""
+    def start_shard(self, shard: int) -> None:
+        """Prepare for one shard's forward pass, once it has been read."""
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self._step)
-        model = self.passes.start(shard)
+        self.passes.start(shard)
         self._bound.remove_placeholders()
-        return model
 
-    def repeat_shard(self, shard: int) -> nn.Module:
+    def repeat_shard(self, shard: int) -> None:
         """Prepare for one shard's passes once more, in a step that fails."""
         self._bound.clear_gradients()
-        return self.passes.repeat(shard)
+        self.passes.start(shard)
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -222,8 +209,7 @@ class StepEngine:
             backward = self._weighted(loss, share)
         if (finished := self.passes.add(shard, backward)) is not None:
             self.exchange.publish(*finished)
-        if not self.passes.is_waiting:
-            self._bound.set_placeholders()
+        self._bound.set_placeholders()
         self.timers.lap(Phase.BACKWARD)
 
     def differentiate_again(self, returned: Any, num_samples: int, share: float) -> None:
@@ -234,7 +220,6 @@ class StepEngine:
         """Leave gradients and buffers as they were before shards were computed once more."""
         self._bound.clear_gradients()
         self.exchange.buffers.restore()
-        self.passes.drop()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
@@ -250,8 +235,6 @@ class StepEngine:
         """
         step = self._step
         self._bound.check_passes()
-        for finished in self.passes.finished():
-            self._publish(finished)
         self._team.faults.meet("gradients", step)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
@@ -305,7 +288,7 @@ class StepEngine:
                     member.update.apply(present)
         finally:
             forbid(before)
-        return totals.means, self._settle(present)
+        return totals.means, self._settle()
 
     def _sum(self) -> tuple[StepTotals, Sequence[bool] | None]:
         """Sum gradients, scale and clip them. Collective.
@@ -350,7 +333,7 @@ class StepEngine:
             return totals, None
         return totals, present
 
-    def _settle(self, present: Sequence[bool]) -> bool:
+    def _settle(self) -> bool:
         """Make the update everybody's. Collective.
 
         Returns:
@@ -362,7 +345,7 @@ class StepEngine:
             return False
         for member in self._active:
             member.update.commit()
-        self.passes.commit(present)
+        self.passes.commit()
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
         self._bound.remember()
@@ -405,7 +388,6 @@ class StepEngine:
         """Put back what the exchange has of the newest snapshot. Collective."""
         self._copied = None
         self._bound.clear_gradients()
-        self.passes.drop()
         self.exchange.load()
         self._bound.remember()
         self._follow()

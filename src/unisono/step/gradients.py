@@ -103,7 +103,7 @@ class GradientStack:
         self._stack.append(gradients)
         for _ in range(self._additions[shard]):
             right, left = self._stack.pop(), self._stack.pop()
-            self._stack.append(add_gradients(left, right, is_divided=self._is_divided))
+            self._stack.append(_added(left, right, is_divided=self._is_divided))
         part = self._part_ending.get(shard)
         return None if part is None else (part, self._stack.pop())
 
@@ -116,7 +116,7 @@ class _Early(NamedTuple):
     total: torch.Tensor
 
 
-def add_gradients(left: Gradients, right: Gradients, *, is_divided: bool = False) -> Gradients:
+def _added(left: Gradients, right: Gradients, *, is_divided: bool) -> Gradients:
     """Add those of two sub-trees, in the memory of the left ones.
 
     Args:

@@ -31,7 +31,7 @@ class ClosureStep(Step):
         if not callable(loss):
             raise TypeError(
                 f"`step.again` takes a function that computes a batch's loss, but is given a "
-                f"{type(loss).__name__}: pass `lambda batch: loss(step.model, batch)`."
+                f"{type(loss).__name__}: pass `lambda batch: loss(model, batch)`."
             )
         self._compute_loss_again = loss
 
@@ -51,7 +51,7 @@ class ClosureStep(Step):
                 raise RuntimeError(
                     f"an optimizer that takes a closure asks for the loss again, but in step "
                     f"{self.number} nobody has said how it is computed: call "
-                    f"`step.again(lambda batch: loss(step.model, batch))` within the block."
+                    f"`step.again(lambda batch: loss(model, batch))` within the block."
                 )
             return super().__exit__(kind, error, traceback)
         finally:
@@ -67,4 +67,4 @@ class ClosureStep(Step):
         if self._compute_loss_again is not None:
             return self._compute_loss_again(batch)
         assert self._given is not None
-        return self._given(self.model, batch)
+        return self._given(self._engine.model, batch)

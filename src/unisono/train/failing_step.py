@@ -71,11 +71,10 @@ class Explanation:
         self._batch: Any = None
         self._loss = math.nan
 
-    def begin(self, shard: int, batch: Any) -> nn.Module:
-        """Prepare for a shard's passes once more; gives the model that computes them."""
-        model = self._engine.repeat_shard(shard)
-        self._look, self._batch = SecondLook(model), batch
-        return model
+    def begin(self, shard: int, batch: Any) -> None:
+        """Prepare for a shard's passes once more."""
+        self._engine.repeat_shard(shard)
+        self._look, self._batch = SecondLook(self._engine.model), batch
 
     def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Take what the loss function has returned then, in the place of the engine."""

@@ -235,16 +235,17 @@ class FitUnderWay(Observer):
         self._callbacks.call("on_step_begin", self)
 
     def _compute(self, step: Step) -> None:
+        model = self.model
         if (embed := self._embed) is not None:
             with step:
                 step.gather(
-                    lambda batch: embed(step.model, batch),
-                    lambda features: self._loss(self.model, features),
+                    lambda batch: embed(model, batch),
+                    lambda features: self._loss(model, features),
                 )
             return
         with step:
             for batch in step.shards:
-                step.backward(self._loss(step.model, batch))
+                step.backward(self._loss(model, batch))
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""

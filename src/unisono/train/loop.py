@@ -131,8 +131,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
     boundary: Boundary | None = None
     try:
         with ExitStack() as stack:
-            for device in (run.device, *run.other_devices):
-                stack.enter_context(device.generators_put_back())
+            stack.enter_context(run.device.generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
@@ -193,7 +192,6 @@ def _bound(
     with memory_explained(run, "start of the loop"):
         run.engine = engine = _engine(run, plan, live, timers)
     stack.callback(engine.exchange.unbind)
-    stack.callback(engine.passes.drop)
     interrupts = Interrupts()
     if run.checkpoints is not None and run.team.supervisor.is_alone:
         interrupts = stack.enter_context(gentle_interrupts(run.say))
@@ -220,7 +218,6 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         "clipping": {name: run.options.clipping_of(name) for name in members_of(optimizer)},
         "scaling": run.scaling,
         "timers": timers,
-        "others": run.other_devices,
         "on_gradients": run.options.on_gradients,
     }
     kind = ClosureEngine if run.takes_closure else StepEngine

@@ -36,7 +36,6 @@ def explained(
     step: int | None = None,
     shard: int | None = None,
     batch_size: int | None = None,
-    device: Device | None = None,
 ) -> Exception:
     """Explain an error if it is one of a full memory.
 
@@ -46,7 +45,6 @@ def explained(
         phase: what this worker was in; see :mod:`unisono.train.shortage`.
         step, shard: where.
         batch_size: of the batches; None: of the run's.
-        device: whose memory; None: the first of this worker's.
 
     Returns:
         Our error, whose cause it is; or itself.
@@ -54,7 +52,7 @@ def explained(
     if not is_out_of_memory(error):
         return error
     try:
-        full = full_one(device or run.device, error)
+        full = full_one(run.device, error)
         shortage = _measured(run, full, phase, step, shard, batch_size)
     except Exception:
         return error
@@ -122,8 +120,6 @@ def _num_sharing(run: RunContext) -> int:
     here, name = run.team.world.local_world_size, run.options.device
     if run.device.is_host:
         return 1
-    if run.options.devices is not None:
-        name = run.options.devices[0]
     if name != AUTO and torch.device(name).index is not None:
         return here
     return min(workers_per_gpu(), here)
@@ -140,8 +136,6 @@ def full_one(device: Device, error: Exception) -> Device:
 
 def _needed(run: RunContext, device: Device) -> dict[str, int]:
     model, optimizer = run.kept.model, run.kept.optimizer
-    if run.engine is not None:
-        model = run.engine.passes.replica_on(device).model
     held = [*model.parameters(), *model.buffers()]
     state = [
         value
@@ -155,7 +149,7 @@ def _needed(run: RunContext, device: Device) -> dict[str, int]:
         "optimizer state": _bytes(state, device),
     }
     if run.engine is not None:
-        needed["gradients"] = run.engine.passes.replica_on(device).gradient_bytes(device)
+        needed["gradients"] = run.engine.passes.gradient_bytes(device)
         exchange = run.engine.exchange.device_bytes
         if exchange and device in run.device.parts:
             parameters = run.engine.exchange.parameters

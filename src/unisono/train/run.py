@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.several_models import Models, Optimizers, check_together, joined
-from unisono.train.split_model import check_split_before, devices_of_run, place_on
+from unisono.train.split_model import check_split_before, device_of_run, place_on
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.workers.context import context
@@ -71,8 +71,7 @@ class Run:
     makes there waits for all ranks.
 
     Arguments that are not listed are those of :class:`unisono.Trainer`. Several optimizers are
-    clipped separately, by one value or by a dict of values by name. With `devices`, compute with
-    ``step.model``.
+    clipped separately, by one value or by a dict of values by name.
 
     Args:
         model: the model, on any device; or several, by name, which are then
@@ -87,7 +86,7 @@ class Run:
 
     Attributes:
         shards: S, the number of parts of every global batch.
-        device: where this worker computes; the first one if there are several.
+        device: where this worker computes.
         has_joined: whether this worker joined the newest loop as a replacement, or on several hosts
             went back in it together with one.
         is_ahead: True if the checkpoint that the run resumes from is past this loop, which is then
@@ -116,7 +115,6 @@ class Run:
         clip_value: float | Mapping[str, float] | None = None,
         grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
         device: str | torch.device = AUTO,
-        devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
         on_gradients: OnGradients | None = None,
@@ -138,7 +136,7 @@ class Run:
         self.world = self.team.world
         self.shards = options.num_shards(self.world.world_size)
         self.seed = options.seed
-        self.device, *others = devices_of_run(model, options, self.world)
+        self.device = device_of_run(model, options, self.world)
         check_contents(model, optimizer, self.device)
         check_together(optimizer, options)
         options.check_closure(optimizer)
@@ -181,7 +179,6 @@ class Run:
             is_unseeded,
             exchange,
             self.device,
-            others,
         )
         with memory_explained(self.context, "move of the model"):
             place_on(model, optimizer, self.device)
@@ -199,8 +196,7 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self.context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
-        names = dict.fromkeys(device.name for device in (self.device, *others))
-        context().tell_device(" + ".join(names), self.device.model)
+        context().tell_device(self.device.name, self.device.model)
 
     @property
     def position(self) -> Position:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +57,7 @@ class RunContext:
     fixed: dict[str, Any]  # what fixes the run's bits, by name, beside samples and versions
     is_unseeded: bool  # random numbers were drawn without a seed before the run was made
     exchange: str  # the name of what sums gradients
-    device: Device  # where this worker computes; the first, if there are several
-    other_devices: Sequence[Device] = ()  # the others
+    device: Device  # where this worker computes
     checkpoints: Checkpoints | None = None  # where they go; None: nowhere
     observer: Observer = field(default_factory=Observer)  # who follows the run now
     # computes a batch's loss; None in loops where the program does that

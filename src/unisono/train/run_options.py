@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.every import Every
 from unisono.device import AUTO
-from unisono.device_choice import read_names
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
@@ -51,7 +50,6 @@ class RunOptions:
     clip_value: float | Mapping[str, float] | None = None
     grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None
     device: str | torch.device = AUTO
-    devices: Sequence[str | torch.device] | None = None
     exchange: str = AUTO
     exact: bool = True
     on_gradients: OnGradients | None = None
@@ -70,8 +68,6 @@ class RunOptions:
             self._set("keep", check_whole("keep", self.keep, at_least=1))
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
-        if self.devices is not None:
-            self._set("devices", tuple(read_names(self.devices)))
         check_exchange(self.exchange)
         if self.on_gradients is not None:
             check_function("on_gradients", self.on_gradients, ("step", "gradients"))
@@ -100,25 +96,16 @@ class RunOptions:
         return _of(self.grad_scaler, name)
 
     def num_shards(self, world_size: int) -> int:
-        """Give S: what was asked for, or else one shard for each core, worker or device.
+        """Give S: what was asked for, or else one shard for each core or worker.
 
         Args:
             world_size: how many workers there are.
 
         Raises:
-            ValueError: there are more workers, or more of their devices, than shards.
+            ValueError: there are more workers than shards.
         """
-        each = 1 if self.devices is None else len(self.devices)
-        devices = world_size * each
-        shards = max(num_devices(), devices) if self.shards is None else self.shards
+        shards = max(num_devices(), world_size) if self.shards is None else self.shards
         assign(shards, world_size)
-        if self.devices is not None and shards < devices:
-            workers = "" if world_size == 1 else f" of {world_size} workers"
-            raise ValueError(
-                f"`shards` must be at least the number of `devices`{workers} ({devices}), or one "
-                f"has nothing to do, but is {shards}: pass `shards={devices}`, or name fewer "
-                f"devices."
-            )
         return shards
 
     def takes_closure(self, optimizer: Optimizer) -> bool:

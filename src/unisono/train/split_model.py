@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.device import AUTO, Device
-from unisono.device_choice import devices_of
 from unisono.splitting.crossing import crossing
 from unisono.splitting.cut import check_casts, stages_of
 from unisono.state.contents import place
@@ -21,24 +20,23 @@ from unisono.world import World
 Compute = Callable[[nn.Module, Any], Any]
 
 
-def devices_of_run(model: nn.Module, options: RunOptions, world: World) -> list[Device]:
+def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device:
     """Find where a worker computes: where its model is split to, or as the options say.
 
     Raises:
-        TypeError, ValueError: see :func:`unisono.device_choice.devices_of`; or a part of the model
-            is split, or a split model has devices given besides.
+        TypeError, ValueError: see :meth:`Device.of`; or a part of the model is split, or a split
+            model has a device given besides.
     """
     stages = stages_of(model) if isinstance(model, nn.Module) else None
     if stages is None:
         check_not_split_within(model)
-        return devices_of(options.device, options.devices, world)
-    for name, given in (("device", options.device), ("devices", options.devices)):
-        if given not in (AUTO, None):
-            raise ValueError(
-                f"a split model is computed where it was split to, but `{name}={given!r}` is "
-                f"given, too: leave it out, or split the model over other devices."
-            )
-    return [Device(*stages.devices)]
+        return Device.of(options.device, world)
+    if options.device != AUTO:
+        raise ValueError(
+            f"a split model is computed where it was split to, but `device={options.device!r}` is "
+            f"given, too: leave it out, or split the model over other devices."
+        )
+    return Device(*stages.devices)
 
 
 def check_not_split_within(model: Any) -> None:

@@ -9,9 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from unisono.data.loader import Loader, Place
-from unisono.device import Device
 from unisono.errors import NonFiniteLossError
-from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.phase_timers import Phase
@@ -23,8 +21,6 @@ from unisono.train.refused_operation import is_refusal, refused_in_forward
 from unisono.train.several_models import members_named
 from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
 from unisono.workers.team import StepBrokenError
-
-_MIXED = "all tensors to be on the same device"  # as torch says it
 
 
 class StepUndoneError(BaseException):
@@ -51,8 +47,6 @@ class Step:
             clipped; infinite where the step is skipped.
         is_skipped: after the block, with ``grad_scaler=``: whether gradients were not finite, so
             that parameters have stayed as they were. The step counts all the same.
-        model: what computes the batch that :attr:`shards` has just given: the run's model, or with
-            ``devices=`` its copy on the batch's device.
         is_done: after the step's block: whether it counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.
     """
@@ -67,14 +61,13 @@ class Step:
         self.is_skipped = False
         self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
-        self.model = self._engine.model
         self._finish_shard = self._engine.finish_shard  # until the step is known to fail
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
         self._entered = self._is_finished = False
         self._turn = 0  # how many updates there were
         self._updating: tuple[str, ...] = ()
         self._means_of: dict[str, dict[str, float]] = {}
-        self._kept: dict[int, tuple[Device, Any]] = {}  # batches that were read before, and where
+        self._kept: dict[int, Any] = {}  # batches that were read before, by shard
         self._explanation: Explanation | None = None  # once it is known that the step fails
         self._begin()
 
@@ -110,12 +103,12 @@ class Step:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        more: Sequence[int] | None = self._engine.begin_passes(self._shard_sizes)
+        more: Sequence[int] | None = self._engine.begin_passes()
         while more is not None:
             yield from self._compute(more)
             if self._loader.copies_early:
                 # While the device computes the last shard, and before others are waited for.
-                self._loader.take_early(self._engine.passes.devices)
+                self._loader.take_early()
                 self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
@@ -130,24 +123,21 @@ class Step:
                 self._engine.skip_shard(shard)
                 self._done.add(shard)
                 continue
-            device = self._engine.passes.devices[shard]
-            kept_on, batch = self._kept.pop(shard, (None, None))
-            if kept_on is not device:
-                batch = self._read(self._at(shard), device)
+            batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
             if self._updating:
-                self._kept[shard] = device, batch  # for the updates to come
+                self._kept[shard] = batch  # for the updates to come
             # After reading: what a dataset draws never shifts what the model draws.
-            self.model = self._engine.start_shard(shard)
+            self._engine.start_shard(shard)
             self._waiting = shard
             yield batch
             if self._waiting is not None:
                 yield from self._undone(shard, batch)
 
-    def _read(self, place: Place, device: Device) -> Any:
+    def _read(self, shard: int) -> Any:
         try:
-            return self._loader.batch(place, self._engine.passes.shards, device)
+            return self._loader.batch(self._at(shard), self._engine.passes.shards)
         except RuntimeError as error:
-            self._explain(error, "copy of a batch", place.shard)
+            self._explain(error, "copy of a batch", shard)
             raise
 
     def _undone(self, shard: int, batch: Any) -> Iterator[Any]:
@@ -165,8 +155,8 @@ class Step:
         with contextlib.suppress(Exception):  # that is told in any case
             explanation = self._explaining()
             if batch is None:
-                batch = self._loader.batch(self._at(shard), (), self._engine.passes.devices[shard])
-            self.model = explanation.begin(shard, batch)
+                batch = self._loader.batch(self._at(shard), ())
+            explanation.begin(shard, batch)
             self._finish_shard, self._waiting = explanation.take, shard
             yield batch
             self._waiting = None
@@ -267,7 +257,6 @@ class Step:
 
     def _end_update(self, error: BaseException | None) -> None:
         self._engine.end_passes()
-        self.model = self._engine.model
         try:
             self._finish(error)
         except NonFiniteLossError as raised:
@@ -286,7 +275,7 @@ class Step:
 
         Args:
             embed: takes a batch to a tensor with one row of features for each sample, or to
-                several in a tuple, list or dict; with ``step.model``.
+                several in a tuple, list or dict.
             loss: takes all features, in the order of the global batch, to what :meth:`backward`
                 takes; the same on every worker. Generators are seeded for it.
 
@@ -305,12 +294,10 @@ class Step:
 
         def compute(some: Sequence[int]) -> Features:
             found: Features = {}
-            engine.begin_passes(self._shard_sizes)
+            engine.begin_passes()
             for shard in some:
-                here = engine.passes.devices[shard]
-                batch = self._read(self._at(shard), here)
-                self._kept[shard] = here, batch
-                self.model = engine.start_shard(shard)
+                self._kept[shard] = batch = self._read(shard)
+                engine.start_shard(shard)
                 # With a graph, as torch may take other kernels without one.
                 self._waiting = shard  # for errors
                 leaves = whole.features_of(batch, self._shard_sizes[shard])
@@ -329,7 +316,7 @@ class Step:
             if not whole.is_differentiated:
                 with engine.passes.seeded("whole batch"):
                     whole.differentiate(features, engine.model)
-            self.backward(whole.of_shard(shard, leaves, self.model))
+            self.backward(whole.of_shard(shard, leaves))
 
     def again(self, loss: Callable[[Any], Any]) -> None:
         """Say how a batch's loss is computed, for optimizers that take a closure.
@@ -339,7 +326,7 @@ class Step:
         block; ``Trainer`` does it by itself, and other optimizers do not ask.
 
         Args:
-            loss: takes a batch to what :meth:`backward` takes, with ``step.model``.
+            loss: takes a batch to what :meth:`backward` takes.
 
         Raises:
             TypeError: it is no function.
@@ -347,9 +334,7 @@ class Step:
 
     def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""
-        device, shard = self._engine.passes.found_in(error, shard)
-        run = self._boundary.run
-        ours = explained(error, run, phase, step=self.number, shard=shard, device=device)
+        ours = explained(error, self._boundary.run, phase, step=self.number, shard=shard)
         if ours is not error:
             raise ours
 
@@ -377,7 +362,6 @@ class Step:
     ) -> bool:
         if error is not None or not self._have_all_arrived:
             self._engine.end_passes()
-        self.model = self._engine.model
         if isinstance(error, (StepBrokenError, StepUndoneError)):
             if isinstance(error, StepBrokenError):
                 self.abandon()
@@ -453,10 +437,9 @@ class Step:
                     return False
                 raise self._explanation.of_refusal() from error
         if self._is_refusal(error):
-            raise refused_in_forward(error, self.model) from error
+            raise refused_in_forward(error, self._engine.model) from error
         if isinstance(error, RuntimeError):
             self._explain(error, "step" if self._waiting is None else "forward pass", self._waiting)
-            self._note_devices(error)
         note_place(error, self._place(error))
         return True
 
@@ -470,26 +453,11 @@ class Step:
             return self._in_step()
         codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
         what = "backward" if Step.backward.__code__ in codes else "forward"
-        if what == "backward" and len(together := self._engine.passes.computed_with(shard)) > 1:
-            return f"{self._in_step()}, in the backward passes of {listed('shard', together)}"
         samples = ""
         with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
             samples = f", over {samples_in_words(self._indices(shard))}"
-        where = ""
-        if self._engine.passes.others:
-            where = f" on {self._engine.passes.devices[shard].name}"
-        return f"{self._in_step()}, in the {what} pass of shard {shard}{where}{samples}"
+        return f"{self._in_step()}, in the {what} pass of shard {shard}{samples}"
 
     def _in_step(self) -> str:
         of = f", in the update of {'+'.join(self._updating)}" if self._updating else ""
         return f"in step {self.number}{of}"
-
-    def _note_devices(self, error: RuntimeError) -> None:
-        """Say what helps if a program has mixed this worker's devices."""
-        if self._engine.passes.others and _MIXED in str(error):
-            error.add_note(
-                "With `devices=`, each batch, and the model that computes it, is on one of several "
-                "devices: compute with the model that the loss is given (in a loop of your own, "
-                "with `step.model`), keep tensors that the loss needs as buffers of the model, and "
-                "make others on the device of the batch."
-            )

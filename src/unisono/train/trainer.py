@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,6 @@ class Trainer:
             none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
             all workers). The model is moved in place, now. Leave it out for a model that
             :func:`unisono.split` has placed on several devices.
-        devices: several devices for each worker, instead of one `device`. They compute the worker's
-            shards at the same time, each with a copy of the model; results do not depend on it.
-            Either all have numbers (``["cuda:0", "cuda:1"]``: the same ones for all workers) or
-            none (``["cuda"] * 2``: two for each worker). ``["cpu"] * 2`` computes one shard after
-            the other. The first device has the model; validation and prediction use only it. `loss`
-            must compute with the model that is passed to it.
         exchange: how gradients are summed; results do not depend on it. ``"shared"``: all workers
             share one copy of the parameters; the default on CPUs. ``"staged"``: each worker has a
             replica, and gradients are exchanged through the host's memory; the default elsewhere.
@@ -157,7 +151,6 @@ class Trainer:
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
         device: str | torch.device = AUTO,
-        devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
         on_gradients: OnGradients | None = None,
@@ -174,12 +167,6 @@ class Trainer:
         check_one_loss(model, optimizer, is_scaled=grad_scaler is not None or precision == "fp16")
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
-        if compile and devices is not None and len(devices) > 1:
-            raise ValueError(
-                "`compile=True` compiles the model for one device, but `devices` names "
-                f"{len(devices)}: leave `compile` out, or start a worker for each device "
-                "(`unisono run`)."
-            )
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
         check_computing(model, self._computing)
         self._computing.prepare(model)

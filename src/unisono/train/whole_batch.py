@@ -118,29 +118,29 @@ class WholeBatchLoss:
             returned = self._loss(tree_unflatten(rows, self._spec))
             values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
             value = _mean(values.pop("loss"))
-            direct = {name: p for name, p in model.named_parameters() if p.requires_grad}
-            wanted = [leaf for leaf in rows if leaf.requires_grad] + list(direct.values())
+            direct = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            wanted = [*(leaf for leaf in rows if leaf.requires_grad), *direct]
             gradients = list(torch.autograd.grad(value, wanted, allow_unused=True))
         of_rows = gradients[: len(wanted) - len(direct)]
         self._gradients = [of_rows.pop(0) if leaf.requires_grad else None for leaf in rows]
-        found = dict(zip(direct, gradients[len(wanted) - len(direct) :], strict=True))
-        self._direct = {name: gradient for name, gradient in found.items() if gradient is not None}
+        found = zip(direct, gradients[len(wanted) - len(direct) :], strict=True)
+        self._direct = [(parameter, one) for parameter, one in found if one is not None]
         self._value = value.detach()
         self._others = {name: _detached(_mean(other)) for name, other in values.items()}
 
-    def of_shard(self, shard: int, leaves: Sequence[torch.Tensor], model: nn.Module) -> Any:
+    def of_shard(self, shard: int, leaves: Sequence[torch.Tensor]) -> Any:
         """Give what :meth:`Step.backward` takes for a shard whose features have a graph now."""
-        inputs, gradients = [], []
+        inputs: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
         for leaf, gradient in zip(leaves, self._gradients, strict=True):
             if gradient is not None and leaf.requires_grad:
                 inputs.append(leaf)
                 gradients.append(self._whole.of_shard(gradient, shard).to(leaf.device))
         is_first = shard == self._whole.shards[0]
         if is_first:
-            parameters = dict(model.named_parameters())
-            for name, gradient in self._direct.items():
-                inputs.append(parameters[name])
-                gradients.append(gradient.to(parameters[name].device))
+            for parameter, gradient in self._direct:
+                inputs.append(parameter)
+                gradients.append(gradient)
         device = inputs[0].device if inputs else self._value.device
         value = self._value.to(device) if is_first else torch.zeros_like(self._value, device=device)
         weight = float(is_first)

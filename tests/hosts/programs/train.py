@@ -44,7 +44,6 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--noise", action="store_true", help="in a function of the gradients")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--devices", type=int, default=1, help="of each worker")
     parser.add_argument("--split", type=int, default=1, help="over so many devices")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
     parser.add_argument("--digests", action="store_true", help="between steps")
@@ -60,8 +59,6 @@ def main() -> None:
     optimizer = OPTIMIZERS[given.optimizer](model.parameters())
     every = {"checkpoint_every": given.every} if given.directory else {}
     where = {"device": given.device}
-    if given.devices > 1:
-        where = {"devices": [given.device] * given.devices}
     if given.split > 1:
         where = {}
         unisono.split(model, [given.device] * given.split)
@@ -80,7 +77,7 @@ def main() -> None:
 
     def loss(batch):
         inputs, targets = batch
-        outputs = step.model(inputs)
+        outputs = model(inputs)
         return nn.functional.cross_entropy(outputs, targets.to(outputs.device))
 
     begun_s = time.monotonic()

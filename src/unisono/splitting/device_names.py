@@ -1,4 +1,4 @@
-"""Which devices does one worker compute on? What a program says, read and checked."""
+"""Which devices is a model split over? What a program says, read and checked."""
 
 from __future__ import annotations
 
@@ -7,47 +7,25 @@ from typing import Any
 
 import torch
 
-from unisono.device import AUTO, Device, count_of, read_name
+from unisono.device import Device, count_of, read_name
 from unisono.world import World, workers_per_gpu
 
-_EXAMPLE = '`devices=["cuda:0", "cuda:1"]`'
+_EXAMPLE = '`["cuda:0", "cuda:1"]`'
 
 
-def devices_of(
-    device: str | torch.device, devices: Sequence[str | torch.device] | None, world: World
-) -> list[Device]:
-    """Find the devices of a worker; the first is the one that the exchange knows.
+def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
+    """Find torch's devices, accelerators with their numbers.
 
     Args:
-        device: one, as :meth:`Device.of` takes it.
-        devices: several, all with a number, the same for every worker, or all without: then each
-            worker has as many of its own; None: one.
+        devices: all with a number, the same for every worker, or all without: then each worker has
+            as many of its own.
         world: the worker's place.
 
     Raises:
         TypeError: `devices` is no list of names of devices.
-        ValueError: they are of several types or models, one is named twice, or one is not there.
+        ValueError: they are of several types, one is named twice, or one is not there.
     """
-    if devices is None:
-        return [Device.of(device, world)]
-    if device != AUTO:
-        raise ValueError(
-            f"a worker computes on one `device` or on several `devices`, but `device={device!r}` "
-            f"and `devices={list(devices)}` are given: leave one of them out."
-        )
-    places = places_of(devices, world)
-    if Device.is_hosts(places[0].type):
-        return [Device.of(place, world) for place in places]
-    others = [Device(place) for place in places[1:]]
-    found = [Device(places[0]), *others]  # the first one last: it is the current one then
-    found[0].use()
-    _check_alike(found)
-    return found
-
-
-def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
-    """Find torch's devices, accelerators with their numbers; see :func:`devices_of`."""
-    names = read_names(devices)
+    names = _read_names(devices)
     kind = names[0].type
     if Device.is_hosts(kind):
         return [torch.device(kind)] * len(names)
@@ -56,21 +34,14 @@ def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch
     return places
 
 
-def read_names(devices: Any) -> list[torch.device]:
-    """Read the names of devices of one type.
-
-    Raises:
-        TypeError: it is no list of names of devices.
-        ValueError: there is none, or they are of several types.
-    """
+def _read_names(devices: Any) -> list[torch.device]:
     if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
         raise TypeError(
             f"`devices` must be a list of devices, such as {_EXAMPLE}, but is {devices!r}."
         )
     if not devices:
         raise ValueError(
-            f"`devices` must name at least one device, but is empty: pass {_EXAMPLE}, or leave it "
-            f"out."
+            f"`devices` must name at least one device, but is empty: pass for example {_EXAMPLE}."
         )
     names = [read_name(name, "devices") for name in devices]
     if len({name.type for name in names}) > 1:
@@ -107,7 +78,7 @@ def _check_there(places: Sequence[torch.device], world: World) -> None:
     if count == 0:
         raise ValueError(
             f"`devices` must be there, but torch finds no {kind!r} device on this machine: pass "
-            f'`devices=["cpu"] * {len(places)}` to try the program on the CPU, or leave it out.'
+            f'`["cpu"] * {len(places)}` to try the program on the CPU.'
         )
     missing = [str(place) for place in places if place.index >= count]
     if missing:
@@ -116,15 +87,3 @@ def _check_there(places: Sequence[torch.device], world: World) -> None:
             f"would need {', '.join(missing)} and there are {count}: name fewer, or start fewer "
             f"workers (`unisono run -n {max(count // len(places), 1)}`)."
         )
-
-
-def _check_alike(devices: Sequence[Device]) -> None:
-    """Refuse different models within a worker: they compute other bits."""
-    first = devices[0]
-    for other in devices[1:]:
-        if other.facts != first.facts:
-            raise ValueError(
-                f"`devices` of one worker must be of one model, as others compute other bits, but "
-                f"{first.name} is {first.facts} and {other.name} is {other.facts}: name those of "
-                f"one model, or start a worker for each device (`unisono run`)."
-            )
