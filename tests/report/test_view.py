@@ -14,9 +14,7 @@ from unisono.report.view import Condition, see
 
 BUSY = Process(ProcessState.RUNNING, 0.98, 300_000_000, 310_000_000)
 IDLE = Process(ProcessState.RUNNING, 0.01, 300_000_000, 310_000_000)
-CROWDED = Process(ProcessState.RUNNING, 0.1, 300_000_000, 310_000_000)  # others use its core, too
 STOPPED = Process(ProcessState.STOPPED, 0.0)
-AT_DISK = Process(ProcessState.RUNNING, 0.0, waits_for_disk=True)
 BOTH_BUSY = {0: BUSY, 1: BUSY}
 
 
@@ -56,25 +54,13 @@ def test_a_run_under_way_is_told():
     assert first.work_s == pytest.approx(0.008)  # of ten milliseconds two were waiting
     assert first.shares["backward"] == pytest.approx(0.4)
     assert not second.is_slow
-    assert found.slowness == ()
+    assert found.slowness == ""
 
 
-@pytest.mark.parametrize(
-    ("processes", "words"),
-    [
-        ({}, "no step for 12 s"),
-        ({0: IDLE, 1: STOPPED}, "no step for 12 s: worker 1 stopped; worker 0 waiting"),
-        ({0: BUSY, 1: IDLE}, "no step for 12 s: worker 0 computing; worker 1 waiting"),
-        ({0: CROWDED}, "no step for 12 s: worker 0 computing"),
-        ({0: GONE, 1: IDLE}, "no step for 12 s: worker 0 gone; worker 1 waiting"),
-        ({0: IDLE, 1: IDLE}, "no step for 12 s: workers 0, 1 waiting"),
-        ({0: AT_DISK}, "no step for 12 s: worker 0 at a disk"),
-    ],
-)
-def test_standing_still_is_told_in_words(processes, words):
-    found = view(start_line(), step(0, 0.5), step(1, 1), processes=processes, at_s=13.2)
+def test_standing_still_is_told_in_words():
+    found = view(start_line(), step(0, 0.5), step(1, 1), at_s=13.2)
     assert found.condition is Condition.STILL
-    assert found.message == words
+    assert found.message == "no step for 12 s: `unisono where` shows who waits for whom"
     assert not found.is_over
 
 
@@ -85,12 +71,7 @@ def test_slow_steps_are_no_standing_still():
 
 
 def test_no_first_step_is_told():
-    assert view(start_line(), processes={}, at_s=5).message == "no step yet for 5 s"
-
-
-def test_an_epoch_that_ends_may_be_why():
-    found = view(start_line(), step(97, 0.5), step(98, 1), processes={}, at_s=9)
-    assert found.message == "no step for 8 s, at the end of epoch 1"
+    assert view(start_line(), processes={}, at_s=5).message.startswith("no step yet for 5 s: ")
 
 
 def test_an_evaluation_is_no_standing_still():

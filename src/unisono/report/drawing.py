@@ -1,152 +1,204 @@
 """Lay out the live view of a run on a terminal.
 
-Lines break between parts, never within one, unless a part alone is wider than the terminal. What is
-less important goes first where there is little room: columns from the table, lines from above it,
-then workers of whom there is nothing to tell. ::
+Where there is little room, columns of the table go first, then lines around it, then workers of
+whom there is nothing to tell. ::
 
     title · facts                      ┐
-    step ━━━━━━━━━━──── position       │ as many lines as there is room for
-    numbers · numbers                  │
-    what was kept · trouble · message  ┘
-    worker  step  time goes to …       one line a worker
-    what the letters mean
+    step 3 of 9  ━━━━━━━━━━━━━  33 %   │ as many lines as there is room for
+    numbers · what was kept            │
+    trouble · message                  ┘
+    rank  step  time goes to …         one line a worker
+    ! what slows the steps
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
+from unisono.quantities import size
 from unisono.report.events import PHASES
-from unisono.report.table import STYLES, table, worth_telling
+from unisono.report.status import USUAL, WorkerLine
 from unisono.report.view import Condition, View
 
-_MIN_BAR = 10
+_BAR_CELLS = 40
 _MIN_ROWS = 3
 _MAX_MESSAGE_ROWS = 3
-_BETWEEN = " · "
+_LEAST_FIRST = ("kept", "slowness", "numbers", "trouble", "title", "progress")
 _CONDITIONS = {
     Condition.RUNNING: "green",
     Condition.STILL: "yellow",
     Condition.FAILED: "bold red",
     Condition.GONE: "bold red",
 }
+_STATES = {"stopped": "yellow", "gone": "red", "lost": "red", "running": "green"}
+_PHASES = {
+    "loading": ("load", "cyan"),
+    "forward": ("fwd", "green"),
+    "backward": ("bwd", "blue"),
+    "waiting": ("wait", "red"),
+    "summing": ("sum", "magenta"),
+    "updating": ("upd", "yellow"),
+}
 
 
-def draw(view: View, width: int, height: int | None = None, *, has_unicode: bool = True) -> Group:
+def draw(view: View, console: Console, height: int | None = None) -> Group:
     """Draw a view.
 
     Args:
         view: what to draw.
-        width: of the terminal, in cells.
+        console: where to.
         height: of the terminal; None: as much as it takes, and the message is not cut.
-        has_unicode: whether the terminal can show more than ASCII.
-
-    Returns:
-        What takes at most ``width`` cells and ``height`` lines; without a ``height`` the message
-        takes as many as it is long.
     """
-    width = max(width, 1)
-    above = _above(view, width, has_unicode=has_unicode, cuts=height is not None)
-    below = _below(view, width)
+    found = _parts(view, console, cuts=height is not None)
+    parts = {name: part for name, part in found.items() if part}
     shown = view.workers
-    num_rows = len(shown)
     if height is not None:
-        # A few workers are worth more than most of what is above them.
-        above = _most_important(above, max(height - min(num_rows, _MIN_ROWS) - 1, 1))
-        room = max(height - len(above) - 1, 0)
-        num_rows, below = min(num_rows, room), below[: max(room - num_rows, 0)]
-    if num_rows < len(shown):
-        shown = worth_telling(shown, num_rows - 1)
-    found: list[RenderableType] = [line for _, line in above]
-    if num_rows:
-        found.append(table(view.workers, shown, width))
-        if more := len(view.workers) - len(shown):
-            found.append(_line(f"and {more:,} more workers", "dim"))
-    return Group(*found, *below)
+        # A few workers are worth more than most of what is around them.
+        num_rows = min(len(shown), _MIN_ROWS) + 1
+        for name in _LEAST_FIRST:
+            if num_rows + _num_lines(parts.values(), console) > height:
+                parts.pop(name, None)
+        room = height - _num_lines(parts.values(), console) - 1
+        if room < len(shown):
+            shown = worth_telling(shown, max(room - 1, 0))
+    slowness = parts.pop("slowness", None)
+    lines: list[RenderableType] = list(parts.values())
+    if view.workers:
+        lines.append(_table(view.workers, shown, console.width))
+    if more := len(view.workers) - len(shown):
+        lines.append(_line(f"and {more:,} more workers", "dim"))
+    return Group(*lines, *([slowness] if slowness else []))
+
+
+def worth_telling(workers: Sequence[WorkerLine], num_workers: int) -> tuple[WorkerLine, ...]:
+    """Choose those of whom there is something to tell, then the first ones; by rank."""
+    order = sorted(workers, key=lambda w: (w.state in USUAL and not w.is_slow, w.rank))
+    return tuple(sorted(order[:num_workers], key=lambda worker: worker.rank))
+
+
+def _num_lines(parts: Iterable[RenderableType], console: Console) -> int:
+    return sum(len(console.render_lines(part)) for part in parts)
 
 
 def _line(words: str, style: str = "") -> Text:
     return Text(words, style, no_wrap=True, overflow="ellipsis")
 
 
-def _above(view: View, width: int, *, has_unicode: bool, cuts: bool) -> list[tuple[int, Text]]:
-    """Give lines in order, each with how important it is: the least number stays longest."""
+def _parts(view: View, console: Console, *, cuts: bool) -> dict[str, RenderableType]:
+    """Give what stands around the table, from top to bottom."""
     style = _CONDITIONS.get(view.condition, "")
-    title = [_line(view.title, "bold")] if view.title else []
-    facts = list(map(_line, view.facts))
-    if facts:
-        facts[0].stylize(style)
-    trouble = [_line(view.trouble, "yellow")] if view.trouble else []
-    message = [Text(view.message, style)] if view.message else []
+    facts = [Text(fact, style if at == 0 else "") for at, fact in enumerate(view.facts)]
+    title = [Text(view.title, "bold")] if view.title else []
+    message = view.message
     if cuts:
-        wrap = textwrap.TextWrapper(width, max_lines=_MAX_MESSAGE_ROWS, placeholder="…")
-        wrap.break_on_hyphens = False
-        message = [_line(words, style) for words in wrap.wrap(view.message)]
-    # Of each group: how important its first line is, and how important the others.
-    groups = [
-        (2, 8, _flow([*title, *facts], width)),
-        (1, 7, _progress(view, width, has_unicode)),
-        (3, 9, _flow(map(_line, view.numbers), width)),
-        (5, 11, _flow(map(_line, view.kept), width)),
-        (4, 10, trouble),
-        (0, 2, message),
-    ]
-    return [
-        (first if row == 0 else others, line)
-        for first, others, lines in groups
-        for row, line in enumerate(lines)
-    ]
+        message = textwrap.shorten(message, console.width * _MAX_MESSAGE_ROWS, placeholder="…")
+    return {
+        "title": Text(" · ").join([*title, *facts]),
+        "progress": _progress(view, console),
+        "numbers": Text(" · ".join(view.numbers)),
+        "kept": Text(" · ".join(view.kept)),
+        "trouble": Text(view.trouble, "yellow"),
+        "message": Text(message, style),
+        "slowness": _line(view.slowness and f"! {view.slowness}", "yellow"),
+    }
 
 
-def _most_important(lines: list[tuple[int, Text]], num_lines: int) -> list[tuple[int, Text]]:
-    order = sorted(range(len(lines)), key=lambda i: lines[i][0])
-    return [lines[i] for i in sorted(order[:num_lines])]
-
-
-def _flow(parts: Iterable[Text], width: int) -> list[Text]:
-    """Put parts one behind another, on as many lines as it takes."""
-    lines: list[Text] = []
-    for part in parts:
-        if lines and lines[-1].cell_len + len(_BETWEEN) + part.cell_len <= width:
-            lines[-1].append(_BETWEEN, "dim").append_text(part)
-        else:
-            lines.append(part)
-    return lines
-
-
-def _progress(view: View, width: int, has_unicode: bool) -> list[Text]:
+def _progress(view: View, console: Console) -> RenderableType:
     if view.condition is Condition.AWAITED:
-        return []
+        return Text()
     of = f" of {view.end_step:,}" if view.end_step else ""
-    parts = [_line(f"step {view.num_done:,}{of}"), *map(_line, view.position)]
-    first, *others = _flow(parts, width)
+    words = Text(" · ".join([f"step {view.num_done:,}{of}", *view.position]))
     if not view.end_step:
-        return [first, *others]
-    share = min(view.num_done / view.end_step, 1.0)
-    percent = f" {int(share * 100)} %"
-    room = width - first.cell_len - len(percent) - 2
-    if room >= _MIN_BAR:
-        num_cells = min(room, 40)
-        num_full = int(share * num_cells)
-        full, empty = ("━", "─") if has_unicode else ("=", "-")
-        first.append("  ").append(full * num_full, "green")
-        first.append(empty * (num_cells - num_full), "dim").append(percent)
-    return [first, *others]
+        return words
+    percent = f"{int(100 * min(view.num_done / view.end_step, 1.0))} %"
+    num_cells = min(console.width - words.cell_len - len(percent) - 4, _BAR_CELLS)
+    if num_cells < _BAR_CELLS // 4:
+        return words
+    bar = ProgressBar(view.end_step, view.num_done, num_cells, style="dim", complete_style="green")
+    line = Table.grid(padding=(0, 2, 0, 0))
+    line.add_row(words, bar, percent)
+    return line
 
 
-def _below(view: View, width: int) -> list[Text]:
-    """Say what slows the steps, and what the letters mean."""
-    lines = []
-    if view.slowness:
-        fitting = (words for words in view.slowness if len(words) + 2 <= width)
-        lines.append(_line(f"! {next(fitting, view.slowness[-1])}", "yellow"))
-    steps = "of the last step" if view.num_steps == 1 else f"of the last {view.num_steps:,} steps"
-    names = [Text(phase, style) for phase, style in zip(PHASES, STYLES, strict=True)]
-    legend = Text("  ").join([*names, Text(steps, "dim")])
-    if any(worker.shares for worker in view.workers) and legend.cell_len <= width:
-        lines.append(legend)
-    return lines
+@dataclass(frozen=True)
+class Column:
+    """One of the table."""
+
+    head: str
+    from_width: int  # of the terminal: on a narrower one it is left out
+    cell: Callable[[WorkerLine], Text | str]
+    justify: Literal["left", "right"] = "right"
+    style: str = ""
+    min_width: int = 0  # so that what changes does not move the others
+
+
+def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: int) -> Table:
+    found = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = [column for column in _columns(workers, width) if width >= column.from_width]
+    for one in columns:
+        found.add_column(
+            one.head, justify=one.justify, style=one.style, min_width=one.min_width, no_wrap=True
+        )
+    for worker in shown:
+        is_away = worker.state in ("gone", "lost")
+        found.add_row(*(c.cell(worker) for c in columns), style="dim" if is_away else None)
+    return found
+
+
+def _columns(workers: Sequence[WorkerLine], width: int) -> Iterator[Column]:
+    yield Column("rank", 0, lambda w: str(w.rank))
+    yield Column("pid", 80, lambda w: "–" if w.pid is None else str(w.pid), style="dim")
+    yield Column("state", 48, _state, "left")
+    yield Column("step", 0, lambda w: "–" if w.num_done is None else f"{w.num_done:,}")
+    if width < 72:
+        yield Column("mostly", 24, _mostly, "left")
+    for phase, (head, style) in _PHASES.items():
+        yield Column(head, 72, partial(_share, phase), style=style, min_width=4)
+    yield Column("ms/step", 36, _work, min_width=8)
+    has_devices = any(worker.device for worker in workers)
+    if has_devices:
+        yield Column("device", 40, lambda w: size(w.device and w.device.now), min_width=8)
+        yield Column("most", 100, lambda w: size(w.device and w.device.most), min_width=8)
+    from_width = 110 if has_devices else 40
+    yield Column("memory", from_width, lambda w: size(w.process.memory_bytes), min_width=8)
+    yield Column("CPU", 72, _cpu, min_width=4)
+
+
+def _state(worker: WorkerLine) -> Text:
+    return Text(worker.state, _STATES.get(worker.state, "dim"))
+
+
+def _mostly(worker: WorkerLine) -> Text:
+    """Show the longest phase; of one that does nothing, why."""
+    if worker.state not in USUAL:
+        return _state(worker)
+    if not worker.shares:
+        return Text("–")
+    phase = max(PHASES, key=worker.shares.__getitem__)
+    return Text(phase, _PHASES[phase][1])
+
+
+def _share(phase: str, worker: WorkerLine) -> str:
+    return f"{worker.shares[phase]:.0%}" if worker.shares else "–"
+
+
+def _work(worker: WorkerLine) -> Text:
+    if worker.work_s is None:
+        return Text("–")
+    ms = worker.work_s * 1e3
+    shown = f"{ms:,.0f}" if ms >= 1000 else f"{ms:.3g}"
+    return Text(f"{shown}!", "bold yellow") if worker.is_slow else Text(shown)
+
+
+def _cpu(worker: WorkerLine) -> str:
+    cpu = worker.process.cpu
+    return "–" if cpu is None else f"{min(cpu, 999):.0%}"

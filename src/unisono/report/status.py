@@ -1,16 +1,14 @@
 """How does a run stand now: what has it come to, and how fast are its newest steps?
 
-The newest steps are kept small, so that the last ten seconds, or ten steps, count. ::
-
-    the last ten buckets   │ step step step │ step │ step step step │…
-                            └ a second, or one step that took longer
+Speeds and times are those of the last ten seconds, or of ten steps that took longer. Some between
+them may not have been read.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono.report.events import Event, Start, StepDone, Workers
@@ -19,8 +17,8 @@ from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import MAX_WORKERS, RunProgress
 from unisono.report.slowdown import Slowdown, SlowdownCause
 
-MAX_BUCKETS = 10
-BUCKET_S = 1.0
+RECENT_S, RECENT_STEPS = 10.0, 10
+_MAX_RECENT = 500
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
@@ -31,37 +29,19 @@ class TensorMemory(NamedTuple):
     most: int | None
 
 
-@dataclass
-class Bucket:
-    """Neighbouring steps. Some between them may not have been read."""
-
-    first: StepDone
-    last: StepDone
-    num_read: int = 0
-    num_samples: int = 0
-    by_rank: dict[int, Spent] = field(default_factory=dict)
-
-    def add(self, step: StepDone) -> None:
-        """Add the next step."""
-        self.last = step
-        self.num_read += 1
-        self.num_samples += step.num_samples or 0
-        add_up(self.by_rank, spent_by_rank(step))
-
-
 class RunStatus:
     """How a run stands, as far as its events have been added. Final.
 
     Attributes:
         progress: what it has come to.
-        buckets: the newest steps with the workers that there are now.
+        recent: the newest steps with the workers that there are now.
         memory: what each of them took last of its device; empty on CPUs.
         findings: what slows the newest steps, the costliest first.
     """
 
     def __init__(self) -> None:
         self.progress = RunProgress()
-        self.buckets: deque[Bucket] = deque(maxlen=MAX_BUCKETS)
+        self.recent: deque[StepDone] = deque(maxlen=_MAX_RECENT)
         self.memory: dict[int, TensorMemory] = {}
         self.findings: tuple[Slowdown, ...] = ()
 
@@ -71,34 +51,33 @@ class RunStatus:
         if isinstance(event, StepDone):
             self._add_step(event)
         elif isinstance(event, Start | Workers):
-            self.buckets.clear()  # others compute now
+            self.recent.clear()  # others compute now
             self.memory.clear()
 
     def _add_step(self, step: StepDone) -> None:
-        if self.buckets and step.step <= self.buckets[-1].last.step:
-            self.buckets.clear()  # with a step that comes again, what was before is old
-        # Written so that a time that is not a number, or goes back, begins another bucket.
-        if not self.buckets or not (
-            0 <= step.time_unix_s - self.buckets[-1].first.time_unix_s < BUCKET_S
+        recent = self.recent
+        if recent and step.step <= recent[-1].step:
+            recent.clear()  # with a step that comes again, what was before is old
+        recent.append(step)
+        # Written so that a time that is not a number, or goes back, makes what was before old.
+        while len(recent) > RECENT_STEPS and not (
+            0 <= step.time_unix_s - recent[0].time_unix_s < RECENT_S
         ):
-            self.buckets.append(Bucket(step, step))
-        self.buckets[-1].add(step)
+            recent.popleft()
         sizes = map(TensorMemory, step.allocated_bytes, step.peak_bytes)
         self.memory |= dict(list(zip(step.ranks, sizes, strict=False))[:MAX_WORKERS])
 
     @property
     def num_steps(self) -> int:
         """How many steps there are from the first of the newest to the last."""
-        if not self.buckets:
-            return 0
-        return self.buckets[-1].last.step - self.buckets[0].first.step + 1
+        return self.recent[-1].step - self.recent[0].step + 1 if self.recent else 0
 
     @property
     def steps_per_s(self) -> float | None:
         """How many steps are done in a second, evaluations between them included."""
-        if not self.buckets:
+        if not self.recent:
             return None
-        first, last = self.buckets[0].first, self.buckets[-1].last
+        first, last = self.recent[0], self.recent[-1]
         seconds = last.time_unix_s - first.time_unix_s
         if last.step > first.step and seconds > 0:
             return (last.step - first.step) / seconds
@@ -107,17 +86,17 @@ class RunStatus:
     @property
     def samples_per_s(self) -> float | None:
         """How many samples all workers compute in a second."""
-        num_samples = sum(bucket.num_samples for bucket in self.buckets)
+        num_samples = sum(step.num_samples or 0 for step in self.recent)
         if not num_samples or (rate := self.steps_per_s) is None:
             return None
-        return rate * num_samples / sum(bucket.num_read for bucket in self.buckets)
+        return rate * num_samples / len(self.recent)
 
     @property
     def by_rank(self) -> dict[int, Spent]:
         """What each worker spent in the newest steps."""
         found: dict[int, Spent] = {}
-        for bucket in self.buckets:
-            add_up(found, bucket.by_rank)
+        for step in self.recent:
+            add_up(found, spent_by_rank(step))
         return found
 
     @property

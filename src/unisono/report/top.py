@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 
 from unisono.report.drawing import draw
@@ -112,7 +112,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
     else:
         run_folder(directory)
         view = _show_live(watch, console)
-    console.print(_drawn(view, console, None))
+    console.print(draw(view, console))
 
 
 def _look_once(watch: Watch, directory: str | os.PathLike[str]) -> View:
@@ -140,15 +140,10 @@ def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, i
         view = watch.look()
         if view.is_over:
             return view, None
-        live.update(_drawn(view, console, console.height), refresh=True)
+        live.update(draw(view, console, console.height), refresh=True)
         found = signal.sigtimedwait(_WAITED_FOR, REFRESH_S)
         if found is not None and found.si_signo != signal.SIGWINCH:
             return view, found.si_signo
-
-
-def _drawn(view: View, console: Console, height: int | None) -> Group:
-    has_unicode = not console.options.ascii_only
-    return draw(view, console.width, height, has_unicode=has_unicode)
 
 
 @contextmanager

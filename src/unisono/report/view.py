@@ -25,9 +25,6 @@ STILL_STEPS = 5  # …unless steps take as long
 STAYS_S = 5.0  # a program may call `fit` again; so long it is waited for
 MAX_MEANS = 4
 _AGES_S = 1e10
-_BUSY = 0.05  # cores; who waits uses none, and who computes may have to share one with many
-_DOINGS = ("gone", "stopped", "at a disk", "computing", "waiting")  # who is to blame comes first
-_MAX_NAMED = 8
 
 
 class Condition(Enum):
@@ -56,8 +53,7 @@ class View:
     trouble: str = ""  # what has become of workers
     message: str = ""  # the last words, or why nothing moves
     workers: tuple[WorkerLine, ...] = ()  # those who compute, and those who were lost, by rank
-    slowness: tuple[str, ...] = ()  # what slows the steps most: in many words, in fewer, in few
-    num_steps: int = 0  # over how many times are taken
+    slowness: str = ""  # what slows the steps most
     is_over: bool = False  # whether nothing more will come
 
 
@@ -78,7 +74,6 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     times = [one.time_unix_s for one in known if one and not math.isnan(one.time_unix_s)]
     still_s = _since(max(times, default=-math.inf), now_unix_s)
     condition = _condition(status, states, silent_s, still_s)
-    workers = tuple(worker_lines(status, processes))
     is_ended = condition in (Condition.ENDED, Condition.FAILED)
     is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
     until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
@@ -92,11 +87,9 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
         numbers=tuple(_numbers(status)),
         kept=tuple(_kept(progress, now_unix_s)),
         trouble=_trouble(progress, now_unix_s),
-        message=_last_words(progress)
-        or _why_still(progress, condition, workers, still_s, now_unix_s),
-        workers=workers,
+        message=_last_words(progress) or _why_still(progress, condition, still_s, now_unix_s),
+        workers=tuple(worker_lines(status, processes)),
         slowness=_slowness(status.findings),
-        num_steps=status.num_steps,
         is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
     )
 
@@ -197,12 +190,9 @@ def _trouble(progress: RunProgress, now_unix_s: float) -> str:
     return said
 
 
-def _slowness(findings: Sequence[Slowdown]) -> tuple[str, ...]:
+def _slowness(findings: Sequence[Slowdown]) -> str:
     told = next((one for one in findings if one.cause not in ADVICE), None)
-    if told is None:
-        return ()
-    head = told.sentence.partition(": ")[0].partition(" (")[0]
-    return f"{told.sentence}{told.costs}", f"{head}{told.costs}", head
+    return "" if told is None else f"{told.sentence}{told.costs}"
 
 
 def _last_words(progress: RunProgress) -> str:
@@ -219,11 +209,7 @@ def _last_words(progress: RunProgress) -> str:
 
 
 def _why_still(
-    progress: RunProgress,
-    condition: Condition,
-    workers: tuple[WorkerLine, ...],
-    still_s: float,
-    now_unix_s: float,
+    progress: RunProgress, condition: Condition, still_s: float, now_unix_s: float
 ) -> str:
     if condition is Condition.GONE:
         return (
@@ -232,48 +218,8 @@ def _why_still(
         )
     if condition is Condition.STILL:
         yet = " yet" if progress.last_step is None else ""
-        return f"no step{yet} for {_whole(still_s)}{_at_an_end(progress)}{_where(workers)}"
+        return f"no step{yet} for {_whole(still_s)}: `unisono where` shows who waits for whom"
     return ""
-
-
-def _where(workers: tuple[WorkerLine, ...]) -> str:
-    """Say what each worker does; those that the others wait for come first."""
-    found: dict[str, list[int]] = {words: [] for words in _DOINGS}
-    for worker in workers:
-        if words := _doing(worker):
-            found[words].append(worker.rank)
-    said = [f"{_named(ranks)} {words}" for words, ranks in found.items() if ranks]
-    return ": " + "; ".join(said) if said else ""
-
-
-def _doing(worker: WorkerLine) -> str:
-    process = worker.process
-    if worker.is_lost or process.state is ProcessState.UNKNOWN:
-        return ""
-    if process.state is ProcessState.GONE:
-        return "gone"
-    if process.state is ProcessState.STOPPED:
-        return "stopped"
-    if process.waits_for_disk:
-        return "at a disk"
-    if process.cpu is None:
-        return ""
-    return "computing" if process.cpu >= _BUSY else "waiting"
-
-
-def _named(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"worker {ranks[0]}"
-    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
-    return f"workers {', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
-
-
-def _at_an_end(progress: RunProgress) -> str:
-    """Say that it may be evaluating: the last step of an epoch is written when the next one is."""
-    per_epoch = progress.latest.steps_per_epoch if progress.latest is not None else None
-    if progress.last_step is None or not per_epoch or (progress.num_done + 1) % per_epoch:
-        return ""
-    return f", at the end of epoch {(progress.epoch or 0) + 1:,}"
 
 
 def _line(text: str) -> str:
