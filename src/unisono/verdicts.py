@@ -1,4 +1,4 @@
-"""What checks have found: verdicts in a terminal, cause and remedy."""
+"""What checks have found: a verdict, a sentence, what to do; and a line for each: ✓ ! ✗ ?."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PLAIN = {OK: "ok", WARNING: "!", WRONG: "WRONG", UNKNOWN: "?"}
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Finding:
     """The answer to one question."""
 
-    check: str  # its name, such as `memory`
+    check: str  # the name of the question, such as `memory`
     # `"ok"`, `"warning"` (works, but not as it could), `"wrong"`, or `"unknown"` where nobody
     # could tell
     verdict: str
@@ -33,15 +33,17 @@ class Diagnosis:
     remedy: str = ""  # what to do; empty if nothing is
 
 
-def print_diagnoses(console: Console, diagnoses: Iterable[Diagnosis]) -> None:
+def print_findings(console: Console, findings: Iterable[Finding]) -> None:
     """Print a line for each: a mark, the check, what was seen, what to do."""
     marks, arrow = (_MARKS, "→") if can_show("✓✗→", console.encoding) else (_PLAIN, "->")
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for one in diagnoses:
+    before = ""
+    for one in findings:
         text = escape(shown_lines(one.evidence))
+        text, before = ("as above" if text == before else text), text
         if one.remedy:
             text += f"\n{arrow} {escape(shown_lines(one.remedy))}"
         table.add_row(marks[one.verdict], one.check, text)

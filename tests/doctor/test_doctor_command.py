@@ -16,14 +16,14 @@ from rich.console import Console
 from unisono.cli import main
 from unisono.doctor.examination import observe, summary
 from unisono.doctor.machine_checks import machine_probes
-from unisono.verdicts import Diagnosis, print_diagnoses
+from unisono.verdicts import Finding, print_findings
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "doctor"]
 SEEN = [
-    Diagnosis("cores", "ok", "4 cores."),
-    Diagnosis("load", "warning", "Busy.", "Wait."),
-    Diagnosis("memory", "unknown", "This could not be read (x)."),
-    Diagnosis("torch", "wrong", "torch [cannot] be loaded.", "Install it."),
+    Finding("cores", "ok", "4 cores."),
+    Finding("load", "warning", "Busy.", "Wait."),
+    Finding("memory", "unknown", "This could not be read (x)."),
+    Finding("torch", "wrong", "torch [cannot] be loaded.", "Install it."),
 ]
 
 
@@ -34,7 +34,7 @@ def run(
 
 
 def test_a_probe_that_fails_ends_none_of_the_others() -> None:
-    def breaks() -> list[Diagnosis]:
+    def breaks() -> list[Finding]:
         raise PermissionError(13, "Permission denied", "/proc/x")
 
     first, second = observe({"load": breaks, "cores": lambda: SEEN[:1]})
@@ -54,7 +54,7 @@ def test_all_is_summed_up() -> None:
 def test_the_table_has_a_line_for_each(tmp_path: Path, encoding: str, marks: str) -> None:
     path = tmp_path / "out"
     with path.open("w", encoding=encoding) as file:
-        print_diagnoses(Console(file=file, width=100), SEEN)
+        print_findings(Console(file=file, width=100), SEEN)
     lines = [line.rstrip() for line in path.read_text(encoding=encoding).splitlines()]
     tops = [line for line in lines if not line.startswith(" ")]
     assert "".join(line[0] for line in tops) == marks

@@ -201,7 +201,7 @@ def doctor(as_json: bool) -> None:
     from rich.console import Console
 
     from unisono.doctor.examination import examine, summary
-    from unisono.verdicts import WRONG, print_diagnoses
+    from unisono.verdicts import WRONG, print_findings
 
     replace_unknown_letters()
     try:
@@ -213,6 +213,6 @@ def doctor(as_json: bool) -> None:
             click.echo(json.dumps({"checks": [asdict(one) for one in seen]}, indent=2))
         else:
             console = Console()
-            print_diagnoses(console, seen)
+            print_findings(console, seen)
             console.print(summary(seen), soft_wrap=True, markup=False)
     leave(int(any(one.verdict == WRONG for one in seen)))

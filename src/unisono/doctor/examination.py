@@ -11,10 +11,10 @@ from unisono.doctor.machine_checks import machine_probes
 from unisono.doctor.settings_checks import judge_settings
 from unisono.doctor.torch_checks import torch_and_gpus
 from unisono.launch.nvml import gpus_of_driver
-from unisono.verdicts import UNKNOWN, WARNING, WRONG, Diagnosis
+from unisono.verdicts import UNKNOWN, WARNING, WRONG, Finding
 
 
-def examine(environ: Mapping[str, str], root: Path = Path("/")) -> list[Diagnosis]:
+def examine(environ: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
     """Examine this machine.
 
     Args:
@@ -30,21 +30,21 @@ def examine(environ: Mapping[str, str], root: Path = Path("/")) -> list[Diagnosi
     return list(observe(probes))
 
 
-def observe(probes: Mapping[str, Callable[[], Iterable[Diagnosis]]]) -> Iterator[Diagnosis]:
+def observe(probes: Mapping[str, Callable[[], Iterable[Finding]]]) -> Iterator[Finding]:
     """Make checks, one after the other; one that fails says so."""
     for check, probe in probes.items():
         try:
             yield from list(probe())
         except Exception as error:  # whatever a strange machine has done to it
             why = f"{type(error).__name__}: {error}".rstrip(": ")
-            yield Diagnosis(check, UNKNOWN, f"This could not be read ({why}).")
+            yield Finding(check, UNKNOWN, f"This could not be read ({why}).")
 
 
-def summary(diagnoses: Sequence[Diagnosis]) -> str:
+def summary(findings: Sequence[Finding]) -> str:
     """Sum all up in one sentence."""
     words = {WRONG: "wrong", WARNING: "to look at", UNKNOWN: "could not be read"}
     parts = []
     for verdict, what in words.items():
-        if found := [one.check for one in diagnoses if one.verdict == verdict]:
+        if found := [one.check for one in findings if one.verdict == verdict]:
             parts.append(f"{len(found)} {what}: {', '.join(dict.fromkeys(found))}")
     return f"{'; '.join(parts)}." if parts else "Nothing is wrong with this machine."

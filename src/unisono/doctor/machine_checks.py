@@ -16,14 +16,14 @@ import psutil
 from unisono.hangs.sampler import sample
 from unisono.procfs import group_folders, read_text
 from unisono.quantities import size
-from unisono.verdicts import OK, WARNING, WRONG, Diagnosis
+from unisono.verdicts import OK, WARNING, WRONG, Finding
 
 _NO_LIMIT = 1 << 60  # version 1 of control groups writes the largest number of pages for none
 _LITTLE_MEMORY, _LITTLE_SHARED, _FEW_FILES = 2**29, 2**28, 1024
 _LOOK_S = 0.2
 
 
-def machine_probes(root: Path = Path("/")) -> dict[str, Callable[[], Iterable[Diagnosis]]]:
+def machine_probes(root: Path = Path("/")) -> dict[str, Callable[[], Iterable[Finding]]]:
     """Give the checks of the machine, by name.
 
     Args:
@@ -71,7 +71,7 @@ def container_cores(root: Path) -> float | None:
     return min(cores, default=None)
 
 
-def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Diagnosis:
+def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
     """Judge how many cores there are for workers.
 
     Args:
@@ -91,19 +91,19 @@ def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Diagnosis
         )
     elif num_usable == 1:
         verdict, remedy = WARNING, "With one core workers take turns; more of them do not help."
-    return Diagnosis("cores", verdict, f"{said}.", remedy)
+    return Finding("cores", verdict, f"{said}.", remedy)
 
 
-def judge_load(load: float, num_usable: int) -> Diagnosis:
+def judge_load(load: float, num_usable: int) -> Finding:
     """Judge whether others compute here; `load` is the mean of the last minute."""
     if load <= 0.5 * num_usable + 0.5:
-        return Diagnosis("load", OK, f"Load of the last minute: {load:.1f}.")
+        return Finding("load", OK, f"Load of the last minute: {load:.1f}.")
     said = f"{load:.1f} processes have been computing on {num_usable} cores in the last minute."
     remedy = "Whatever they are, they slow workers down, and measurements: look with `top`."
-    return Diagnosis("load", WARNING, said, remedy)
+    return Finding("load", WARNING, said, remedy)
 
 
-def judge_memory(found: Any, container_left: int | None) -> Diagnosis:
+def judge_memory(found: Any, container_left: int | None) -> Finding:
     """Judge how much memory there is.
 
     Args:
@@ -114,39 +114,39 @@ def judge_memory(found: Any, container_left: int | None) -> Diagnosis:
     if container_left is not None and container_left < room:
         room, said = container_left, f"{said}, {size(container_left)} to this container"
     if room >= _LITTLE_MEMORY:
-        return Diagnosis("memory", OK, f"{said}.")
+        return Finding("memory", OK, f"{said}.")
     remedy = "End what takes it, or give the container more (`docker run --memory`)."
-    return Diagnosis("memory", WRONG, f"{said}: too little for a worker with torch.", remedy)
+    return Finding("memory", WRONG, f"{said}: too little for a worker with torch.", remedy)
 
 
-def judge_shared_memory(free: int) -> Diagnosis:
+def judge_shared_memory(free: int) -> Finding:
     """Judge where processes share files in memory, by what is free, in bytes."""
     said = f"/dev/shm has {size(free)} free"
     if free >= _LITTLE_SHARED:
-        return Diagnosis("shared-memory", OK, f"{said}.")
+        return Finding("shared-memory", OK, f"{said}.")
     said += ": torch's DataLoader(num_workers=…) may end with a bus error. Unisono needs none."
     remedy = "Give the container more (`docker run --shm-size=2g`), or look with `ls -l /dev/shm`."
-    return Diagnosis("shared-memory", WARNING, said, remedy)
+    return Finding("shared-memory", WARNING, said, remedy)
 
 
-def judge_open_files(most: int) -> Diagnosis:
+def judge_open_files(most: int) -> Finding:
     """Judge how many files a process may have open; -1: no limit."""
     if not 0 <= most < _FEW_FILES:
-        return Diagnosis("open-files", OK, "A process may have enough files open.")
+        return Finding("open-files", OK, "A process may have enough files open.")
     said = f"A process may have {most:,} files open; launchers of many workers need more."
-    return Diagnosis("open-files", WRONG, said, "`ulimit -n 65536` before the program starts.")
+    return Finding("open-files", WRONG, said, "`ulimit -n 65536` before the program starts.")
 
 
-def judge_stacks(trouble: str) -> Diagnosis:
+def judge_stacks(trouble: str) -> Finding:
     """Judge whether `unisono where` can read stacks; `trouble` says why not."""
     if not trouble:
-        return Diagnosis("stacks", OK, "Stacks of workers can be read, for `unisono where`.")
+        return Finding("stacks", OK, "Stacks of workers can be read, for `unisono where`.")
     said = (
         f"Stacks of other processes cannot be read ({trouble}), so `unisono where` and "
         "explanations of hangs have no lines."
     )
     remedy = "`docker run --cap-add SYS_PTRACE`, or `sysctl kernel.yama.ptrace_scope=1`."
-    return Diagnosis("stacks", WARNING, said, remedy)
+    return Finding("stacks", WARNING, said, remedy)
 
 
 def _trouble_with_looking() -> str:

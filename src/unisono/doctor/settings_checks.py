@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from unisono.faults import FAULTS_VARIABLE
 from unisono.launch.gpus import VISIBLE_VARIABLE, visible_gpus
 from unisono.notices import shown
-from unisono.verdicts import OK, WARNING, WRONG, Diagnosis
+from unisono.verdicts import OK, WARNING, WRONG, Finding
 from unisono.world import world
 
 _OFF = ("", "0", "false", "off", "info")
@@ -28,7 +28,7 @@ _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 def judge_settings(
     environ: Mapping[str, str], interfaces: Sequence[str], gpus: Sequence[str]
-) -> Iterator[Diagnosis]:
+) -> Iterator[Finding]:
     """Judge the variables of an environment.
 
     Args:
@@ -44,19 +44,19 @@ def judge_settings(
     ]
     yield from found
     if not found:
-        yield Diagnosis("settings", OK, "No variable of the environment is in the way.")
+        yield Finding("settings", OK, "No variable of the environment is in the way.")
 
 
-def _by_table(environ: Mapping[str, str]) -> Iterator[Diagnosis]:
+def _by_table(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name, value in sorted(environ.items()):
         why = _RULES.get(name, "")
         if why == _BITS or (why and value.lower() not in _OFF):
             verdict = WRONG if name == FAULTS_VARIABLE else WARNING
             said = f"{name}={shown(value, 60)} {why}."
-            yield Diagnosis("settings", verdict, said, "Unset it unless you mean it.")
+            yield Finding("settings", verdict, said, "Unset it unless you mean it.")
 
 
-def _of_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> Iterator[Diagnosis]:
+def _of_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> Iterator[Finding]:
     for name in _INTERFACES:
         wanted = environ.get(name, "")
         asked = [one.strip().lstrip("=") for one in wanted.split(",")]
@@ -66,10 +66,10 @@ def _of_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> Iterator
                 f"{name}={shown(wanted, 60)} names no interface of this machine "
                 f"({', '.join(there)}), so ranks cannot meet."
             )
-            yield Diagnosis("settings", WRONG, said, "Unset it, or name one that is there.")
+            yield Finding("settings", WRONG, said, "Unset it, or name one that is there.")
 
 
-def _of_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> Iterator[Diagnosis]:
+def _of_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> Iterator[Finding]:
     text = environ.get(VISIBLE_VARIABLE)
     if text is None or not gpus:
         return
@@ -78,17 +78,17 @@ def _of_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> Iterator[Diagno
     said = f"{VISIBLE_VARIABLE}={shown(text, 60)} shows {len(seen)} of {len(gpus)} GPUs"
     if len(seen) < len(asked):
         remedy = "`nvidia-smi -L` lists them; unset it to see all."
-        yield Diagnosis("settings", WRONG, f"{said}, fewer than it names.", remedy)
+        yield Finding("settings", WRONG, f"{said}, fewer than it names.", remedy)
     elif len(seen) < len(gpus):
         remedy = "Unset it to see all, or choose with `unisono run --gpus`."
-        yield Diagnosis("settings", WARNING, f"{said}.", remedy)
+        yield Finding("settings", WARNING, f"{said}.", remedy)
 
 
-def _of_ranks(environ: Mapping[str, str]) -> Iterator[Diagnosis]:
+def _of_ranks(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         here = world(environ)
     except ValueError as error:
-        yield Diagnosis("settings", WRONG, str(error), "See above.")
+        yield Finding("settings", WRONG, str(error), "See above.")
         return
     if here.world_size > 1:
         said = (
@@ -96,4 +96,4 @@ def _of_ranks(environ: Mapping[str, str]) -> Iterator[Diagnosis]:
             "program that is started here waits for the others."
         )
         remedy = "Unset RANK, WORLD_SIZE and the like, unless a launcher has started this."
-        yield Diagnosis("settings", WARNING, said, remedy)
+        yield Finding("settings", WARNING, said, remedy)

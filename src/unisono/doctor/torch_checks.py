@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.launch.nvml import DriverGpu
 from unisono.quantities import size
-from unisono.verdicts import OK, WARNING, WRONG, Diagnosis
+from unisono.verdicts import OK, WARNING, WRONG, Finding
 
 _OLDEST = (2, 11)
 _ON_CPUS = "CPUs alone"
@@ -26,7 +26,7 @@ class TorchFailedError(Exception):
     """Torch could not be loaded."""
 
 
-def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> Iterator[Diagnosis]:
+def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> Iterator[Finding]:
     """Examine torch, and GPUs.
 
     Args:
@@ -39,7 +39,7 @@ def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> It
         yield judge_torch(facts, len(known))
     except TorchFailedError as error:
         remedy = 'Run `python -c "import torch"`, and install torch anew.'
-        yield Diagnosis("torch", WRONG, f"torch cannot be loaded: {error}.", remedy)
+        yield Finding("torch", WRONG, f"torch cannot be loaded: {error}.", remedy)
     yield from judge_gpus(facts, known)
 
 
@@ -63,7 +63,7 @@ def facts_in_child(environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) ->
     return facts
 
 
-def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Diagnosis:
+def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Finding:
     """Judge a torch.
 
     Args:
@@ -74,15 +74,15 @@ def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Diagnosis:
     said = f"torch {version}, built for {built}"
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
         remedy = "Install torch 2.11 or newer: `pip install --upgrade torch`."
-        return Diagnosis("torch", WRONG, f"{said}, is too old.", remedy)
+        return Finding("torch", WRONG, f"{said}, is too old.", remedy)
     if num_gpus and built == _ON_CPUS:
         said += f", cannot use this machine's {num_gpus} GPU{'s' * (num_gpus > 1)}."
         remedy = "Install a torch for CUDA, or compute on the CPU with `unisono run --gpus none`."
-        return Diagnosis("torch", WRONG, said, remedy)
-    return Diagnosis("torch", OK, f"{said}.")
+        return Finding("torch", WRONG, said, remedy)
+    return Finding("torch", OK, f"{said}.")
 
 
-def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator[Diagnosis]:
+def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator[Finding]:
     """Judge the GPUs: what the driver knows, and what torch says of them.
 
     Args:
@@ -91,21 +91,21 @@ def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator
     """
     if not known:
         said = "No GPU: NVIDIA's driver knows of none here. Workers compute on the CPU."
-        yield Diagnosis("gpus", OK, said)
+        yield Finding("gpus", OK, said)
         return
     names = ", ".join(f"{at}: {gpu.name} with {size(gpu.memory)}" for at, gpu in enumerate(known))
     if trouble := facts.get("gpu_trouble"):
         remedy = "Look with `nvidia-smi`; the driver must be new enough for torch's CUDA."
-        yield Diagnosis("gpus", WRONG, f"{names}, but torch says: {trouble}", remedy)
+        yield Finding("gpus", WRONG, f"{names}, but torch says: {trouble}", remedy)
         return
-    yield Diagnosis("gpus", OK, f"{names}.")
+    yield Finding("gpus", OK, f"{names}.")
     for name in facts.get("without_kernels", ()):
         said = f"torch has no kernels for {name}."
-        yield Diagnosis("gpus", WRONG, said, "Install a torch that is built for it.")
+        yield Finding("gpus", WRONG, said, "Install a torch that is built for it.")
     for at, gpu in enumerate(known):
         if gpu.memory_used > gpu.memory // 2:
             said = f"{size(gpu.memory_used)} of GPU {at}'s {size(gpu.memory)} are taken."
-            yield Diagnosis("gpus", WARNING, said, "`nvidia-smi` shows by whom.")
+            yield Finding("gpus", WARNING, said, "`nvidia-smi` shows by whom.")
 
 
 def facts_of_torch() -> dict[str, Any]:

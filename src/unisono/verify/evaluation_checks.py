@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from unisono.verify.findings import OK, WRONG, Finding, in_order, ok, unknown, wrong
+from unisono.verdicts import OK, WRONG, Finding
+from unisono.verify.findings import in_order, ok, unknown, wrong
 from unisono.verify.trace import EvaluationPass, TwoRuns
 
 _SUMS = ("all_reduce", "reduce")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from unisono.verify.findings import CAUSES_FIRST, Finding, around_mistake, ok, unknown, wrong
+from unisono.verdicts import Finding
+from unisono.verify.findings import CAUSES_FIRST, around_mistake, ok, unknown, wrong
 from unisono.verify.raw_trace import RawTrace
 
 Digests = Mapping[str, str]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from unisono.notices import can_show, shown_lines
+from unisono.verdicts import OK, UNKNOWN, WRONG, Finding, print_findings
 
-OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 EQUAL, DIFFERENT, NOT_VERIFIED = 0, 1, 2
 
 # What to do about each mistake. Of all these, what makes others follow comes before them.
@@ -62,26 +60,6 @@ CHECKS = {
 }
 CAUSES_FIRST = tuple(CHECKS)
 _ORDER = {WRONG: 0, UNKNOWN: 1, OK: 2}
-_MARKS = {OK: "[green]✓[/]", WRONG: "[red]✗[/]", UNKNOWN: "[yellow]?[/]"}
-_PLAIN = {OK: "ok", WRONG: "WRONG", UNKNOWN: "?"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The answer to one question."""
-
-    check: str  # one of `CHECKS`, or of those of a resumed run
-    verdict: str  # `"ok"`, `"wrong"` or `"unknown"`
-    evidence: str  # what was seen
-    remedy: str = ""  # what to do; empty if nothing is
-    follows: str = ""  # the check that is the cause; empty for a cause
-
-    @property
-    def told(self) -> str:
-        """The evidence, with what it follows from."""
-        if not self.follows:
-            return self.evidence
-        return f"Follows from `{self.follows}`, most likely. {self.evidence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,36 +124,26 @@ def in_order(
     """Put the cause first, what follows from it next, and mark that."""
     ordered = sorted(findings, key=lambda f: (_ORDER[f.verdict], checks.index(f.check)))
     return tuple(
-        replace(finding, follows=ordered[0].check) if at and finding.verdict == WRONG else finding
+        replace(
+            finding,
+            evidence=f"Follows from `{ordered[0].check}`, most likely. {finding.evidence}",
+        )
+        if at and finding.verdict == WRONG
+        else finding
         for at, finding in enumerate(ordered)
     )
 
 
 def as_json(program: str, verdict: Verdict) -> str:
     """Return the answer for programs."""
-    findings = [
-        {"check": f.check, "verdict": f.verdict, "evidence": f.told, "remedy": f.remedy}
-        for f in verdict.findings
-    ]
+    findings = [asdict(finding) for finding in verdict.findings]
     answer = {"program": program, "world_sizes": verdict.world_sizes, "findings": findings}
     return json.dumps(answer, indent=2, ensure_ascii=False)
 
 
 def print_table(console: Console, program: str, verdict: Verdict) -> None:
     """Print the findings, cause first, and a sentence that sums them up."""
-    marks, arrow = (_MARKS, "→") if can_show("✓✗→", console.encoding) else (_PLAIN, "->")
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    before = ""
-    for finding in verdict.findings:
-        text = escape(shown_lines(finding.told))
-        text, before = ("as above" if text == before else text), text
-        if finding.remedy:
-            text += f"\n{arrow} {escape(finding.remedy)}"
-        table.add_row(marks[finding.verdict], finding.check, text)
-    console.print(table)
+    print_findings(console, verdict.findings)
     console.print(escape(summary(program, verdict)), soft_wrap=True)
 
 

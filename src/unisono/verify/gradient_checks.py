@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.verify.findings import GRADIENT_CHECKS, Finding, around_mistake, ok, unknown, wrong
+from unisono.verdicts import Finding
+from unisono.verify.findings import GRADIENT_CHECKS, around_mistake, ok, unknown, wrong
 from unisono.verify.gradient_of_one import JudgedStep, Step, compare_with_one, tolerance_of
 from unisono.verify.linear import Array, distance, joined, local, relation
 from unisono.verify.trace import TwoRuns

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from unisono.verdicts import Finding
 from unisono.verify.exact_checks import Digests, differing
-from unisono.verify.findings import Finding, ok, unknown, wrong
+from unisono.verify.findings import ok, unknown, wrong
 from unisono.verify.raw_trace import RawTrace
 
 KINDS = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unisono.verify.findings import Finding, ok, unknown, wrong
+from unisono.verdicts import Finding
+from unisono.verify.findings import ok, unknown, wrong
 from unisono.verify.trace import RankTrace, TwoRuns
 
 

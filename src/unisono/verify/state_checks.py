@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from unisono.verify.findings import Finding, ok, unknown, wrong
+from unisono.verdicts import Finding
+from unisono.verify.findings import ok, unknown, wrong
 from unisono.verify.linear import Array, joined
 from unisono.verify.trace import ModelState, OptimizerStep, TwoRuns
 
