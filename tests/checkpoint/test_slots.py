@@ -17,10 +17,10 @@ from safetensors.torch import load
 from unisono.checkpoint import slots
 from unisono.checkpoint.folder import FILES, write_folder
 from unisono.checkpoint.run_directory import RunDirectory
-from unisono.checkpoint.safetensors_stream import CODES
+from unisono.dtypes import CODES, code_of, dtype_of
 
 FACTS = {"position": {"step": 3}, "loss": float("inf"), "text": "ü"}
-DTYPES = {getattr(torch, name.removeprefix("torch.")): code for name, code in CODES.items()}
+DTYPES = {dtype_of(code): code for code in CODES.values()}
 
 
 def bits(tensor):
@@ -42,7 +42,7 @@ def lying(tensor):
 def described(name, tensor, offset, part):
     return {
         "name": name,
-        "dtype": CODES.get(str(tensor.dtype), str(tensor.dtype)),
+        "dtype": code_of(tensor.dtype),
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
         "offset": offset,

@@ -16,29 +16,11 @@ from collections.abc import Sequence
 import torch
 
 from unisono.c10d.group_memory import POST_TEXT_BYTES
+from unisono.dtypes import CODES, dtype_name, dtype_of
 
-DTYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex32,
-    torch.complex64,
-    torch.complex128,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-)
+DTYPES = (*map(dtype_of, CODES), torch.complex32, torch.complex128)
+"""Those that can be moved, each with its number, which is the same on all ranks."""
+
 _Vectors = Sequence[torch.Tensor]
 
 
@@ -51,11 +33,6 @@ def dtype_code(dtype: torch.dtype) -> int:
     if dtype not in DTYPES:
         raise TypeError(f"tensors must be of a plain dtype, but one is {dtype}: convert it first.")
     return DTYPES.index(dtype)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from unisono.c10d.calls import DTYPES, dtype_code, dtype_name
+from unisono.c10d.calls import DTYPES, dtype_code
 from unisono.c10d.group_memory import (
     DOORBELL,
     ENTRIES,
@@ -39,6 +39,7 @@ from unisono.c10d.group_memory import (
 )
 from unisono.c10d.heap import Blocks
 from unisono.c10d.peers import Peers
+from unisono.dtypes import dtype_name
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S, Departure, spin_s
 from unisono.workers.waiting import ShownWait

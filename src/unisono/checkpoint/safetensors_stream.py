@@ -16,36 +16,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_DTYPES = {
-    "torch.float64": ("F64", 8),
-    "torch.float32": ("F32", 4),
-    "torch.float16": ("F16", 2),
-    "torch.bfloat16": ("BF16", 2),
-    "torch.float8_e4m3fn": ("F8_E4M3", 1),
-    "torch.float8_e4m3fnuz": ("F8_E4M3FNUZ", 1),
-    "torch.float8_e5m2": ("F8_E5M2", 1),
-    "torch.float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
-    "torch.complex64": ("C64", 8),
-    "torch.int64": ("I64", 8),
-    "torch.int32": ("I32", 4),
-    "torch.int16": ("I16", 2),
-    "torch.int8": ("I8", 1),
-    "torch.uint64": ("U64", 8),
-    "torch.uint32": ("U32", 4),
-    "torch.uint16": ("U16", 2),
-    "torch.uint8": ("U8", 1),
-    "torch.bool": ("BOOL", 1),
-}
-CODES = {dtype: code for dtype, (code, _) in _DTYPES.items()}
-"""safetensors' word for each dtype that its files can hold, by ``str(dtype)``."""
-
-ITEM_BYTES = dict(_DTYPES.values())
-ITEM_BYTES_IN_MEMORY = ITEM_BYTES | {  # no file can hold the last four, but a slot can
-    "torch.complex128": 16,
-    "torch.complex32": 4,
-    "torch.float8_e8m0fnu": 1,
-    "torch.float4_e2m1fn_x2": 1,
-}
+from unisono.dtypes import ITEM_BYTES
 
 Data = bytes | memoryview
 

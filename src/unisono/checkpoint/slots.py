@@ -30,12 +30,11 @@ from typing import Any
 
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.checkpoint.safetensors_stream import (
-    ITEM_BYTES,
-    ITEM_BYTES_IN_MEMORY,
     Data,
     Tensor,
     safetensors_of,
 )
+from unisono.dtypes import ITEM_BYTES, ITEM_BYTES_IN_MEMORY
 
 ALIGNMENT_BYTES = 64
 TENSOR_FILES = (MODEL_FILE, OPTIMIZER_FILE)

@@ -19,13 +19,9 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from unisono.device import is_on_host
+from unisono.dtypes import dtype_name, dtype_of
 from unisono.workers.memory import Memory, aligned
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -89,7 +85,7 @@ class ArraysLayout:
         elif type(value) is torch.Tensor and _is_plain(value):
             # The strides that torch gives a copy: no gaps, the order of dimensions kept.
             stride = torch.empty_like(value, device="meta").stride()
-            dtype = str(value.dtype).removeprefix("torch.")
+            dtype = dtype_name(value.dtype)
             described = ["tensor", dtype, [*value.shape], [*stride], self.num_bytes]
         else:
             raise TypeError(
@@ -109,7 +105,7 @@ def unpacked(described: list[Any], memory: Memory, start: int) -> Any:
         return content
     if kind == "tensor":
         shape, stride, offset = more
-        return memory.tensor(start + offset, shape, _DTYPES[content], stride)
+        return memory.tensor(start + offset, shape, dtype_of(content), stride)
     if kind == "array":
         shape, strides, offset = more
         place = start + offset if 0 not in shape else 0

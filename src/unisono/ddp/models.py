@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from unisono.dtypes import dtype_name
 from unisono.errors import MismatchError
 
 _FINGERPRINT_BYTES = 32
@@ -23,7 +24,7 @@ def describe(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Describe each parameter and buffer in a line: ``fc.bias: float32 (10,)``."""
     lines = []
     for name, tensor in named:
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype_name(tensor.dtype)
         frozen = "" if tensor.requires_grad else ", takes no gradient"
         lines.append(f"{name}: {dtype} {tuple(tensor.shape)}{frozen}")
     return lines

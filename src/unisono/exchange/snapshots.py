@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
-from unisono.checkpoint.safetensors_stream import CODES
 from unisono.checkpoint.slots import offsets_of, read_extras, read_facts, used_bytes, write_blob
 from unisono.device import HOST, bytes_of, on_host
+from unisono.dtypes import code_of, dtype_of
 from unisono.exchange.arena import Arena
 from unisono.exchange.homes import StateKeys
 
@@ -194,7 +194,7 @@ def _described(
     """Describe a tensor as ``checkpoint.slots`` has it."""
     return {
         "name": name,
-        "dtype": CODES.get(str(dtype), str(dtype)),
+        "dtype": code_of(dtype),
         "shape": list(shape),
         "stride": list(stride),
         "offset": offset,
@@ -236,14 +236,10 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
     """Make a tensor of its bytes and its description."""
-    code, shape, stride = described["dtype"], described["shape"], described["stride"]
-    dtype = _DTYPES.get(code) or getattr(torch, code.removeprefix("torch."))
+    dtype, shape, stride = dtype_of(described["dtype"]), described["shape"], described["stride"]
     if not data:
         return torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
     return torch.frombuffer(data, dtype=dtype).as_strided(shape, stride)
-
-
-_DTYPES = {code: getattr(torch, name.removeprefix("torch.")) for name, code in CODES.items()}
 
 
 def _share(num_bytes: int, position: int, size: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from unisono.dtypes import dtype_name
 from unisono.forbidden import public_name
 from unisono.workers.control_block import ControlBlock
 
@@ -76,7 +77,7 @@ def in_words(name: str, args: Sequence[Any]) -> str:
     if tensors:
         first = tensors[0]
         of = f"{len(tensors)} × " if len(tensors) > 1 else ""
-        text += f" of {of}{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
+        text += f" of {of}{dtype_name(first.dtype)} {list(first.shape)}"
     if name in _PEER and len(args) > 1 and isinstance(args[1], int):
         text += f" {_PEER[name]} rank {args[1]}"
     return text

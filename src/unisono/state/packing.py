@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.checkpoint.safetensors_stream import CODES
 from unisono.device import array_of
+from unisono.dtypes import CODES
 from unisono.errors import CheckpointError
 
 Keep = Callable[[str, torch.Tensor], str]

@@ -17,7 +17,7 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.checkpoint.safetensors_stream import CODES
+from unisono.dtypes import CODES
 from unisono.notices import shown
 
 

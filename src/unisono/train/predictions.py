@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from unisono.arrivals import pinned
-from unisono.checkpoint.safetensors_stream import CODES
 from unisono.device import HOST, Device, in_rows, on_host
+from unisono.dtypes import CODES, dtype_name, dtype_of
 from unisono.workers.memory import Memory
 from unisono.workers.team import Team
 
@@ -33,7 +33,6 @@ _LENGTH = struct.Struct("<Q")
 _ALIGNMENT_BYTES = 64
 _CHUNK_BYTES = 4 << 20  # of rows, that a host sends at a time
 _RESERVED = "__metadata__"  # of a safetensors file
-_DTYPES = {code: getattr(torch, name.removeprefix("torch.")) for name, code in CODES.items()}
 
 Output = Mapping[str, torch.Tensor]
 """A model's output, taken apart: tensors by name, one row a sample in each."""
@@ -145,7 +144,7 @@ class Rows:
         for name in names:
             entry = entries[name]
             place = len(header) + entry["data_offsets"][0]
-            tensor = memory.tensor(place, entry["shape"], _DTYPES[entry["dtype"]], None)
+            tensor = memory.tensor(place, entry["shape"], dtype_of(entry["dtype"]), None)
             self.tensors[name] = tensor
         self._kinds = _kinds(self.tensors)
 
@@ -292,6 +291,5 @@ def _kinds(output: Output) -> list[tuple[str, torch.dtype, torch.Size]]:
 
 def _in_words(output: Output) -> str:
     return ", ".join(
-        f"{name} of {str(dtype).removeprefix('torch.')} {list(row)}"
-        for name, dtype, row in _kinds(output)
+        f"{name} of {dtype_name(dtype)} {list(row)}" for name, dtype, row in _kinds(output)
     )

@@ -21,6 +21,7 @@ from torch.nn.modules import module as module_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from unisono.dtypes import dtype_name
 from unisono.verify.digests import (
     digest_of_tensor,
     digests_of,
@@ -192,7 +193,7 @@ def _is_plain_batch_norm(module: nn.Module) -> bool:
 def _computing_dtype(dtype: torch.dtype) -> str:
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-    return str(dtype).removeprefix("torch.")
+    return dtype_name(dtype)
 
 
 def _rng_digest() -> str:
