@@ -142,6 +142,13 @@ def disturb(
             variables=variables_of(exchange),
         )
     deadline_s = time.monotonic() + timeout_s
+    lost = kill_all(job, kills, deadline_s)
+    job.wait(max(1.0, deadline_s - time.monotonic()))
+    return job, lost
+
+
+def kill_all(job: Job | HostsJob, kills: list[Kill], deadline_s: float) -> Counter[str]:
+    """Kill workers as planned, until the job has ended; returns the phases in which that was."""
     watch = Watch(job, deadline_s)
     lost: Counter[str] = Counter()
     for kill in kills:
@@ -153,8 +160,7 @@ def disturb(
         victim.kill()
         psutil.wait_procs([victim], timeout=5)
         lost[job.phase(victim)[0]] += 1
-    job.wait(max(1.0, deadline_s - time.monotonic()))
-    return job, lost
+    return lost
 
 
 class Watch:

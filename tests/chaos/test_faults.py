@@ -1,15 +1,20 @@
 """Workers that are lost, one row each: the result is that of the undisturbed run, on every worker.
 
-Each row says who is to be lost where, as ``UNISONO_FAULTS`` has it, and which words tell it.
+Each row says who is to be lost where, as ``UNISONO_FAULTS`` has it, and which words tell it. The
+rows of every exchange run in `make test` once or twice each, all of them in `make chaos`.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
+from tests.chaos import driver
+from tests.chaos.exchanges import device_of, skip_without, variables_of
 from tests.chaos.jobs import Job
 from tests.chaos.training import NUM_STEPS, Options, train
 
@@ -17,17 +22,25 @@ import unisono
 
 HOLD = (9, 15, 20)
 KILLED = {"kill": "SIGKILL", "segv": "SIGSEGV"}
+REPLICAS = ("sim", "staged")
+EXCHANGES = ("shared", *REPLICAS)
+LOOPS = ("trainer", "own")
+OPTIMIZERS = ("adam", "adafactor", "clipped")
+PLACES = ("begin", "shard", "gradients", "sums", "update", "updated", "commit")
+# Three workers lost in each run: every place and every rank comes by.
+SEVERAL = [
+    "kill:rank=0,step=8,at=begin; kill:rank=2,step=14,at=update; kill:rank=1,step=19,at=updated",
+    "kill:rank=1,step=8,at=shard; kill:rank=0,step=14,at=commit; kill:rank=2,step=19,at=gradients",
+    "kill:rank=2,step=8,at=sums; kill:rank=1,step=14,at=gradients; kill:rank=0,step=19,at=sums",
+]
+long = functools.partial(pytest.param, marks=pytest.mark.long)
+EACH_LOOP = ["trainer", long("own")]
+EACH_OPTIMIZER = ["adafactor", long("adam"), long("clipped")]
 
 
 @functools.cache
 def undisturbed(options: Options) -> dict[str, object]:
     return train(options)
-
-
-def launch(monkeypatch, faults, options, *, workers=3, **more):
-    """Train on workers to which `faults` happen; returns what each of them said."""
-    monkeypatch.setenv("UNISONO_FAULTS", faults)
-    return unisono.launch(train, options, workers=workers, **{"restarts": 50, **more})
 
 
 def check_words(said: str, faults: str) -> None:
@@ -39,8 +52,14 @@ def check_words(said: str, faults: str) -> None:
         assert re.search(words, said), f"nothing says {words!r} in:\n{said}"
 
 
-def check(monkeypatch, capfd, faults, options, **more):
-    results = launch(monkeypatch, faults, options, **more)
+def check(monkeypatch, capfd, faults, options, *, exchange="shared", workers=3, **more):
+    """Train on workers to which `faults` happen; returns what each of them said."""
+    skip_without(exchange)
+    monkeypatch.setenv("UNISONO_FAULTS", faults)
+    for variable, value in variables_of(exchange).items():
+        monkeypatch.setenv(variable, value)
+    there = replace(options, device=device_of(exchange))
+    results = unisono.launch(train, there, workers=workers, **{"restarts": 50, **more})
     said = capfd.readouterr().err
     expected = undisturbed(Options(loop=options.loop, optimizer=options.optimizer))
     told = [result for result in results if result is not None]
@@ -48,30 +67,6 @@ def check(monkeypatch, capfd, faults, options, **more):
     assert all(result == expected for result in told), said
     check_words(said, faults)
     return results, said
-
-
-# Each place three times: on every rank and with every optimizer, in the loops by turns.
-PLACES = ("begin", "shard", "gradients", "sums", "update", "updated", "commit")
-LOOPS = ("trainer", "own")
-OPTIMIZERS = ("adam", "adafactor", "clipped")
-long = functools.partial(pytest.param, marks=pytest.mark.long)
-# One of each in `make test`, the rest in `make chaos`.
-EACH_LOOP = ["trainer", pytest.param("own", marks=pytest.mark.long)]
-EACH_OPTIMIZER = [
-    "adafactor",
-    *(pytest.param(n, marks=pytest.mark.long) for n in ("adam", "clipped")),
-]
-EVERYWHERE = [
-    pytest.param(
-        f"kill:rank={(index + turn) % 3},step=8,at={place}",
-        LOOPS[(index + turn) % 2],
-        optimizer,
-        # What comes before the update knows nothing of optimizers.
-        marks=[pytest.mark.long] * (optimizer == "clipped" or (index < 3 and bool(turn))),
-    )
-    for turn, optimizer in enumerate(OPTIMIZERS)
-    for index, place in enumerate(PLACES)
-]
 
 
 @pytest.mark.parametrize(
@@ -91,12 +86,41 @@ def test_a_lost_worker_changes_nothing(monkeypatch, capfd, fault, loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "loop", "optimizer"), EVERYWHERE)
-def test_every_place_on_every_worker(monkeypatch, capfd, fault, loop, optimizer):
+@pytest.mark.parametrize(
+    ("exchange", "faults", "loop", "optimizer"),
+    [
+        pytest.param(
+            *(exchange, faults, LOOPS[n % 2], OPTIMIZERS[n]),
+            marks=[pytest.mark.long] * (exchange == REPLICAS[1 - n % 2]),
+        )
+        for exchange in EXCHANGES
+        for n, faults in enumerate(SEVERAL)
+    ],
+)
+def test_workers_lost_in_every_phase_change_nothing(
+    monkeypatch, capfd, exchange, faults, loop, optimizer
+):
     options = Options(loop=loop, optimizer=optimizer, hold=HOLD)
-    results, said = check(monkeypatch, capfd, fault, options)
+    results, said = check(monkeypatch, capfd, faults, options, exchange=exchange)
     assert None not in results
     assert "has joined" in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("exchange", "optimizer", "loop"),
+    [
+        *itertools.product(REPLICAS, OPTIMIZERS, LOOPS),
+        *(("shared", optimizer, LOOPS[n % 2]) for n, optimizer in enumerate(OPTIMIZERS)),
+    ],
+)
+@pytest.mark.parametrize("at", PLACES)
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_every_place(monkeypatch, capfd, exchange, optimizer, loop, at, rank):
+    options = Options(loop=loop, optimizer=optimizer, hold=HOLD)
+    faults = f"kill:rank={rank},step=8,at={at}"
+    assert None not in check(monkeypatch, capfd, faults, options, exchange=exchange)[0]
 
 
 @pytest.mark.slow
@@ -152,12 +176,45 @@ def test_replacements_are_lost_too(monkeypatch, capfd, faults, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["snapshot", "begin", "updated"])
+@pytest.mark.parametrize("exchange", REPLICAS)
+@pytest.mark.parametrize(
+    "faults",
+    [
+        # in snapshots, as a replacement, as the last of all, all at once, and the only one
+        "kill:rank=0,step=0,at=snapshot; kill:rank=1,step=8; kill:rank=1,at=join",
+        "kill:rank=0,step=8,at=update; kill:rank=1,step=8,at=update; kill:rank=2,step=8,at=update",
+        f"kill:rank=1,step=5,at=updated; kill:rank=2,step={NUM_STEPS - 1},at=commit",
+    ],
+)
+def test_workers_with_replicas_lost_at_corners_change_nothing(monkeypatch, capfd, exchange, faults):
+    check(monkeypatch, capfd, faults, Options(hold=HOLD), exchange=exchange)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", REPLICAS)
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("loop", EACH_LOOP)
-def test_workers_lost_while_a_checkpoint_is_due(monkeypatch, capfd, tmp_path, at, rank, loop):
+def test_whoever_is_left_alone_while_all_add_up_goes_on(monkeypatch, capfd, exchange, rank):
+    options, faults = Options(optimizer="adafactor", hold=(9,)), f"kill:rank={rank},step=8,at=sums"
+    check(monkeypatch, capfd, faults, options, exchange=exchange, workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("exchange", "loop"), [("shared", "trainer"), long("shared", "own"), ("sim", "own")]
+)
+@pytest.mark.parametrize(
+    ("rank", "at"),
+    [
+        (0, "snapshot"),
+        (1, "updated"),
+        *map(long, (1, 0, 0, 1), ("snapshot", "updated", "begin", "begin")),
+    ],
+)
+def test_workers_lost_while_a_checkpoint_is_due(
+    monkeypatch, capfd, tmp_path, exchange, at, rank, loop
+):
     options = Options(loop=loop, directory=str(tmp_path), every=4, hold=HOLD)
-    check(monkeypatch, capfd, f"kill:rank={rank},step=8,at={at}", options)
+    check(monkeypatch, capfd, f"kill:rank={rank},step=8,at={at}", options, exchange=exchange)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names[-1] == f"step-{NUM_STEPS:012}"
     assert len(names) == 3
@@ -165,26 +222,34 @@ def test_workers_lost_while_a_checkpoint_is_due(monkeypatch, capfd, tmp_path, at
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("faults", "lost"),
+    ("faults", "lost", "exchange"),
     [
-        ("kill:rank=1,step=8,at=update", {1}),
-        ("kill:rank=0,step=8; kill:rank=2,step=12,at=updated", {0, 2}),
-        ("kill:rank=0,step=8,at=update; kill:rank=1,step=8,at=update", {0, 1}),
-        (f"kill:rank=0,step=5,at=commit; kill:rank=1,step={NUM_STEPS - 1},at=update", {0, 1}),
+        ("kill:rank=1,step=8,at=update", {1}, "shared"),
+        ("kill:rank=0,step=8; kill:rank=2,step=12,at=updated", {0, 2}, "shared"),
+        ("kill:rank=0,step=8,at=update; kill:rank=1,step=8,at=update", {0, 1}, "shared"),
+        (
+            f"kill:rank=0,step=5,at=commit; kill:rank=1,step={NUM_STEPS - 1},at=update",
+            {0, 1},
+            "shared",
+        ),
+        ("kill:rank=0,step=8,at=update; kill:rank=1,step=12,at=gradients", {0, 1}, "sim"),
     ],
 )
 @pytest.mark.parametrize("optimizer", EACH_OPTIMIZER)
-def test_without_replacements_the_others_go_on(monkeypatch, capfd, faults, lost, optimizer):
+def test_without_replacements_the_others_go_on(
+    monkeypatch, capfd, faults, lost, exchange, optimizer
+):
     options = Options(optimizer=optimizer)
-    results, said = check(monkeypatch, capfd, faults, options, replace=False)
+    results, said = check(monkeypatch, capfd, faults, options, exchange=exchange, replace=False)
     assert {rank for rank, result in enumerate(results) if result is None} == lost
     assert said.count("it is not replaced") == len(lost)
 
 
 @pytest.mark.slow
-def test_one_worker_alone_is_made_up_for(monkeypatch, capfd):
+@pytest.mark.parametrize("exchange", ["shared", "sim"])
+def test_one_worker_alone_is_made_up_for(monkeypatch, capfd, exchange):
     faults = "kill:rank=0,step=8,at=update"
-    results, said = check(monkeypatch, capfd, faults, Options(), workers=1)
+    results, said = check(monkeypatch, capfd, faults, Options(), exchange=exchange, workers=1)
     assert len(results) == 1
     assert "nobody is left; a replacement is starting, from the latest snapshot" in said
 
@@ -199,3 +264,23 @@ def test_the_command_ends_well_and_tells_who_was_lost(tmp_path):
     expected = undisturbed(Options(loop="own", optimizer="clipped"))
     assert all(result == expected for result in job.results)
     check_words(job.err, faults)
+
+
+# Killed at random instants: a short piece of what ``make chaos`` does at length.
+
+
+def test_a_seed_fixes_instants_and_victims():
+    assert driver.plan(5, 40, 300) == driver.plan(5, 40, 300)
+    assert driver.plan(5, 40, 300) != driver.plan(6, 40, 300)
+    assert {kill.aim for kill in driver.plan(5, 400, 300)} == {None, *driver.AIMS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("exchange", "seed"), [("shared", 2), long("shared", 3), ("sim", 2), long("staged", 3)]
+)
+def test_random_kills_change_nothing(exchange, seed):
+    skip_without(exchange)
+    outcome = driver.chaos(seed, 8, num_steps=90, num_workers=3, timeout_s=90, exchange=exchange)
+    assert outcome.is_equal, outcome.trouble
+    assert outcome.num_kills == 8

@@ -63,7 +63,7 @@ def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
         assert digests == in_shared_memory()
 
 
-# The other exchange: tests/chaos/test_exchanges.py.
+# The other exchange: tests/chaos/test_faults.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas", ["gloo", pytest.param("staged", marks=pytest.mark.long)], indirect=True

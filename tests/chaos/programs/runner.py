@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tests.chaos import driver
 from tests.chaos.exchanges import (
     ACCELERATED,
@@ -209,25 +208,11 @@ def _killed(
     told = Told(choices.seed, "", events, str(phases), PACE_MS)
     job = _start(folder, told, workers, ("--restarts", 100_000), exchange)
     kills = driver.plan(draw.getrandbits(30), num_kills, choices.num_steps)
-    num_killed = _kill(job, kills)
+    num_killed = driver.kill_all(job, kills, time.monotonic() + TIMEOUT_S).total()
     job.wait(TIMEOUT_S)
     trouble = _trouble(job, expected)
     trouble = trouble or _trouble_in(choices, told.events, expected)
     return Way(f"{workers} workers ({exchange}), {num_killed} killed", trouble, num_killed)
-
-
-def _kill(job: Job, kills: list[driver.Kill]) -> int:
-    """Kill workers as planned; returns how many."""
-    watch = driver.Watch(job, time.monotonic() + TIMEOUT_S)
-    for num_killed, kill in enumerate(kills):
-        watch.wait_for_step(kill.step)
-        time.sleep(kill.delay_s)
-        victim = watch.choose(kill)
-        if victim is None:
-            return num_killed
-        victim.kill()
-        psutil.wait_procs([victim], timeout=5)
-    return len(kills)
 
 
 def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random) -> Way:
