@@ -19,8 +19,8 @@ from unisono.report.view import see
 
 SLOW_ROW = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
 ROW = [0.001, 0.002, 0.004, 0.006, 0.0005, 0.0005]
-BUSY = Process(ProcessState.RUNNING, 0.98, 299 << 20, 310 << 20)
-STOPPED = Process(ProcessState.STOPPED, 0.0, 290 << 20, 310 << 20)
+BUSY = Process(ProcessState.RUNNING, 0.98, 299 << 20)
+STOPPED = Process(ProcessState.STOPPED, 0.0, 290 << 20)
 
 
 def view(num_workers=2, *lines, processes=None, at_s=4.0):

@@ -23,24 +23,23 @@ def test_a_lost_worker_did_not_attend():
     times = PhaseTimes()
     times.add(step(0, ranks=[0, 1], phases=[[1] * 6, [None] * 6], seconds=6))
     times.add(step(1, ranks=[0, 1], phases=[[1] * 6, [2] * 6], seconds=12))
-    assert [times.by_rank[rank].num_steps for rank in times.ranks] == [2, 1]
+    assert {rank: one.num_steps for rank, one in times.by_rank.items()} == {0: 2, 1: 1}
     assert times.stretches[0].per_step_s == [1.0] * 6 + [0.0]
 
 
-def test_stretches_are_joined_rank_by_rank():
+def test_stretches_are_joined():
     times = PhaseTimes(max_buckets=2)
     for number, ranks in enumerate([[0, 1], [0], [0, 2]]):
         times.add(step(number, ranks=ranks, phases=[[1] * 6] * len(ranks), seconds=6))
-    joined, last = times.stretches
-    assert {rank: one.num_steps for rank, one in joined.by_rank.items()} == {0: 2, 1: 1}
-    assert last.by_rank.keys() == {0, 2}
+    assert [one.spent.num_steps for one in times.stretches] == [3, 2]
+    assert {rank: one.num_steps for rank, one in times.by_rank.items()} == {0: 3, 1: 1, 2: 1}
 
 
 def test_no_more_workers_are_kept_than_can_be_drawn():
     times = PhaseTimes()
     many = list(range(MAX_WORKERS + 3))
     times.add(step(0, ranks=many, phases=[[1] * 6] * len(many), seconds=6))
-    assert (len(times.ranks), times.num_left_out) == (MAX_WORKERS, 3)
+    assert (len(times.by_rank), times.has_left_out) == (MAX_WORKERS, True)
 
 
 def test_each_crew_counts_for_its_workers():

@@ -1,144 +1,70 @@
 """What is believed of a process number, and what is read of its process."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
-from unisono.procfs import ProcessStat, field, parse_stat
 from unisono.report.process_status import GONE, UNKNOWN, Named, Processes, ProcessState
 
-BOOTED_UNIX_S = 1_790_000_000.0
-STATUS = "Name:\tpython\nVmPeak:\t 900 kB\nVmHWM:\t 2000 kB\nVmRSS:\t 1000 kB\nRssAnon:\t 5 kB\n"
-
-
-def stat_line(*, pid=71, name="python", letter="S", cpu=40, started=5_000):
-    numbers = [0] * 22
-    numbers[0], numbers[10], numbers[11], numbers[18] = 7, cpu - 10, 10, started
-    return f"{pid} ({name}) {letter} " + " ".join(map(str, numbers))
-
-
-class Kernel:
-    """A /proc made up, with a hundred ticks a second."""
-
-    def __init__(self, root):
-        self.root, self.now_s = root, 100.0
-        self.put(1)
-
-    def put(self, pid, status=STATUS, **stat):
-        folder = self.root / str(pid)
-        folder.mkdir(exist_ok=True)
-        (folder / "stat").write_text(stat_line(pid=pid, **stat))
-        (folder / "status").write_text(status)
-
-    def processes(self):
-        return Processes(
-            self.root, lambda: self.now_s, lambda: BOOTED_UNIX_S + self.now_s, ticks_per_s=100
-        )
+LATER_UNIX_S = 4e9
 
 
 @pytest.fixture
-def kernel(tmp_path):
-    return Kernel(tmp_path)
+def child():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
 
 
-def look(processes, pid=71, at_s=60.0):
-    return processes.look({3: Named(pid, BOOTED_UNIX_S + at_s)})[3]
+def look(processes, pid, at_unix_s=LATER_UNIX_S):
+    return processes.look({3: Named(pid, at_unix_s)})[3]
 
 
-@pytest.mark.parametrize(
-    ("letter", "state"),
-    [
-        ("R", ProcessState.RUNNING),
-        ("S", ProcessState.RUNNING),
-        ("D", ProcessState.RUNNING),
-        ("T", ProcessState.STOPPED),
-        ("t", ProcessState.STOPPED),
-        ("Z", ProcessState.GONE),
-        ("X", ProcessState.GONE),
-    ],
-)
-def test_what_a_letter_means(kernel, letter, state):
-    kernel.put(71, letter=letter)
-    process = look(kernel.processes())
-    assert process.state is state
-    assert process.waits_for_disk == (letter == "D")
+def comes_to(processes, pid, state):
+    until_s = time.monotonic() + 10
+    while look(processes, pid).state is not state and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return look(processes, pid)
 
 
-@pytest.mark.parametrize(
-    ("started_s", "state"),
-    [
-        (50, ProcessState.RUNNING),
-        (60, ProcessState.RUNNING),
-        (61.9, ProcessState.RUNNING),
-        (62.1, ProcessState.GONE),
-    ],
-)
-def test_a_process_that_began_after_it_was_named_is_another(kernel, started_s, state):
-    kernel.put(71, started=int(started_s * 100))
-    assert look(kernel.processes()).state is state
+def test_a_process_is_seen_until_it_has_ended(child):
+    processes = Processes()
+    assert look(processes, child.pid).state is ProcessState.RUNNING
+    child.send_signal(signal.SIGSTOP)
+    assert comes_to(processes, child.pid, ProcessState.STOPPED).memory_bytes > 0
+    child.kill()
+    assert comes_to(processes, child.pid, ProcessState.GONE) == GONE  # nobody has waited for it
+    child.wait()
+    assert look(processes, child.pid) == GONE
 
 
-def test_memory_is_read(kernel):
-    kernel.put(71)
-    process = look(kernel.processes())
-    assert (process.memory_bytes, process.peak_bytes) == (1000 * 1024, 2000 * 1024)
+def test_a_process_that_began_after_it_was_named_is_another(child):
+    began_unix_s = psutil.Process(child.pid).create_time()
+    assert look(Processes(), child.pid, began_unix_s - 1.9).state is ProcessState.RUNNING
+    assert look(Processes(), child.pid, began_unix_s - 2.1) == GONE
 
 
-def test_processor_time_is_seen_from_two_looks(kernel):
-    kernel.put(71, cpu=40)
-    processes = kernel.processes()
-    assert look(processes).cpu is None
-    kernel.now_s += 0.5
-    kernel.put(71, cpu=65)
-    assert look(processes).cpu == pytest.approx(0.5)
-    for _ in range(10):  # what was long ago is of no account
-        kernel.now_s += 0.5
-        assert look(processes).cpu is not None
-    assert look(processes).cpu == 0
+def test_processor_time_is_seen_from_two_looks():
+    processes = Processes()
+    assert look(processes, os.getpid()).cpu is None
+    until_s = time.process_time() + 0.1
+    while time.process_time() < until_s:
+        pass
+    assert look(processes, os.getpid()).cpu > 0.01
+    assert look(processes, os.getpid()).cpu is not None
 
 
-def test_processor_time_of_another_process_is_not_counted(kernel):
-    kernel.put(71, cpu=4000, started=10)
-    processes = kernel.processes()
-    look(processes)
-    kernel.now_s += 1
-    kernel.put(71, cpu=20, started=2000)
-    assert look(processes).cpu is None
+@pytest.mark.parametrize("pid", [2**22 + 1, 2**53])
+def test_a_process_that_is_not_there_is_gone(pid):
+    assert look(Processes(), pid) == GONE
 
 
-def test_a_process_that_is_not_there_is_gone(kernel):
-    assert look(kernel.processes(), pid=72) == GONE
-    assert look(kernel.processes(), pid=2**53) == GONE
-
-
-def test_nobody_is_called_gone_where_processes_are_hidden(kernel, tmp_path):
-    empty = tmp_path / "hidden"
-    empty.mkdir()
-    assert look(Processes(empty)) == UNKNOWN
-
-
-def test_this_process_is_found():
-    found = Processes().look({0: Named(os.getpid(), 4e9)})[0]
-    assert found.state is ProcessState.RUNNING
-    assert 0 < found.memory_bytes <= found.peak_bytes
-
-
-@pytest.mark.parametrize("name", ["a) R 1 (b", ") (", "\x1b[31m", "two words"])
-def test_a_name_does_not_shift_what_follows_it(name):
-    assert parse_stat(stat_line(name=name)) == ProcessStat("S", 40, 5_000, 7)
-
-
-@pytest.mark.parametrize("text", ["", "71", "71 (x", "71 (x) S 1 2", stat_line(cpu=40)[:40]])
-def test_what_is_no_stat_line_is_none(text):
-    assert parse_stat(text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("VmRSS:\t 1000 kB\nName:\tpython\n", 1000),
-        *((text, None) for text in ("", "VmRSS:\n", "VmRSS: x kB\n", "VmRSS: -1 kB\n", "\x00")),
-    ],
-)
-def test_memory_is_read_where_it_is_told(text, number):
-    assert field(text, "VmRSS:") == number
+def test_nobody_is_called_gone_where_processes_are_hidden(monkeypatch):
+    monkeypatch.setattr(psutil, "pid_exists", lambda pid: False)
+    assert look(Processes(), 2**22 + 1) == UNKNOWN

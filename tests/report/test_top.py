@@ -19,7 +19,6 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.cli import main
-from unisono.report.process_status import Processes
 from unisono.report.top import Watch
 from unisono.report.view import Condition
 
@@ -106,7 +105,7 @@ def test_a_file_that_tells_nothing_gets_one_sentence(tmp_path, content, words):
 class TestWatch:
     @pytest.fixture
     def watch(self, tmp_path):
-        return Watch(tmp_path, Processes(tmp_path), host="another")
+        return Watch(tmp_path, host="another")
 
     @pytest.fixture
     def file(self, tmp_path):

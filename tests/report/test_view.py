@@ -12,8 +12,8 @@ from unisono.report.process_status import GONE, Process, ProcessState
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, see
 
-BUSY = Process(ProcessState.RUNNING, 0.98, 300_000_000, 310_000_000)
-IDLE = Process(ProcessState.RUNNING, 0.01, 300_000_000, 310_000_000)
+BUSY = Process(ProcessState.RUNNING, 0.98, 300_000_000)
+IDLE = Process(ProcessState.RUNNING, 0.01, 300_000_000)
 STOPPED = Process(ProcessState.STOPPED, 0.0)
 BOTH_BUSY = {0: BUSY, 1: BUSY}
 

@@ -112,27 +112,6 @@ def readers_of(record: type[Any]) -> list[tuple[str, Callable[[Any], Any]]]:
     return [(one.name, types[one.name].__metadata__[0]) for one in dataclasses.fields(record)]
 
 
-def reader_of(record: type[T]) -> Callable[[Any], T]:
-    """Make a reader of an object within a line, or of none, as such a dataclass."""
-    readers = readers_of(record)
-
-    def read(value: Any) -> T:
-        found = _object(value)
-        return record(*[reader(found.get(name)) for name, reader in readers])
-
-    return read
-
-
-def optional_reader_of(record: type[T]) -> Callable[[Any], T | None]:
-    """Make a reader of such an object that may be missing."""
-    return _optional(reader_of(record))
-
-
-def reader_of_several(record: type[T]) -> Callable[[Any], tuple[T, ...]]:
-    """Make a reader of a list of such objects."""
-    return _tuple_of(reader_of(record))
-
-
 Step: TypeAlias = Annotated[int, _count]  # every line must have one
 Whole: TypeAlias = Annotated[int | None, _optional(_whole)]
 Count: TypeAlias = Annotated[int | None, _optional(_count)]

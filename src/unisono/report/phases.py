@@ -1,14 +1,14 @@
 """Where does the time of a step go, in each worker?
 
-For each stretch of steps, and each worker that computed some of them, the sum of the seconds in
-each phase is kept. What a step lasted beyond its phases (callbacks, evaluation, the time to find
-out that a worker is lost) is called *between*.
+For each stretch of steps, and for each worker, the sum of the seconds in each phase is kept. What a
+step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is lost) is
+called *between*.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from unisono.report.events import PHASES, StepDone
@@ -51,29 +51,25 @@ class Spent:
 
 @dataclass(slots=True)
 class PhaseSpan:
-    """What each worker spent in some neighbouring steps."""
+    """What all workers spent in some neighbouring steps."""
 
     first_step: int
     last_step: int
     num_steps: int
     seconds: float
-    by_rank: dict[int, Spent]
+    spent: Spent  # a worker's step counts as one
 
     def absorb(self, later: PhaseSpan, /) -> None:
         """Take in the steps that follow."""
         self.last_step = later.last_step
         self.num_steps += later.num_steps
         self.seconds += later.seconds
-        add_up(self.by_rank, later.by_rank)
+        self.spent.add(later.spent)
 
     @property
     def per_step_s(self) -> list[float]:
         """The seconds of each phase and of what is between, in the mean of workers, a step."""
-        spent = list(self.by_rank.values())
-        attended = sum(one.num_steps for one in spent)
-        if not attended:
-            return [0.0] * len(PHASES) + [self.seconds / self.num_steps]
-        phases_s = [sum(one.phases_s[i] for one in spent) / attended for i in range(len(PHASES))]
+        phases_s = [seconds / self.spent.num_steps for seconds in self.spent.phases_s]
         between_s = self.seconds / self.num_steps - sum(phases_s)
         return [*phases_s, max(between_s, 0.0)]
 
@@ -83,59 +79,39 @@ class PhaseTimes:
 
     Attributes:
         buckets: what is kept of the run, first to last.
-        num_left_out: how many steps of workers beyond :data:`MAX_WORKERS` were left out.
+        by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
+        has_left_out: whether there were more.
     """
 
     def __init__(self, max_buckets: int = 200) -> None:
         self.buckets: Buckets[PhaseSpan] = Buckets(max_buckets)
-        self.num_left_out = 0
-        self._ranks: set[int] = set()
+        self.by_rank: dict[int, Spent] = {}
+        self.has_left_out = False
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
-        found = spent_by_rank(step)
-        for rank in found:
-            if len(self._ranks) < MAX_WORKERS:
-                self._ranks.add(rank)
-        spent = {rank: one for rank, one in found.items() if rank in self._ranks}
-        self.num_left_out += len(found) - len(spent)
-        if spent:
-            self.buckets.add(PhaseSpan(step.step, step.step, 1, step.seconds or 0.0, spent))
+        whole = Spent([0.0] * len(PHASES), 0)
+        for rank, spent in spent_by_rank(step):
+            whole.add(spent)
+            if rank in self.by_rank:
+                self.by_rank[rank].add(spent)
+            elif len(self.by_rank) < MAX_WORKERS:
+                self.by_rank[rank] = spent
+            else:
+                self.has_left_out = True
+        if whole.num_steps:
+            self.buckets.add(PhaseSpan(step.step, step.step, 1, step.seconds or 0.0, whole))
 
     @property
     def stretches(self) -> list[PhaseSpan]:
         """What is kept of the run, first to last."""
         return self.buckets.stretches
 
-    @property
-    def ranks(self) -> list[int]:
-        """The workers, by rank."""
-        return sorted(self.by_rank)
 
-    @property
-    def by_rank(self) -> dict[int, Spent]:
-        """What each worker spent in the whole run; at most :data:`MAX_WORKERS` of them."""
-        found: dict[int, Spent] = {}
-        for stretch in self.stretches:
-            add_up(found, stretch.by_rank)
-        return found
-
-
-def add_up(sums: dict[int, Spent], more: Mapping[int, Spent]) -> None:
-    """Add what each worker spent to what it had spent."""
-    for rank, spent in more.items():
-        if rank in sums:
-            sums[rank].add(spent)
-        else:
-            sums[rank] = Spent(list(spent.phases_s), spent.num_steps)
-
-
-def spent_by_rank(step: StepDone) -> dict[int, Spent]:
-    """Return what each worker spent in a step; one without an entry was lost in it."""
+def spent_by_rank(step: StepDone) -> Iterator[tuple[int, Spent]]:
+    """Give what each worker spent in a step; one without an entry was lost in it."""
     nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
     columns = [column or nothing for column in step.phases]
-    return {
-        rank: Spent([entry or 0.0 for entry in entries], 1)
-        for rank, entries in zip(step.ranks, zip(*columns, strict=True), strict=True)
-        if entries.count(None) < len(entries)
-    }
+    for rank, *entries in zip(step.ranks, *columns, strict=True):
+        if entries.count(None) < len(entries):
+            yield rank, Spent([entry or 0.0 for entry in entries], 1)

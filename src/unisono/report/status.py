@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono.report.events import Event, Start, StepDone, Workers
-from unisono.report.phases import Spent, add_up, spent_by_rank
+from unisono.report.phases import Spent, spent_by_rank
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import MAX_WORKERS, RunProgress
 from unisono.report.slowdown import Slowdown, SlowdownCause
@@ -96,7 +96,11 @@ class RunStatus:
         """What each worker spent in the newest steps."""
         found: dict[int, Spent] = {}
         for step in self.recent:
-            add_up(found, spent_by_rank(step))
+            for rank, spent in spent_by_rank(step):
+                if rank in found:
+                    found[rank].add(spent)
+                else:
+                    found[rank] = spent
         return found
 
     @property

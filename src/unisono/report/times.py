@@ -110,6 +110,6 @@ def in_words(phases: PhaseTimes) -> str:
 
 def left_out(phases: PhaseTimes) -> str:
     """Say what of the workers is not drawn, if anything."""
-    if not phases.num_left_out:
+    if not phases.has_left_out:
         return ""
-    return f"Only the first {plural(len(phases.ranks), 'worker')} are drawn."
+    return f"Only the first {plural(len(phases.by_rank), 'worker')} are drawn."

@@ -38,18 +38,12 @@ class Watch:
 
     Args:
         directory: the run's folder.
-        processes: tells of processes.
         host: the name of this machine.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        processes: Processes | None = None,
-        host: str | None = None,
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], host: str | None = None) -> None:
         self._path = Path(directory) / FILE_NAME
-        self._processes = Processes() if processes is None else processes
+        self._processes = Processes()
         self._host = os.uname().nodename if host is None else host
         self._judged_at_s = -math.inf
         self._begin()

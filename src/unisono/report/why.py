@@ -38,7 +38,7 @@ def _of_parts(found: list[PartOfTime]) -> Iterator[str]:
 
 
 def _nothing_found(history: History) -> str:
-    if len(history.phases.ranks) < 2:
+    if len(history.phases.by_rank) < 2:
         return "nothing stands out: the time goes into computing"
     if history.findings is None:
         return "the steps were too few to tell whether a worker is slow"

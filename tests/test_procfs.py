@@ -1,0 +1,32 @@
+"""What is read of the kernel's files."""
+
+import pytest
+
+from unisono.procfs import ProcessStat, field, parse_stat
+
+
+def stat_line(*, name="python", cpu=40, started=5_000):
+    numbers = [0] * 22
+    numbers[0], numbers[10], numbers[11], numbers[18] = 7, cpu - 10, 10, started
+    return f"71 ({name}) S " + " ".join(map(str, numbers))
+
+
+@pytest.mark.parametrize("name", ["a) R 1 (b", ") (", "\x1b[31m", "two words"])
+def test_a_name_does_not_shift_what_follows_it(name):
+    assert parse_stat(stat_line(name=name)) == ProcessStat("S", 40, 5_000, 7)
+
+
+@pytest.mark.parametrize("text", ["", "71", "71 (x", "71 (x) S 1 2", stat_line(cpu=40)[:40]])
+def test_what_is_no_stat_line_is_none(text):
+    assert parse_stat(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("VmRSS:\t 1000 kB\nName:\tpython\n", 1000),
+        *((text, None) for text in ("", "VmRSS:\n", "VmRSS: x kB\n", "VmRSS: -1 kB\n", "\x00")),
+    ],
+)
+def test_memory_is_read_where_it_is_told(text, number):
+    assert field(text, "VmRSS:") == number
