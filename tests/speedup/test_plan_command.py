@@ -83,7 +83,7 @@ def test_a_program_in_a_folder_with_spaces_is_timed(tmp_path: Path) -> None:
         "update",
         "together",
     ]
-    assert "(1 + 1) · 1/2 · 0.00154 MB of gradients at 94 % of 1 Gbit/s" in formula[2]
+    assert "(1 + 1) · 1/2 · 1.5 KiB of gradients at 94 % of 1 Gbit/s" in formula[2]
     assert (
         done.stderr
         == "unisono: timing steps on 1 worker\nunisono: timing steps on 1 worker, again\n"

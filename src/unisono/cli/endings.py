@@ -53,7 +53,12 @@ def copying_folder() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saying() -> Iterator[None]:
-    """Tell in one sentence that standard output takes nothing; click is quiet after `| head`."""
+    """Tell in one sentence that standard output takes nothing; click is quiet after `| head`.
+
+    What the terminal's encoding does not know is printed as a question mark.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         yield
     except BrokenPipeError:
@@ -68,12 +73,6 @@ def saying() -> Iterator[None]:
             f"standard output must take what is printed, but does not ({error.strerror}): make "
             "room, or lead it elsewhere."
         ) from None
-
-
-def replace_unknown_letters() -> None:
-    """Print a question mark for what the terminal's encoding does not know, instead of failing."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def check_script(script: str) -> None:

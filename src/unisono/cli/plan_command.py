@@ -10,14 +10,7 @@ from dataclasses import replace
 
 import click
 
-from unisono.cli.endings import (
-    Refusal,
-    copying_folder,
-    leave,
-    refusing,
-    replace_unknown_letters,
-    saying,
-)
+from unisono.cli.endings import Refusal, copying_folder, leave, refusing, saying
 from unisono.cli.options import COUNT, Text, seconds, takes_script, timeout
 from unisono.launch.gpus import IN_SHELL
 
@@ -147,7 +140,6 @@ def plan(
         rate = bandwidth or _bytes_per_second(_BANDWIDTH)
         found = None if hosts is None else on_hosts(measured, hosts, rate)
     answer = PlanAnswer(script, measured, max(counts), found)
-    replace_unknown_letters()
     with saying():
         if as_json:
             click.echo(json.dumps(answer.as_json, ensure_ascii=False, allow_nan=False))

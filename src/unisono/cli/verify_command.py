@@ -6,14 +6,7 @@ import os
 
 import click
 
-from unisono.cli.endings import (
-    Refusal,
-    copying_folder,
-    leave,
-    refusing,
-    replace_unknown_letters,
-    saying,
-)
+from unisono.cli.endings import Refusal, copying_folder, leave, refusing, saying
 from unisono.cli.options import COUNT, WORKERS, takes_script, timeout
 
 
@@ -109,7 +102,6 @@ def verify(
         leave(128 + verdict.interrupted_by)
     if verdict.trouble:
         say(verdict.trouble)
-    replace_unknown_letters()
     with saying():
         if as_json:
             click.echo(json_of(script, verdict))

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from unisono.cli.endings import Refusal, leave, refusing, replace_unknown_letters, saying
+from unisono.cli.endings import Refusal, leave, refusing, saying
 
 
 @click.command(short_help="List the checkpoints of a run.")
@@ -64,7 +64,6 @@ def top(directory: str, once: bool) -> None:
 
     from unisono.report.top import show
 
-    replace_unknown_letters()
     with refusing(), saying():
         show(directory, Console(), once=once)
 
@@ -203,14 +202,14 @@ def doctor(as_json: bool) -> None:
     from unisono.doctor.examination import examine, summary
     from unisono.verdicts import WRONG, print_findings
 
-    replace_unknown_letters()
     try:
         seen = examine(os.environ)
     except KeyboardInterrupt:
         leave(130)
     with saying():
         if as_json:
-            click.echo(json.dumps({"checks": [asdict(one) for one in seen]}, indent=2))
+            checks = [asdict(one) for one in seen]
+            click.echo(json.dumps({"checks": checks}, indent=2, ensure_ascii=False))
         else:
             console = Console()
             print_findings(console, seen)

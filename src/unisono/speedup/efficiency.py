@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unisono.quantities import duration
 from unisono.speedup.measured_steps import Measured, TimedSteps
 
 _NO_LIMIT = 0.05  # of a step's time: what costs less limits nothing
@@ -41,13 +42,13 @@ class Efficiency:
             return "Limit: not known, as one worker alone was timed."
         ideal_s = self.step_s - sum(self.causes_s.values())
         took = (
-            f"a step on {self.num_workers} workers takes {self.step_s * 1e3:,.3g} ms, ideally "
-            f"{ideal_s * 1e3:,.3g} ms"
+            f"a step on {self.num_workers} workers takes {duration(self.step_s)}, ideally "
+            f"{duration(ideal_s)}"
         )
         cost_s, cause = max((cost_s, cause) for cause, cost_s in self.causes_s.items())
         if cost_s <= _NO_LIMIT * self.step_s:
             return f"Limit: none found; {took}."
-        return f"Limit: {cause} ({CAUSES[cause]}), {cost_s * 1e3:,.3g} ms; {took}."
+        return f"Limit: {cause} ({CAUSES[cause]}), {duration(cost_s)}; {took}."
 
 
 def efficiencies(measured: Measured) -> list[Efficiency]:

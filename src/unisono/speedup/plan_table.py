@@ -9,12 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from unisono.quantities import duration, percent, size
 from unisono.speedup.efficiency import efficiencies
 from unisono.speedup.hosts_formula import OnHosts
 from unisono.speedup.measured_steps import Measured
 
 _HEADS = (
-    "workers", "ms a step", "turns differ", "samples/s", "s an epoch", "speed-up", "efficiency"
+    "workers", "ms a step", "turns differ", "samples/s", "an epoch", "speed-up", "efficiency"
 )  # fmt: skip
 _LEFT_OUT = (
     "Nothing of this was run. Gradients that leave during the last backward pass make a step "
@@ -54,11 +55,11 @@ class PlanAnswer:
             table.add_row(
                 f"{row.num_workers:,}",
                 _ms(row.step_s),
-                f"{row.turns_differ * 100:.0f} %",
+                percent(row.turns_differ),
                 f"{row.samples_per_second:,.4g}",
-                "–" if row.epoch_s is None else f"{row.epoch_s:,.4g}",
+                duration(row.epoch_s),
                 f"{row.speed_up:.2f}",
-                f"{row.efficiency * 100:.0f} %",
+                percent(row.efficiency),
             )
         console.print(table, "")
         for line in (rows[-1].limit, *self._notes(), *self._formula()):
@@ -78,8 +79,8 @@ class PlanAnswer:
         if found is None:
             return
         hosts, each, rate = found.hosts, found.workers_per_host, found.bandwidth * 8 / 1e9
-        parts, megabytes = found.parts_of_host, self.measured.gradient_bytes / 1e6
-        sent = f"({parts} + 1) · {hosts - 1}/{hosts} · {megabytes:,.4g} MB of gradients"
+        gradients = size(self.measured.gradient_bytes)
+        sent = f"({found.parts_of_host} + 1) · {hosts - 1}/{hosts} · {gradients} of gradients"
         yield f"\n{hosts} hosts like this one, {each} workers on each, by a formula, in ms a step:"
         for name, taken_s, inputs in (
             ("passes", found.passes_s, f"as timed, for {found.shards_of_worker} shards a worker"),
