@@ -49,14 +49,6 @@ class GroupExchange(ReplicaExchange):
     _present: tuple[bool, ...]
 
     @property
-    def device_bytes(self) -> int:
-        """See :class:`~.protocol.Exchange`."""
-        if self.device.is_host:
-            return 0
-        parts = self._own.num_taken * self._layout.num_bytes
-        return parts + (0 if self._pipeline is None else self._sums.num_bytes)
-
-    @property
     def takes_early(self) -> bool:  # type: ignore[override]
         """See :class:`~.protocol.Exchange`; the first exchange of a membership connects it."""
         return self._connected() is not None

@@ -53,11 +53,6 @@ class OwnParts:
     def __getitem__(self, lo: int) -> Region:
         return Region(self.memory(lo), 0, self._slots)
 
-    @property
-    def num_taken(self) -> int:
-        """How many parts there is memory for."""
-        return len(self._memories)
-
     def memory(self, lo: int) -> Bytes:
         """Give the bytes of a part by its first shard."""
         if lo not in self._memories:

@@ -118,11 +118,6 @@ class Exchange(ABC):
         self._plan_sum()
 
     @property
-    def device_bytes(self) -> int:
-        """What parts and sums take of a device that has memory of its own."""
-        return 0
-
-    @property
     def acts(self) -> bool:
         """Whether this worker updates."""
         return self.have_all or self._team.is_leader

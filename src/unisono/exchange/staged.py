@@ -41,16 +41,6 @@ from unisono.workers.memory import aligned
 class StagedExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
-    @property
-    def device_bytes(self) -> int:
-        """See :class:`~.protocol.Exchange`."""
-        if self.device.is_host:
-            return 0
-        num_blocks = self._own.num_taken + (
-            "_sums_memory" in vars(self)
-        )  # not made where not needed
-        return num_blocks * self._num_bytes + self._published.num_bytes + self._sum.num_bytes
-
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
         if not self._copies_parts:

@@ -53,11 +53,6 @@ class StagedHostsExchange(StagedExchange):
         super().trust_leader()
         self._crossing.trust()
 
-    @property
-    def device_bytes(self) -> int:
-        """See :class:`~.protocol.Exchange`."""
-        return 0 if self.device.is_host else (self._own.num_taken + 1) * self._num_bytes
-
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`~.protocol.Exchange`."""
         self._crossing.begin()

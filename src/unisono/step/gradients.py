@@ -41,11 +41,6 @@ class GradientStack:
         self._stack: list[Gradients] = []
         self._early: dict[int, _Early] = {}
 
-    @property
-    def depth(self) -> int:
-        """How many sets of gradients are kept now."""
-        return len(self._stack)
-
     def discard(self) -> None:
         """Forget what a step that will not be finished has pushed."""
         self._stack.clear()

@@ -17,7 +17,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from unisono.device import Device
 from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
@@ -123,15 +122,6 @@ class ShardPasses:
     def commit(self) -> None:
         """Finish a step, or an evaluation within it, once its update is everybody's."""
         self._exchange.buffers.commit()
-
-    def gradient_bytes(self, device: Device) -> int:
-        """What gradients take while a backward pass is under way, beside published parts.
-
-        Args:
-            device: this worker's; or a part of it, where a model is split.
-        """
-        one_set = sum(p.nbytes for p in self._exchange.parameters if device.has(p))
-        return one_set * (1 + self.stack.depth)
 
 
 @contextmanager

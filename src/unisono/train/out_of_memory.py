@@ -1,69 +1,43 @@
-"""Turns torch's error of a full memory into ours, with what this worker can measure of it.
-
-``shortage.py`` says it in words. Nothing that fails here replaces torch's error.
-"""
+"""Says of torch's error of a full memory where it came, what takes the room, what may help."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from unisono.device import AUTO, Device, count_of
+from unisono.device import Device, count_of
 from unisono.errors import OutOfMemoryError
+from unisono.quantities import size
 from unisono.train.run_context import RunContext
-from unisono.train.shortage import Shortage, in_words
 from unisono.world import workers_per_gpu
 
 _OF_THE_HOST = "DefaultCPUAllocator"  # how torch begins to tell that malloc gave nothing
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Tell whether torch raised something because memory is full, of a device or of the host."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        type(error) is RuntimeError and _OF_THE_HOST in str(error)
-    )
-
-
 def explained(
-    error: Exception,
-    run: RunContext,
-    phase: str,
-    *,
-    step: int | None = None,
-    shard: int | None = None,
-    batch_size: int | None = None,
+    error: Exception, run: RunContext, phase: str, step: int | None = None, shard: int | None = None
 ) -> Exception:
-    """Explain an error if it is one of a full memory.
-
-    Args:
-        error: what was raised.
-        run: the run under way.
-        phase: what this worker was in; see :mod:`unisono.train.shortage`.
-        step, shard: where.
-        batch_size: of the batches; None: of the run's.
-
-    Returns:
-        Our error, whose cause it is; or itself.
-    """
-    if not is_out_of_memory(error):
+    """Make ours, whose cause it is, of an error of a full memory; any other is given back."""
+    of_the_host = type(error) is RuntimeError and _OF_THE_HOST in str(error)
+    if not (of_the_host or isinstance(error, torch.OutOfMemoryError)):
         return error
-    try:
-        full = full_one(run.device, error)
-        shortage = _measured(run, full, phase, step, shard, batch_size)
-    except Exception:
-        return error
+    device, rank = _full_one(run.device, error), run.team.world.rank
+    needed, where = _needed(run, device), "" if shard is None else f" of shard {shard}"
+    where += "" if step is None else f" in step {step}"
+    sizes = ", ".join(f"{name} {size(taken)}" for name, taken in needed.items())
     ours = OutOfMemoryError(
-        in_words(shortage),
-        rank=shortage.rank,
-        device=shortage.device,
+        f"the memory of {'this machine' if device.is_host else device.name} must hold what the "
+        f"{phase}{where} needs, but rank {rank} found it full: {sizes}. To make room: "
+        f"{'; or '.join(_remedies(run, phase, device))}.",
+        rank=rank,
+        device=device.name,
         step=step,
         shard=shard,
         phase=phase,
-        needed=shortage.all_needed,
+        needed=needed,
     )
     ours.__cause__ = error
     return ours
@@ -75,89 +49,52 @@ def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ours = explained(error, run, phase)
-        if ours is error:
+        if (ours := explained(error, run, phase)) is error:
             raise
         raise ours from error
 
 
-def _measured(
-    run: RunContext,
-    device: Device,
-    phase: str,
-    step: int | None,
-    shard: int | None,
-    batch_size: int | None,
-) -> Shortage:
-    plan = run.plan
-    allocated = device.memory()
-    free, total = device.room()
-    if batch_size is None and plan is not None:
-        batch_size = plan.batch_size
-    return Shortage(
-        device=device.name,
-        rank=run.team.world.rank,
-        phase=phase,
-        step=step,
-        shard=shard,
-        needed=_needed(run, device),
-        peak=None if allocated is None else allocated[2],
-        total=total,
-        free=free,
-        reserved=0 if allocated is None else allocated[1],
-        shards=None if plan is None else plan.shards,
-        batch_size=batch_size,
-        precision=run.fixed.get("precision"),
-        workers_per_device=_num_sharing(run),
-        is_host=device.is_host,
-        num_devices=count_of(device.torch.type),
-        is_split=run.device.is_divided,
-    )
-
-
-def _num_sharing(run: RunContext) -> int:
-    """Count the workers that compute on this worker's device."""
-    here, name = run.team.world.local_world_size, run.options.device
-    if run.device.is_host:
-        return 1
-    if name != AUTO and torch.device(name).index is not None:
-        return here
-    return min(workers_per_gpu(), here)
-
-
-def full_one(device: Device, error: Exception) -> Device:
-    """Say which of the devices of a split model is full, as torch's error says or by its room."""
-    for part in device.parts:
-        names = rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b"
-        if re.search(names, str(error)):
-            return part
-    return min(device.parts, key=lambda part: part.room()[0] or 0)
+def _full_one(device: Device, error: Exception) -> Device:
+    """Say which of a split model's devices is full, as torch's error does."""
+    names = {part: rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b" for part in device.parts}
+    return next((part for part in names if re.search(names[part], str(error))), device.parts[0])
 
 
 def _needed(run: RunContext, device: Device) -> dict[str, int]:
-    model, optimizer = run.kept.model, run.kept.optimizer
-    held = [*model.parameters(), *model.buffers()]
-    state = [
-        value
-        for of_one in optimizer.state.values()
-        if isinstance(of_one, dict)
-        for value in of_one.values()
-    ]
+    """Count bytes by what they are for; what the peak has beyond the rest are activations."""
+    model, states = run.kept.model, run.kept.optimizer.state.values()
+    state = [value for each in states if isinstance(each, dict) for value in each.values()]
+    parameters = () if run.engine is None else run.engine.exchange.parameters
     needed = {
-        "parameters": _bytes(held, device),
-        "gradients": 0,
+        "parameters": _bytes([*model.parameters(), *model.buffers()], device),
+        "gradients": _bytes(parameters, device),
         "optimizer state": _bytes(state, device),
     }
-    if run.engine is not None:
-        needed["gradients"] = run.engine.passes.gradient_bytes(device)
-        exchange = run.engine.exchange.device_bytes
-        if exchange and device in run.device.parts:
-            parameters = run.engine.exchange.parameters
-            whole = sum(parameter.nbytes for parameter in parameters)
-            needed["the exchange's buffers"] = exchange * _bytes(parameters, device) // (whole or 1)
-    return {name: size for name, size in needed.items() if size}
+    if (allocated := device.memory()) is not None:
+        needed["activations"] = max(allocated[2] - sum(needed.values()), 0)
+    return {name: taken for name, taken in needed.items() if taken}
 
 
-def _bytes(values: Iterable[Any], device: Device) -> int:
-    tensors = [v for v in values if isinstance(v, torch.Tensor) and device.has(v)]
-    return sum(tensor.nbytes for tensor in tensors)
+def _bytes(values: Iterable[object], device: Device) -> int:
+    return sum(v.nbytes for v in values if isinstance(v, torch.Tensor) and device.has(v))
+
+
+def _remedies(run: RunContext, phase: str, device: Device) -> Iterator[str]:
+    plan, is_sweep = run.plan, phase.startswith("pass of")
+    is_pass = is_sweep or phase.endswith(("pass", "batch"))
+    if not device.is_host and min(workers_per_gpu(), run.team.world.local_world_size) > 1:
+        yield "share the device with fewer workers"
+    if is_sweep:
+        yield "pass a smaller `batch_size` there"
+    elif is_pass and plan is not None and plan.shards < plan.batch_size:
+        more = min(2 * plan.shards, plan.batch_size)
+        yield f"pass `shards={more}` (now {plan.shards}): passes have fewer samples, bits differ"
+    if is_pass:
+        yield 'compute in bfloat16 (`precision="bf16"`)'
+        yield "have the model recompute activations (`torch.utils.checkpoint`)"
+    else:
+        yield "take an optimizer with less state, or pass it `foreach=False`"
+    if device is not run.device:
+        yield f"give {device.name} fewer layers (`balance=` of `unisono.split`)"
+    elif count_of(device.torch.type) > 1:
+        yield "put parts of the model on several devices (`unisono.split`)"

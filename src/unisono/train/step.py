@@ -334,7 +334,7 @@ class Step:
 
     def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""
-        ours = explained(error, self._boundary.run, phase, step=self.number, shard=shard)
+        ours = explained(error, self._boundary.run, phase, self.number, shard)
         if ours is not error:
             raise ours
 

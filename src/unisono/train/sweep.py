@@ -73,8 +73,7 @@ class Sweep:
 
     def explain(self, error: Exception) -> Exception:
         """Explain what a pass has raised, if memory is full."""
-        phase, batch_size = f"pass of `{self._name}`", self.plan.batch_size
-        return explained(error, self._run, phase, batch_size=batch_size)
+        return explained(error, self._run, f"pass of `{self._name}`")
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
