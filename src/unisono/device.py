@@ -56,6 +56,7 @@ class Device:
         torch: torch's; of several the first.
         is_host: whether it is the CPU.
         parts: each of several by itself; else this one alone.
+        is_divided: whether it is several.
     """
 
     def __init__(self, device: torch.device, *more: torch.device) -> None:
@@ -63,7 +64,7 @@ class Device:
         self.parts: tuple[Device, ...] = (
             (Device(device), *map(Device, others)) if others else (self,)
         )
-        self.torch, self.is_host = device, device.type == HOST
+        self.torch, self.is_host, self.is_divided = device, device.type == HOST, bool(others)
         self._module: Any = None
         self._arrivals: Arrivals | None = None
         if not self.is_host:
@@ -119,11 +120,6 @@ class Device:
     def name(self) -> str:
         """What torch calls it, such as ``"cuda:1"``."""
         return ", ".join(str(part.torch) for part in self.parts)
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether it is several."""
-        return len(self.parts) > 1
 
     @property
     def model(self) -> str:

@@ -76,11 +76,11 @@ def take_over(held: Held, ranks: Sequence[int]) -> tuple[Held, Held]:
     new: Held = {}
     for position, rank in enumerate(ranks):
         first, last = (len(lost) * part // len(ranks) for part in (position, position + 1))
-        new[rank] = runs_of(lost[first:last])
+        new[rank] = _runs_of(lost[first:last])
     return {rank: [*held.get(rank, []), *new[rank]] for rank in ranks}, new
 
 
-def runs_of(shards: Sequence[int]) -> list[range]:
+def _runs_of(shards: Sequence[int]) -> list[range]:
     """Join neighbours.
 
     Args:

@@ -59,16 +59,11 @@ def check_together(optimizer: Optimizer, options: RunOptions) -> None:
                 f"`{option}` must name optimizers of the run, which are {_listed(names)}, but "
                 f"names {unknown[0]!r}: pass a name of these, or one value for all."
             )
-    if len(names) == 1:
-        return
-    for refused, is_given in {
-        "an optimizer that takes a closure": options.closure or needs_closure(optimizer),
-    }.items():
-        if is_given:
-            raise ValueError(
-                f"a run with several optimizers ({_listed(names)}) must do without {refused}, but "
-                f"has it: leave it out, or make a run with one optimizer."
-            )
+    if len(names) > 1 and (options.closure or needs_closure(optimizer)):
+        raise ValueError(
+            f"a run with several optimizers ({_listed(names)}) must do without an optimizer that "
+            f"takes a closure, but has it: leave it out, or make a run with one optimizer."
+        )
 
 
 def check_one_loss(model: Any, optimizer: Any, *, is_scaled: bool) -> None:
