@@ -10,7 +10,7 @@ from unisono.splitting.balance import assigned, divide
 
 
 @pytest.mark.parametrize(
-    ("costs", "num_stages", "expected"),
+    ("costs", "num_devices", "expected"),
     [
         ([5], 1, [0]),
         ([1, 1, 1, 1], 2, [0, 0, 1, 1]),
@@ -22,46 +22,46 @@ from unisono.splitting.balance import assigned, divide
         ([0, 0, 0], 2, [0, 1, 1]),
     ],
 )
-def test_units_are_divided(costs, num_stages, expected):
-    assert divide(costs, [str(n) for n in range(len(costs))], num_stages) == expected
+def test_units_are_divided(costs, num_devices, expected):
+    assert divide(costs, [str(n) for n in range(len(costs))], num_devices) == expected
 
 
-costs_and_stages = st.lists(st.integers(0, 9), min_size=1, max_size=9).flatmap(
+costs_and_devices = st.lists(st.integers(0, 9), min_size=1, max_size=9).flatmap(
     lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
 )
 
 
-def largest(costs, stage_of):
+def largest(costs, place_of):
     return max(
-        sum(cost for cost, stage in zip(costs, stage_of, strict=True) if stage == each)
-        for each in set(stage_of)
+        sum(cost for cost, place in zip(costs, place_of, strict=True) if place == each)
+        for each in set(place_of)
     )
 
 
-@given(costs_and_stages)
-def test_stages_are_consecutive_and_none_is_empty(drawn):
-    costs, num_stages = drawn
-    stage_of = divide(costs, ["a.b"] * len(costs), num_stages)
-    assert stage_of == sorted(stage_of)
-    assert set(stage_of) == set(range(num_stages))
-    assert len(stage_of) == len(costs)
+@given(costs_and_devices)
+def test_devices_have_consecutive_units_and_none_is_empty(drawn):
+    costs, num_devices = drawn
+    place_of = divide(costs, ["a.b"] * len(costs), num_devices)
+    assert place_of == sorted(place_of)
+    assert set(place_of) == set(range(num_devices))
+    assert len(place_of) == len(costs)
 
 
-@given(costs_and_stages)
-def test_no_division_has_a_cheaper_costliest_stage(drawn):
-    costs, num_stages = drawn
+@given(costs_and_devices)
+def test_no_division_has_a_cheaper_costliest_device(drawn):
+    costs, num_devices = drawn
     best = min(
         largest(costs, [sum(at >= start for start in starts) for at in range(len(costs))])
-        for starts in itertools.combinations(range(1, len(costs)), num_stages - 1)
+        for starts in itertools.combinations(range(1, len(costs)), num_devices - 1)
     )
     names = [f"block.{n}" for n in range(len(costs))]
-    assert largest(costs, divide(costs, names, num_stages)) == best
+    assert largest(costs, divide(costs, names, num_devices)) == best
 
 
 def test_cuts_lie_between_blocks_where_that_is_as_good():
     names = ["embed", "blocks.0.a", "blocks.0.b", "blocks.1.a", "blocks.1.b", "head"]
     assert divide([4, 2, 2, 2, 2, 4], names, 2) == [0, 0, 0, 1, 1, 1]
-    # Within the first block or behind it: both have a stage of 9 at most.
+    # Within the first block or behind it: both have a device of 9 at most.
     assert divide([4, 3, 0, 3, 2, 4], names, 2) == [0, 0, 0, 1, 1, 1]
     assert divide([9, 0, 0, 3, 2, 4], names, 2) == [0, 1, 1, 1, 1, 1]
 
@@ -73,11 +73,11 @@ def test_a_model_has_a_unit_for_each_device():
 
 NAMES = ["embed", "pos", "blocks.0.a", "blocks.0.b", "blocks.1.a", "mask", "head"]
 NEEDED = [name != "mask" for name in NAMES]
-STAGES = {0: 0, 1: 1, "sim:0": 0, "sim:1": 1}
+PLACES = {0: 0, 1: 1, "sim:0": 0, "sim:1": 1}
 
 
 def assign(balance):
-    return assigned(balance, STAGES, NAMES, NEEDED)
+    return assigned(balance, PLACES, NAMES, NEEDED)
 
 
 def test_names_say_where_units_are():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tests.splitting.models import CNN, GPT, UNet
 from torch import nn
 
-from unisono.splitting.cut import stages_of
+from unisono.splitting.cut import split_of
 from unisono.splitting.measure import UnitCosts
 from unisono.splitting.split import split
 from unisono.splitting.units import units_of
@@ -109,10 +109,10 @@ def test_a_sample_changes_nothing(make):
 def test_activations_move_the_cut():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 80))
     split(model, ["cpu", "cpu"])
-    assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 0, "3": 1}
+    assert split_of(model).of_units == {"0": 0, "1": 0, "2": 0, "3": 1}
     wide = torch.ones(1000, 8, requires_grad=True)
     split(model, ["cpu", "cpu"], example=wide)
-    assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
+    assert split_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
 
 
 def test_times_say_where_the_cut_is(monkeypatch):
@@ -120,7 +120,7 @@ def test_times_say_where_the_cut_is(monkeypatch):
     monkeypatch.setattr(UnitCosts, "times_ns", lambda sample: [*costs.values()])
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in costs))
     split(model, ["cpu", "cpu"], "time", example=torch.ones(1, 8))
-    assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
+    assert split_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
 
 
 @pytest.mark.parametrize("balance", ["memory", "time"])

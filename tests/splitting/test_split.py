@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tests.splitting.models import CNN, GPT, MODELS, Dense, trained
 from torch import nn
 
-from unisono.splitting.cut import stages_of
+from unisono.splitting.cut import split_of
 from unisono.splitting.split import split
 
 DEVICES = (["sim:0", "sim:1"], ["sim:0", "sim:1", "sim:2"], ["sim:3", "sim:1", "sim:2", "sim:0"])
@@ -85,7 +85,7 @@ def test_a_copy_of_a_split_model_is_split(accelerator):
         for parameter in model.parameters():
             parameter.zero_()
         assert twin(images).tolist() == expected
-    assert stages_of(twin) is not stages_of(model)
+    assert split_of(twin) is not split_of(model)
 
 
 def test_a_part_may_be_called_alone(accelerator):
@@ -230,7 +230,7 @@ def test_layers_with_one_buffer_are_on_one_device(accelerator):
         ValueError, match=r"`one\.running_mean` is a buffer of `one` and of `other`"
     ):
         split(model, ["sim:0", "sim:1"], {0: ["one"], 1: ["other", "out"]})
-    assert stages_of(model) is None
+    assert split_of(model) is None
     split(model, ["sim:0", "sim:1"])
     assert model.one.running_mean is model.other.running_mean
     assert str(model.other.running_mean.device) == "sim:0"
@@ -240,4 +240,4 @@ def test_a_layer_that_has_come_since_is_refused(accelerator):
     model = split(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["sim:0", "sim:1"])
     model.append(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="`2` has come since: call"):
-        stages_of(model).place(model)
+        split_of(model).place(model)

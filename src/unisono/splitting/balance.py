@@ -1,9 +1,10 @@
-"""Where is a model cut? Units with their costs, or names that somebody gives ─► stages.
+"""Where is a model cut? Units with their costs, or names that somebody gives ─► places.
 
-Pure: numbers and names in, the stage of each unit out. ::
+A place is the number of a device, in the order in which they are given. Pure: numbers and names in,
+the place of each unit out. ::
 
-    costs      3 1 4 │ 1 5 │ 9         the costliest stage is as cheap as it can be
-    stages     0 0 0   1 1   2
+    costs      3 1 4 │ 1 5 │ 9         the costliest device is as cheap as it can be
+    places     0 0 0   1 1   2
 
 Of all divisions as good as that, one is taken that cuts as far outside as possible: between two
 blocks rather than within one, where more than one activation is on its way.
@@ -18,43 +19,43 @@ from itertools import accumulate
 _NAMED_AT_MOST = 5
 
 
-def divide(costs: Sequence[int], names: Sequence[str], num_stages: int) -> list[int]:
-    """Divide units into consecutive stages, none of them empty.
+def divide(costs: Sequence[int], names: Sequence[str], num_devices: int) -> list[int]:
+    """Divide units among devices: consecutive ones for each, and at least one.
 
     Args:
         costs: of each unit, in order; whole numbers from 0 on.
         names: of each unit, such as ``"blocks.0.norm"``.
-        num_stages: how many.
+        num_devices: how many.
 
     Returns:
-        The stage of each unit. The largest sum of costs of a stage is the smallest there can be.
+        The place of each unit. The largest sum of costs of a device is the smallest there can be.
 
     Raises:
-        ValueError: there are fewer units than stages.
+        ValueError: there are fewer units than devices.
     """
-    if len(costs) < num_stages:
+    if len(costs) < num_devices:
         raise ValueError(
             f"a model must have a part for each device, but has {len(costs)} parts that can be "
-            f"computed apart for {num_stages} devices: pass fewer devices."
+            f"computed apart for {num_devices} devices: pass fewer devices."
         )
-    limit = _smallest_limit(costs, num_stages)
-    starts = _outermost_starts(costs, names, num_stages, limit)
+    limit = _smallest_limit(costs, num_devices)
+    starts = _outermost_starts(costs, names, num_devices, limit)
     return [sum(start <= at for start in starts) for at in range(len(costs))]
 
 
-def _smallest_limit(costs: Sequence[int], num_stages: int) -> int:
-    """Find the smallest sum that no stage has to exceed."""
+def _smallest_limit(costs: Sequence[int], num_devices: int) -> int:
+    """Find the smallest sum that no device has to exceed."""
     low, high = max(costs), sum(costs)
     while low < high:
         middle = (low + high) // 2
-        if _num_stages_within(costs, middle) <= num_stages:
+        if _num_devices_within(costs, middle) <= num_devices:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _num_stages_within(costs: Sequence[int], limit: int) -> int:
+def _num_devices_within(costs: Sequence[int], limit: int) -> int:
     count, total = 1, 0
     for cost in costs:
         total += cost
@@ -64,17 +65,17 @@ def _num_stages_within(costs: Sequence[int], limit: int) -> int:
 
 
 def _outermost_starts(
-    costs: Sequence[int], names: Sequence[str], num_stages: int, limit: int
+    costs: Sequence[int], names: Sequence[str], num_devices: int, limit: int
 ) -> list[int]:
-    """Give the first unit of each stage but the first: the cuts lie as far outside as they can.
+    """Give the first unit of each device but the first: the cuts lie as far outside as they can.
 
-    ``best[n]`` is, with so many stages as there have been rounds, the depth of all cuts together
-    where the newest stage ends before unit n, and where that stage begins.
+    ``best[n]`` is, with so many devices as there have been rounds, the depth of all cuts together
+    where the newest device's units end before unit n, and where they begin.
     """
     num_units, sums = len(costs), [0, *accumulate(costs)]
     depths = [0, *map(_common_depth, names, names[1:])]  # of the cut before each unit
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
-    for _ in range(num_stages):
+    for _ in range(num_devices):
         reached: dict[int, tuple[int, int]] = {}
         for start, (depth, _) in best[-1].items():
             deeper = depth + (depths[start] if start < num_units else 0)
@@ -102,7 +103,7 @@ def _common_depth(name: str, other: str) -> int:
 
 def assigned(
     balance: Mapping[Hashable, Sequence[str]],
-    stages: Mapping[Hashable, int],
+    places: Mapping[Hashable, int],
     names: Sequence[str],
     needed: Sequence[bool],
 ) -> list[int]:
@@ -110,25 +111,25 @@ def assigned(
 
     Args:
         balance: by device, names of units, or of what several units are within.
-        stages: by device, the number of its stage.
+        places: by device, its place.
         names: of all units.
         needed: whether a unit has to be named; others go with the unit before them.
 
     Returns:
-        The stage of each unit.
+        The place of each unit.
 
     Raises:
         TypeError: names are not given in a list.
         ValueError: a device or a name is not known, two devices have the same name, or a unit is
             named nowhere.
     """
-    stage_of = _read(balance, stages, names)
+    place_of = _read(balance, places, names)
     found: list[int] = []
     missing = []
     for name, is_needed in zip(names, needed, strict=True):
-        fitting = [prefix for prefix in stage_of if is_within(name, prefix)]
+        fitting = [prefix for prefix in place_of if is_within(name, prefix)]
         if fitting:
-            found.append(stage_of[max(fitting, key=len)])
+            found.append(place_of[max(fitting, key=len)])
             continue
         found.append(found[-1] if found else 0)
         if is_needed:
@@ -148,14 +149,14 @@ def is_within(name: str, prefix: str) -> bool:
 
 def _read(
     balance: Mapping[Hashable, Sequence[str]],
-    stages: Mapping[Hashable, int],
+    places: Mapping[Hashable, int],
     names: Sequence[str],
 ) -> dict[str, int]:
-    stage_of: dict[str, int] = {}
+    place_of: dict[str, int] = {}
     for device, prefixes in balance.items():
-        if device not in stages:
+        if device not in places:
             raise ValueError(
-                f"`balance` must be by the devices that are given, {_listed(list(stages))}, but "
+                f"`balance` must be by the devices that are given, {_listed(list(places))}, but "
                 f"has {device!r}: name one of them."
             )
         if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
@@ -165,12 +166,12 @@ def _read(
             )
         for prefix in prefixes:
             _check_known(prefix, names)
-            if stage_of.setdefault(prefix, stages[device]) != stages[device]:
+            if place_of.setdefault(prefix, places[device]) != places[device]:
                 raise ValueError(
                     f"`balance` must name each layer once, but names `{prefix}` for two devices: "
                     f"leave one out."
                 )
-    return stage_of
+    return place_of
 
 
 def _check_known(prefix: str, names: Sequence[str]) -> None:

@@ -69,20 +69,20 @@ class Crossing(TorchFunctionMode):
     """One pass through a model whose parts are on several devices. Final.
 
     Args:
-        devices: of the stages, in order; all of one type.
+        devices: those that have parts, in order; all of one type.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()
         self.devices = tuple(devices)
-        self._stage_of = {device: at for at, device in reversed([*enumerate(devices)])}
+        self._place_of = {device: at for at, device in reversed([*enumerate(devices)])}
         self._copies: dict[int, _Copy] = {}
         self._at = self.devices[0]
 
     @property
     def is_needed(self) -> bool:
         """Whether there are several devices, not one several times."""
-        return len(self._stage_of) > 1
+        return len(self._place_of) > 1
 
     def __torch_function__(
         self,
@@ -106,15 +106,15 @@ class Crossing(TorchFunctionMode):
 
     def enter(self, device: torch.device) -> None:
         """Compute on a device from here on: have its generator go on where the last one's is."""
-        if device != self._at and device in self._stage_of:
+        if device != self._at and device in self._place_of:
             default_generator(device).set_state(default_generator(self._at).get_state())
             self._at = device
 
     def enter_again(self, value: Any) -> None:
         """Compute anew what these tensors go into; the latest one's device has the generator."""
-        stages = [self._stage_of[tensor.device] for tensor in self._tensors_in(value)]
-        if stages:
-            self._at = self.devices[max(stages)]
+        places = [self._place_of[tensor.device] for tensor in self._tensors_in(value)]
+        if places:
+            self._at = self.devices[max(places)]
 
     def bring(self, value: Any, device: torch.device | None) -> Any:
         """Do :meth:`brought` for a caller whose calls of torch's functions are watched."""
@@ -124,13 +124,13 @@ class Crossing(TorchFunctionMode):
     def brought(self, value: Any, device: torch.device | None) -> Any:
         """Have every tensor within a value on a device; None: where it is by now.
 
-        Those on other devices than the stages' stay there.
+        Those on other devices than these stay there.
         """
 
         def there(part: Any) -> Any:
             if not isinstance(part, torch.Tensor):
                 return None
-            return self._brought(part, device) if part.device in self._stage_of else part
+            return self._brought(part, device) if part.device in self._place_of else part
 
         return changed_within(value, there)
 
@@ -158,24 +158,24 @@ class Crossing(TorchFunctionMode):
     def _target_of(
         self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.device | None:
-        """Find where a function is to be computed; None: on none of the stages' devices."""
+        """Find where a function is to be computed; None: on none of the devices."""
         into = args[0] if kind == "in place" and args else kwargs.get("out")
         if isinstance(into, torch.Tensor):
             device = self._latest(into).device
-            return device if device in self._stage_of else None
-        stages = [self._stage_of[tensor.device] for tensor in self._tensors_in((args, kwargs))]
-        if stages:
-            return self.devices[max(stages)]
+            return device if device in self._place_of else None
+        places = [self._place_of[tensor.device] for tensor in self._tensors_in((args, kwargs))]
+        if places:
+            return self.devices[max(places)]
         named = kwargs.get("device")
         if named is None:
             return None
         device = torch.empty(0, device=named).device  # with its number
-        return device if device in self._stage_of else None
+        return device if device in self._place_of else None
 
     def _tensors_in(self, value: Any) -> Iterator[torch.Tensor]:
-        """Give what has taken the place of tensors that are on one of the stages' devices."""
+        """Give what has taken the place of tensors that are on one of the devices."""
         if isinstance(value, torch.Tensor):
-            if value.device in self._stage_of:
+            if value.device in self._place_of:
                 yield self._latest(value)
         elif isinstance(value, (tuple, list)):
             for item in value:
@@ -218,7 +218,7 @@ def crossing(devices: Sequence[torch.device], given: Any = None) -> Iterator[Cro
     """Go through a model on these devices inside the block, or go on with the pass under way.
 
     Args:
-        devices: of the stages.
+        devices: those that have parts, in order.
         given: what the model, or a part of it, is called with.
     """
     there = _UNDER_WAY.get()

@@ -1,4 +1,4 @@
-"""A model that is cut: which stage each of its units is on, and what that does to its modules.
+"""A model that is cut: which device each of its units is on, and what that does to its modules.
 
 In place: parameters, names and state dicts stay. A module whose parts are on several devices, or
 that is a unit, has a ``forward`` of its own, which calls the one of its class.
@@ -21,12 +21,12 @@ from unisono.state.model_buffers import homes_of_buffers
 _NOT_CAST = (nn.Embedding, nn.EmbeddingBag)  # by autocast
 
 
-class Stages:
+class Split:
     """Where the parts of a model are. Final.
 
     Attributes:
-        devices: of the stages, in order.
-        of_units: by the name of each unit, its stage.
+        devices: those that have parts, in order.
+        of_units: by the name of each unit, its place: which of `devices` it is on.
     """
 
     def __init__(self, devices: Sequence[torch.device], of_units: Mapping[str, int]) -> None:
@@ -53,34 +53,34 @@ class Stages:
                 module._buffers[other] = first._buffers[name]
 
 
-class StageForward:
+class SplitForward:
     """What a module of a cut model is called by. Final.
 
     Args:
         module: which.
-        stages: of the model.
-        stage: of a unit; None: its parts are on several.
+        split: of the model.
+        place: of a unit; None: its parts are on several.
         is_alone: see :class:`Unit`.
 
     Attributes:
-        stages: of the model.
+        split: of the model.
     """
 
     def __init__(
-        self, module: nn.Module, stages: Stages, stage: int | None, *, is_alone: bool
+        self, module: nn.Module, split: Split, place: int | None, *, is_alone: bool
     ) -> None:
-        self._module, self.stages = module, stages
-        self._stage, self._is_alone = stage, is_alone
+        self._module, self.split = module, split
+        self._place, self._is_alone = place, is_alone
         self._before = vars(module).get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module where it is."""
         forward = self._before or type(self._module).forward.__get__(self._module)
         given = (args, kwargs)
-        with crossing(self.stages.devices, given) as under_way:
-            if self._stage is None:
+        with crossing(self.split.devices, given) as under_way:
+            if self._place is None:
                 return under_way.bring(forward(*args, **kwargs), None)
-            device = self.stages.devices[self._stage]
+            device = self.split.devices[self._place]
             under_way.enter(device)
             args, kwargs = under_way.bring(given, device)
             with under_way.set_aside() if self._is_alone else nullcontext():
@@ -93,16 +93,16 @@ class StageForward:
             self._module.forward = self._before
 
 
-def check_buffers(model: nn.Module, stages: Stages) -> None:
+def check_buffers(model: nn.Module, split: Split) -> None:
     """Refuse layers on several devices that have one buffer, which passes may change.
 
     Raises:
         ValueError: there are such; names them.
     """
-    stage_of = _stages_of_modules(model, stages)
+    place_of = _devices_of_modules(model, split)
     for name, homes in homes_of_buffers(model).items():
-        found = [stage_of[id(module)] for module, _ in homes if id(module) in stage_of]
-        others = [other for other, stage in found if stage != found[0][1]]
+        found = [place_of[id(module)] for module, _ in homes if id(module) in place_of]
+        others = [other for other, place in found if place != found[0][1]]
         if others:
             raise ValueError(
                 f"layers that have one buffer must be on one device, but `{name}` is a buffer of "
@@ -119,18 +119,18 @@ def check_casts(model: nn.Module) -> None:
     Raises:
         ValueError: layers on several devices have one weight.
     """
-    stages = stages_of(model)
-    if stages is None or len(set(stages.devices)) < 2:
+    split = split_of(model)
+    if split is None or len(set(split.devices)) < 2:
         return
-    stage_of = _stages_of_modules(model, stages)
+    place_of = _devices_of_modules(model, split)
     first: dict[int, tuple[str, int]] = {}
     for module in model.modules():
-        if isinstance(module, _NOT_CAST) or id(module) not in stage_of:
+        if isinstance(module, _NOT_CAST) or id(module) not in place_of:
             continue
-        name, stage = stage_of[id(module)]
+        name, place = place_of[id(module)]
         for key, parameter in module._parameters.items():
-            other, there = first.setdefault(id(parameter), (name, stage))
-            if parameter is not None and there != stage:
+            other, there = first.setdefault(id(parameter), (name, place))
+            if parameter is not None and there != place:
                 raise ValueError(
                     f'`precision` must be "fp32" where layers on several devices have one weight, '
                     f"or bits would depend on the cut, but `{name}` has `{key}` in common with "
@@ -138,40 +138,40 @@ def check_casts(model: nn.Module) -> None:
                 )
 
 
-def _stages_of_modules(model: nn.Module, stages: Stages) -> dict[int, tuple[str, int]]:
-    """Give, for each module of each unit, the name of that and its stage."""
+def _devices_of_modules(model: nn.Module, split: Split) -> dict[int, tuple[str, int]]:
+    """Give, for each module of each unit, the name of that and its place."""
     return {
-        id(module): (unit.name, stages.of_units[unit.name])
+        id(module): (unit.name, split.of_units[unit.name])
         for unit in units_of(model)
         if unit.module is not None
         for module in unit.module.modules()
     }
 
 
-def cut(model: nn.Module, stages: Stages) -> None:
+def cut(model: nn.Module, split: Split) -> None:
     """Cut a model that is whole, and move its parts to their devices."""
-    stages.place(model)
+    split.place(model)
     units = {id(unit.module): unit for unit in units_of(model) if unit.module is not None}
     for module in model.modules():
         unit = units.get(id(module))
         if unit is not None:
-            stage = stages.of_units[unit.name]
-            module.forward = StageForward(module, stages, stage, is_alone=unit.is_alone)
+            place = split.of_units[unit.name]
+            module.forward = SplitForward(module, split, place, is_alone=unit.is_alone)
         elif module is model or is_divided(module):
-            module.forward = StageForward(module, stages, None, is_alone=False)
+            module.forward = SplitForward(module, split, None, is_alone=False)
 
 
 def join(model: nn.Module) -> None:
     """Undo :func:`cut`; parameters and buffers stay where they are."""
     for module in model.modules():
-        if isinstance(forward := vars(module).get("forward"), StageForward):
+        if isinstance(forward := vars(module).get("forward"), SplitForward):
             forward.take_off()
 
 
-def stages_of(model: nn.Module) -> Stages | None:
+def split_of(model: nn.Module) -> Split | None:
     """Find how a model is cut; None: it is not."""
     forward = vars(model).get("forward")
-    return forward.stages if isinstance(forward, StageForward) else None
+    return forward.split if isinstance(forward, SplitForward) else None
 
 
 def _move(model: nn.Module, unit: Unit, device: torch.device) -> None:

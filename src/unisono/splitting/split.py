@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from unisono.splitting.balance import assigned, divide
-from unisono.splitting.cut import Stages, check_buffers, cut, join
+from unisono.splitting.cut import Split, check_buffers, cut, join
 from unisono.splitting.device_names import places_of
 from unisono.splitting.measure import UnitCosts
 from unisono.splitting.units import Unit, units_of
@@ -72,10 +72,10 @@ def split(
     there = places_of(devices, world())
     check_can_be_cut(model)
     units = units_of(model)
-    stages = Stages(there, _assign(model, units, there, balance, example))
-    check_buffers(model, stages)
+    parts = Split(there, _assign(model, units, there, balance, example))
+    check_buffers(model, parts)
     join(model)
-    cut(model, stages)
+    cut(model, parts)
     return model
 
 
@@ -114,15 +114,15 @@ def _assign(
     balance: Balance,
     example: Any,
 ) -> dict[str, int]:
-    """Give the stage of each unit, by its name."""
+    """Say on which of the devices each unit is, by its name."""
     if isinstance(balance, Mapping):
         names = [unit.name for unit in units]
-        stages: dict[Any, int] = {}
+        places: dict[Any, int] = {}
         for at, device in enumerate(devices):
-            stages[at] = at
-            stages.setdefault(str(device), at)
+            places[at] = at
+            places.setdefault(str(device), at)
         read = {_key(device): named for device, named in balance.items()}
-        found = assigned(read, stages, names, [bool(unit.parameters) for unit in units])
+        found = assigned(read, places, names, [bool(unit.parameters) for unit in units])
         return dict(zip(names, found, strict=True))
     if balance not in BALANCES:
         raise ValueError(

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from unisono.device import AUTO, Device
 from unisono.splitting.crossing import crossing
-from unisono.splitting.cut import check_casts, stages_of
+from unisono.splitting.cut import check_casts, split_of
 from unisono.state.contents import place
 from unisono.train.computing import Computing
 from unisono.train.run_options import RunOptions
@@ -27,8 +27,8 @@ def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device
         TypeError, ValueError: see :meth:`Device.of`; or a part of the model is split, or a split
             model has a device given besides.
     """
-    stages = stages_of(model) if isinstance(model, nn.Module) else None
-    if stages is None:
+    split = split_of(model) if isinstance(model, nn.Module) else None
+    if split is None:
         check_not_split_within(model)
         return Device.of(options.device, world)
     if options.device != AUTO:
@@ -36,13 +36,13 @@ def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device
             f"a split model is computed where it was split to, but `device={options.device!r}` is "
             f"given, too: leave it out, or split the model over other devices."
         )
-    return Device(*stages.devices)
+    return Device(*split.devices)
 
 
 def check_not_split_within(model: Any) -> None:
     """Refuse a model of which a part alone is split, with ValueError."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        if stages_of(module) is not None:
+        if split_of(module) is not None:
             raise ValueError(
                 f"a model must be split as a whole, but only its part `{name}` is: call "
                 f"`unisono.split` with the model that is trained."
@@ -57,7 +57,7 @@ def check_computing(model: nn.Module, computing: Computing) -> None:
     """
     if computing.precision != "fp32":
         check_casts(model)
-    if computing.compile and stages_of(model) is not None:
+    if computing.compile and split_of(model) is not None:
         raise ValueError(
             "`compile` must be off for a split model, whose activations go from device to device "
             "in Python, but is on: leave it out."
@@ -66,8 +66,8 @@ def check_computing(model: nn.Module, computing: Computing) -> None:
 
 def check_split_before(model: nn.Module, device: Device) -> None:
     """Refuse a model that was split since its run was made, on `device`, with ValueError."""
-    stages = stages_of(model)
-    there = {device.torch} if stages is None else set(stages.devices)
+    split = split_of(model)
+    there = {device.torch} if split is None else set(split.devices)
     if there != {part.torch for part in device.parts}:
         raise ValueError(
             f"a model must be split before its run or trainer is made, but was split after that, "
@@ -81,9 +81,9 @@ def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     Raises:
         ValueError: layers have come since it was split, or its parameters were replaced.
     """
-    stages = stages_of(model)
-    if stages is not None:
-        stages.place(model)
+    split = split_of(model)
+    if split is not None:
+        split.place(model)
     if not device.is_host:
         place(model, optimizer, device)
 
@@ -96,10 +96,10 @@ def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> 
         compute: what is to be computed: layers, and what is done with their outputs.
         to_first: whether what it returns comes to the first device.
     """
-    stages = stages_of(model)
-    if stages is None:
+    split = split_of(model)
+    if split is None:
         return compute
-    devices = stages.devices
+    devices = split.devices
 
     @functools.wraps(compute)
     def follow(model: nn.Module, batch: Any) -> Any:
