@@ -10,6 +10,8 @@ import torch
 from tests.parity import cases
 from torch.utils.data import DistributedSampler
 
+import unisono
+
 
 def mean_of(loss: Callable[..., Any], model: torch.nn.Module, batch: Any) -> torch.Tensor:
     """Compute a loss of any form, and the mean that somebody without us would differentiate."""
@@ -25,6 +27,32 @@ def made(model_name: str, optimizer_name: str) -> tuple[Any, Any, Any, Any]:
     model = make_model()
     optimizer = (cases.OPTIMIZERS | cases.OTHER_OPTIMIZERS)[optimizer_name](model)
     return model, make_data(), loss, optimizer
+
+
+def trained(
+    model_name: str,
+    optimizer_name: str,
+    shards: int,
+    steps: int,
+    *,
+    schedule: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> unisono.Trainer:
+    """Train a case; gives the trainer."""
+    model, data, loss, optimizer = made(model_name, optimizer_name)
+    if schedule is not None:
+        options["schedule"] = schedule(optimizer)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5, **options)
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
+    return trainer
+
+
+def check_bits(trainer: unisono.Trainer, plain: torch.nn.Module) -> None:
+    """See that a trained model has the bits of another one."""
+    seen, expected = trainer.run.model.state_dict(), plain.state_dict()
+    assert seen.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(seen[name], value), name
 
 
 def differentiate_and_step(value: torch.Tensor, model: Any, optimizer: Any) -> None:

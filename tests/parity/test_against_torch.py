@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.parity import cases
-from tests.parity.plain import made, mean_of, plain_loop
+from tests.parity.plain import check_bits, made, mean_of, plain_loop, trained
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
@@ -15,20 +15,14 @@ import unisono
 ALL_OPTIMIZERS = cases.OPTIMIZERS | cases.OTHER_OPTIMIZERS
 
 
-def unisono_loop(model_name, optimizer_name, shards, steps):
-    model, data, loss, optimizer = made(model_name, optimizer_name)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5)
-    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+def unisono_loop(*case):
+    return {name: value.clone() for name, value in trained(*case).run.model.state_dict().items()}
 
 
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
     steps = 10  # an epoch has 7; RAdam does something else from its sixth on
-    plain = plain_loop("cnn", optimizer, steps=steps).state_dict()
-    ours = unisono_loop("cnn", optimizer, 1, steps=steps)
-    assert plain.keys() == ours.keys()
-    assert all(torch.equal(plain[name], ours[name]) for name in plain)
+    check_bits(trained("cnn", optimizer, 1, steps), plain_loop("cnn", optimizer, steps))
 
 
 @pytest.mark.parametrize(
@@ -36,9 +30,7 @@ def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
     [("sometimes unused", "adam"), ("mixed", "fused adamw"), ("matrices", "muon")],
 )
 def test_one_shard_has_the_bits_of_a_plain_loop_with_unusual_models(model, optimizer):
-    plain = plain_loop(model, optimizer, steps=25).state_dict()
-    ours = unisono_loop(model, optimizer, 1, steps=25)
-    assert all(torch.equal(plain[name], ours[name]) for name in plain)
+    check_bits(trained(model, optimizer, 1, 25), plain_loop(model, optimizer, 25))
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 import torch
 from tests.parity import cases
-from tests.parity.plain import made, plain_loop
+from tests.parity.plain import check_bits, made, plain_loop, trained
 
 import unisono
 from unisono.train.channels import laid_out
@@ -23,14 +23,19 @@ def prepared(thing):
     return thing
 
 
-def train(optimizer_name, shards, steps=STEPS, model_name="cnn with norm", **options):
-    model, data, loss, optimizer = made(model_name, optimizer_name)
-    options = {"channels_last": True, **options}
-    trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5, **options)
-    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
-    strides = [parameter.stride() for parameter in model.parameters()]
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    return trainer.digest(), strides, weights, trainer.evaluate(data, batch_size=16)
+def train(optimizer_name, shards, steps=STEPS, channels_last=True, **options):
+    options |= {"channels_last": channels_last}
+    return trained("cnn with norm", optimizer_name, shards, steps, **options)
+
+
+def strides_of(model):
+    return [parameter.stride() for parameter in model.parameters()]
+
+
+def found_by(optimizer_name, shards, **options):
+    trainer = train(optimizer_name, shards, **options)
+    means = trainer.evaluate(cases.images(), batch_size=16)
+    return trainer.digest(), strides_of(trainer.run.model), means
 
 
 @pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
@@ -43,27 +48,25 @@ def test_one_shard_has_the_bits_of_a_plain_loop(optimizer_name, clip_norm):
         optimizer.step()
 
     model = plain_loop("cnn with norm", optimizer_name, STEPS, prepare=prepared, update=update)
-    _, strides, seen, _ = train(optimizer_name, 1, clip_norm=clip_norm)
-    for name, value in model.state_dict().items():
-        assert torch.equal(seen[name], value), name
-    assert strides == [parameter.stride() for parameter in model.parameters()]
+    trainer = train(optimizer_name, 1, clip_norm=clip_norm)
+    check_bits(trainer, model)
+    assert strides_of(trainer.run.model) == strides_of(model)
     assert not model.second.weight.is_contiguous()
 
 
 @pytest.mark.slow
 def test_the_same_bits_on_one_and_three_workers():
-    clipped = functools.partial(train, clip_norm=0.05)
+    clipped = functools.partial(found_by, clip_norm=0.05)
     alone = clipped("adamw", 4)
     assert alone[0] != clipped("adamw", 4, channels_last=False)[0]
-    for digest, strides, _, means in unisono.launch(clipped, "adamw", 4, workers=3):
-        assert (digest, strides, means) == (alone[0], alone[1], alone[3])
+    assert unisono.launch(clipped, "adamw", 4, workers=3) == [alone] * 3
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_and_weights_are_saved_in_any_layout(tmp_path, capsys):
-    undisturbed = train("adamw", 2)
+    undisturbed = train("adamw", 2).digest()
     train("adamw", 2, 4, directory=tmp_path)
-    assert train("adamw", 2, directory=tmp_path)[0] == undisturbed[0]
+    assert train("adamw", 2, directory=tmp_path).digest() == undisturbed
     train("adamw", 2, directory=tmp_path, channels_last=False)
     assert "channels_last was True in the checkpoint and is False" in capsys.readouterr().out
     model, _, loss, optimizer = made("cnn with norm", "adamw")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.parity import cases
-from tests.parity.plain import made, mean_of, plain_loop
+from tests.parity.plain import check_bits, made, mean_of, plain_loop, trained
 
 import unisono
 from unisono.state.digest import digest_of
@@ -19,14 +19,9 @@ OPTIMIZERS = ("adamw", "adafactor")  # in pieces, and whole by the leader
 STEPS = 7
 
 
-def train(model_name, optimizer_name, clip, shards):
-    model, data, loss, optimizer = made(model_name, optimizer_name)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5, **CLIPS.get(clip, {}))
-    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=STEPS)
-    return trainer.digest(), {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def in_plain_torch(optimizer_name, clip):
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+@pytest.mark.parametrize("clip", CLIPS)
+def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):
     norms = []
 
     def update(value, model, optimizer):
@@ -34,39 +29,23 @@ def in_plain_torch(optimizer_name, clip):
         norms.append(IN_TORCH[clip](model))
         optimizer.step()
 
-    return plain_loop("cnn", optimizer_name, STEPS, update=update).state_dict(), norms
-
-
-@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-@pytest.mark.parametrize("clip", CLIPS)
-def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):
-    expected, norms = in_plain_torch(optimizer_name, clip)
-    _, seen = train("cnn", optimizer_name, clip, shards=1)
-    for name, value in expected.items():
-        assert torch.equal(seen[name], value), name
-    _, unclipped = train("cnn", optimizer_name, None, shards=1)
-    assert any(not torch.equal(seen[name], unclipped[name]) for name in seen)
+    clipped = trained("cnn", optimizer_name, 1, STEPS, **CLIPS[clip])
+    check_bits(clipped, plain_loop("cnn", optimizer_name, STEPS, update=update))
+    assert clipped.digest() != trained("cnn", optimizer_name, 1, STEPS).digest()
     if clip == "norm":
         assert min(norms) > 0.05  # else nothing was clipped
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-@pytest.mark.parametrize("clip", CLIPS)
-def test_the_same_bits_on_one_two_and_three_workers(optimizer_name, clip):
-    alone, _ = train("cnn", optimizer_name, clip, 4)
-    for workers in (2, 3):
-        for digest, _ in unisono.launch(train, "cnn", optimizer_name, clip, 4, workers=workers):
-            assert digest == alone
+def digest():
+    return trained("cnn", "adamw", 4, STEPS, **CLIPS["norm"]).digest()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["gradients", "update", "updated"])
 def test_a_worker_killed_while_others_clip_changes_no_bit(monkeypatch, phase):
-    alone, _ = train("cnn", "adamw", "norm", 4)
+    alone = digest()
     monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=4,at={phase}")
-    for digest, _ in unisono.launch(train, "cnn", "adamw", "norm", 4, workers=3):
-        assert digest == alone
+    assert unisono.launch(digest, workers=3) == [alone] * 3
 
 
 class Tempered(torch.nn.Module):

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.parity import cases
-from tests.parity.plain import made, plain_loop
+from tests.parity.plain import check_bits, plain_loop, trained
 
 import unisono
 
@@ -15,27 +14,21 @@ STEPS = 12
 autocast = functools.partial(torch.autocast, "cpu", torch.float16)
 
 
-def scaler(interval=3):
+def scaler():
     """Overflow at first, then grow often."""
-    return torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=interval)
+    return torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=3)
 
 
 def train(optimizer_name, shards, steps=STEPS, model_name="cnn", **options):
-    model, data, loss, optimizer = made(model_name, optimizer_name)
     grad_scaler = scaler()
-    trainer = unisono.Trainer(
-        model,
-        optimizer,
-        loss,
-        shards=shards,
-        seed=5,
-        precision="fp16",
-        grad_scaler=grad_scaler,
-        **options,
-    )
-    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    return trainer.digest(), grad_scaler.state_dict(), weights
+    options |= {"precision": "fp16", "grad_scaler": grad_scaler}
+    trainer = trained(model_name, optimizer_name, shards, steps, **options)
+    return trainer, grad_scaler.state_dict()
+
+
+def found_by(*args, **options):
+    trainer, state = train(*args, **options)
+    return trainer.digest(), state
 
 
 def in_plain_torch(optimizer_name, clip_norm, model_name="cnn"):
@@ -52,16 +45,15 @@ def in_plain_torch(optimizer_name, clip_norm, model_name="cnn"):
         grad_scaler.update()
 
     model = plain_loop(model_name, optimizer_name, STEPS, around=autocast, update=update)
-    return model.state_dict(), grad_scaler.state_dict(), scales
+    return model, grad_scaler.state_dict(), scales
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
 def test_one_shard_has_the_bits_of_torchs_recipe(optimizer_name, clip_norm):
     expected, state, scales = in_plain_torch(optimizer_name, clip_norm)
-    _, seen_state, seen = train(optimizer_name, 1, clip_norm=clip_norm)
-    for name, value in expected.items():
-        assert torch.equal(seen[name], value), name
+    trainer, seen_state = train(optimizer_name, 1, clip_norm=clip_norm)
+    check_bits(trainer, expected)
     assert seen_state == state
     assert min(scales) < scales[0]  # else no step was skipped
     assert any(a < b for a, b in itertools.pairwise(scales))  # else it never grew
@@ -69,37 +61,24 @@ def test_one_shard_has_the_bits_of_torchs_recipe(optimizer_name, clip_norm):
 
 def test_buffers_are_those_of_skipped_steps_too():
     expected, _, _ = in_plain_torch("adamw", None, "cnn with norm")
-    _, _, seen = train("adamw", 1, model_name="cnn with norm")
-    assert all(torch.equal(seen[name], value) for name, value in expected.items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer_name", ["adamw", "adafactor"])
-def test_the_same_bits_on_one_two_and_three_workers(optimizer_name):
-    clipped = functools.partial(train, clip_norm=0.05)
-    alone = clipped(optimizer_name, 4)[:2]
-    assert alone[1]["scale"] < 2.0**22
-    for workers in (2, 3):
-        found = unisono.launch(clipped, optimizer_name, 4, workers=workers)
-        assert [each[:2] for each in found] == [alone] * workers
+    check_bits(train("adamw", 1, model_name="cnn with norm")[0], expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 7])
 @pytest.mark.parametrize("phase", ["gradients", "update", "updated"])
 def test_a_worker_killed_meanwhile_changes_no_bit_and_no_scale(monkeypatch, phase, step):
-    alone = train("adamw", 4)[:2]
+    alone = found_by("adamw", 4)
     monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step={step},at={phase}")
-    for found in unisono.launch(train, "adamw", 4, workers=3):
-        assert found[:2] == alone
+    assert unisono.launch(found_by, "adamw", 4, workers=3) == [alone] * 3
 
 
 @pytest.mark.slow
 def test_the_scale_goes_on_with_a_run_that_is_taken_up_again(tmp_path):
-    undisturbed = train("adamw", 2)[:2]
+    undisturbed = found_by("adamw", 2)
     for steps in (2, 8):
         train("adamw", 2, steps, directory=tmp_path)
-    assert train("adamw", 2, directory=tmp_path)[:2] == undisturbed
+    assert found_by("adamw", 2, directory=tmp_path) == undisturbed
 
 
 def own_loop(scale, loss):
