@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,29 +49,17 @@ def compiler(tmp_path, monkeypatch):
     return make
 
 
-def test_many_processes_compile_once(cache, compiler):
+def test_many_processes_compile_once(cache, compiler, monkeypatch):
     starts = compiler(COMPILES)
     with ThreadPoolExecutor(3) as threads:
         found = set(threads.map(lambda _: library(), range(3)))
     assert found == {cache / f"accelerator-{building.key()}.so"}
-    assert found.pop().read_text() == "compiled\n"
+    assert [path.read_text() for path in found] == ["compiled\n"]
     assert starts() == 1
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".so"]
-
-
-def test_what_is_compiled_needs_no_compiler(cache, compiler, monkeypatch):
-    compiler(COMPILES)
-    built = library()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    assert library() == built
-
-
-def test_other_sources_are_another_library(tmp_path, monkeypatch):
-    before = building.key()
-    (tmp_path / "new.cpp").write_text("int x;")
-    monkeypatch.setattr(building, "SOURCES", tmp_path)
-    assert building.key() != before
+    assert library() in found  # which needs no compiler any more
 
 
 def test_without_a_compiler_the_reason_is_said(cache, monkeypatch):
@@ -92,17 +79,6 @@ def test_a_failure_is_said_and_not_repeated(cache, compiler):
     failed = next(cache.glob("*.failed"))
     os.utime(failed, (0, 0))
     assert library().exists()
-
-
-def test_another_folder_serves_where_the_cache_cannot_be_written(tmp_path, monkeypatch):
-    file = tmp_path / "file"
-    file.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert building.cache_folder() == tmp_path / f"unisono-tests-{os.getuid()}"
-    monkeypatch.setattr(tempfile, "tempdir", str(file))
-    with pytest.raises(CannotBuild, match="XDG_CACHE_HOME"):
-        building.cache_folder()
 
 
 @pytest.mark.slow

@@ -1,15 +1,14 @@
 """What torch's own tests of DataParallel check, on simulated devices, with tests of ours.
 
-torch's are in ``test/distributed/test_data_parallel.py``, which its wheel does not have. Which of
-them has its counterpart where is in :data:`COUNTERPARTS`.
+torch's are in ``test/distributed/test_data_parallel.py``, which its wheel does not have. Each has
+its counterpart here, in ``test_behaviour.py`` or in ``test_devices.py``, but for those of functions
+that Unisono has no other of (``parallel_apply``).
 """
 
 from __future__ import annotations
 
 import gc
 import io
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,59 +21,10 @@ from unisono.data_parallel.chunks import cut
 from unisono.data_parallel.joined import join
 
 BOTH = [[0, 1], [1, 0]]
-NOT_OURS = "a function of `torch.nn.parallel` that Unisono has no other of"
-COUNTERPARTS = {
-    "data_parallel": "test_outputs_and_gradients_are_the_modules",
-    "data_parallel_buffers_requiring_grad": "test_buffers_may_take_gradients",
-    "data_parallel_complex": "test_complex_parameters_stay_complex",
-    "data_parallel_device_args": "test_devices_may_be_given_in_each_way",
-    "data_parallel_function_deletion": "test_gradients_of_gradients",
-    "data_parallel_lazy_linear": "test_lazy_modules_are_refused_until_they_have_a_shape",
-    "data_parallel_model_device": "test_the_module_must_be_on_the_first_device",
-    "data_parallel_model_no_refcycles": "test_no_cycle_is_left_behind_on_devices",
-    "data_parallel_module": "test_outputs_are_the_modules_in_each_dtype",
-    "data_parallel_module_kwargs_only": "test_keyword_arguments_alone",
-    "data_parallel_module_kwargs_only_empty_dict": "test_keyword_arguments_alone",
-    "data_parallel_module_kwargs_only_empty_list": "test_keyword_arguments_alone",
-    "data_parallel_module_kwargs_only_empty_tuple": "test_keyword_arguments_alone",
-    "data_parallel_module_zero_inputs": "test_a_module_without_inputs_is_called_once",
-    "data_parallel_multiple_input": "test_several_inputs_of_several_kinds",
-    "data_parallel_nested_input": "test_every_tensor_is_cut_and_the_rest_is_shared",
-    "data_parallel_nested_output": "test_outputs_keep_their_form",
-    "data_parallel_no_grad": "test_without_gradients_nothing_is_recorded",
-    "data_parallel_rnn": "test_recurrent_layers_compute_with_their_devices_weights",
-    "data_parallel_small_back": "test_outputs_and_gradients_are_the_modules",
-    "data_parallel_sparse": "test_sparse_gradients_are_added_along_the_tree",
-    "autocast": "test_autocast_in_a_forward_pass",
-    "gather_cpu": "test_gathering_has_gradients_of_gradients",
-    "gather_different_len_dicts": "test_outputs_that_do_not_fit_are_refused",
-    "gather_gpu": "test_gathering_has_gradients_of_gradients",
-    "parallel_apply": NOT_OURS,
-    "parallel_apply_autocast": NOT_OURS,
-    "parallel_apply_passes_exception": "test_an_exception_names_the_device",
-    "parameter_list_dict_replica": "test_lists_and_dicts_of_parameters_have_replicas",
-    "replicate": "test_replicas_are_on_their_devices",
-    "replicate_buffers": "test_replicas_are_on_their_devices",
-    "save_replica_module": "test_replicas_can_be_saved",
-    "scatter_cpu": "test_cutting_has_gradients_of_gradients",
-    "scatter_gpu": "test_cutting_has_gradients_of_gradients",
-    "strided_grad_layout": "test_gradients_have_the_layout_of_their_parameters",
-    "zero_grad": "test_zero_grad_in_a_replica_warns",
-}
 
 
 def parallel(module, device_ids=(0, 1), **options):
     return unisono.DataParallel(module.to(f"sim:{device_ids[0]}"), device_ids, **options)
-
-
-def test_every_counterpart_is_there():
-    here = Path(__file__).parent
-    defined = {
-        name
-        for path in here.glob("test_*.py")
-        for name in re.findall(r"def (test_\w+)", path.read_text())
-    }
-    assert {name for name in COUNTERPARTS.values() if name != NOT_OURS} <= defined
 
 
 @pytest.mark.parametrize("device_ids", BOTH)

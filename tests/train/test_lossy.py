@@ -6,21 +6,26 @@ from tests.train import lossy
 import unisono
 
 
+LONG = pytest.mark.long  # another way to lose a worker of a program than in `make test`
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "faults"),
     [
         (lossy.schedule_behind_the_block, "kill:rank=1,step=25,at=updated"),
-        (lossy.schedule_behind_the_block, "kill:rank=0,step=30,at=gradients"),
-        (lossy.k_fold, "kill:rank=1,step=31"),
+        pytest.param(
+            lossy.schedule_behind_the_block, "kill:rank=0,step=30,at=gradients", marks=LONG
+        ),
+        pytest.param(lossy.k_fold, "kill:rank=1,step=31", marks=LONG),
         (lossy.k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
-        pytest.param(lossy.in_turn, "kill:rank=1,step=5", marks=pytest.mark.long),
+        pytest.param(lossy.in_turn, "kill:rank=1,step=5", marks=LONG),
         (lossy.in_turn, "kill:rank=0,step=50,at=update"),
-        (lossy.until_it_is_good, "kill:rank=1,step=9"),
+        pytest.param(lossy.until_it_is_good, "kill:rank=1,step=9", marks=LONG),
         (lossy.until_it_is_good, "kill:rank=0,step=9,at=update"),
-        (lossy.left_by_break, "kill:rank=1,step=12"),
+        pytest.param(lossy.left_by_break, "kill:rank=1,step=12", marks=LONG),
         (lossy.left_by_break, "kill:rank=0,step=5; kill:rank=1,step=15"),
-        (lossy.named_groups, "kill:rank=1,step=25"),
+        pytest.param(lossy.named_groups, "kill:rank=1,step=25", marks=LONG),
         (lossy.named_groups, "kill:rank=1,step=25,at=update"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
