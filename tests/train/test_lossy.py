@@ -5,7 +5,6 @@ from tests.train import lossy
 
 import unisono
 
-
 LONG = pytest.mark.long  # another way to lose a worker of a program than in `make test`
 
 
