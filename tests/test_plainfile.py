@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import NotPlainFileError
-from unisono.plainfile import check_plain, is_at, open_plain
+from unisono.plainfile import check_plain, is_at, open_plain, written_whole
 
 READING, WRITING = os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_APPEND
 
@@ -123,3 +123,17 @@ def test_a_file_that_was_moved_or_replaced_is_not_at_its_name(path):
     path.symlink_to("moved")
     assert not is_at(path, fd)
     os.close(fd)
+
+
+def test_a_file_is_written_whole_or_not_at_all(path, outside):
+    path.write_bytes(b"old")
+    (path.parent / f".{path.name}.1.part").symlink_to(outside)  # of somebody who was killed
+    with pytest.raises(KeyError), written_whole(path) as file:
+        file.write(b"ne")
+        assert path.read_bytes() == b"old"
+        raise KeyError
+    assert (os.listdir(path.parent), path.read_bytes()) == ([path.name], b"old")
+    with written_whole(path) as file:
+        file.write(b"new")
+    assert (os.listdir(path.parent), path.read_bytes()) == ([path.name], b"new")
+    assert outside.read_bytes() == b"of somebody else\nbinary"

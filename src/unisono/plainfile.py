@@ -14,9 +14,13 @@ relative to the directory's descriptor, without following links, and checked onc
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from unisono.errors import NotPlainFileError
 from unisono.notices import shown
@@ -66,6 +70,39 @@ def open_in(folder: int, path: Path, flags: int) -> int:
         os.close(fd)
         raise _refusal(path, trouble)
     return fd
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Write a file beside its name, and give it that name once it is whole and on the disk.
+
+    A reader finds the old file or the whole new one, even after a crash. If the block raises, the
+    old one stays, and nothing is left beside it. What a killed process has left, the next removes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        left.unlink(missing_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(open_plain(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def check_plain(path: Path, *, is_replaced: bool = False) -> None:

@@ -144,7 +144,7 @@ def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path):
 def test_a_table_is_not_written_anew_through_a_link(tmp_path):
     """A column that comes late has the table written beside first."""
     (tmp_path / "outside").write_text("somebody else's")
-    (tmp_path / ".steps.csv.part").symlink_to(tmp_path / "outside")
+    (tmp_path / ".steps.csv.1.part").symlink_to(tmp_path / "outside")
     train(tmp_path, epochs=1)
     assert "validation_loss" in write(tmp_path)[0]
     assert (tmp_path / "outside").read_text() == "somebody else's"

@@ -9,11 +9,11 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, BinaryIO, TextIO
 
 from unisono.callbacks.logger import Logger
 from unisono.callbacks.logger_feed import Opening, named_rates
-from unisono.plainfile import check_plain, open_plain
+from unisono.plainfile import check_plain, open_plain, written_whole
 from unisono.report.events import Evaluation, Event, Start, StepDone
 
 EVERY = ("step", "epoch")
@@ -151,15 +151,12 @@ class _Table:
 
         Whoever reads finds the old file or the new one.
         """
-        beside = self._path.with_name(f".{self._path.name}.part")
-        beside.unlink(missing_ok=True)  # of somebody who was killed
-        try:
-            with (
-                _opened(self._path, os.O_RDONLY) as old,
-                _opened(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as out,
-            ):
-                rows = csv.reader(_whole_lines(old))
-                self._columns = [*next(rows, []), *new]
+        with open(open_plain(self._path, os.O_RDONLY), "rb") as file:
+            old = _as_text(file)
+            rows = csv.reader(_whole_lines(old))
+            self._columns = [*next(rows, []), *new]
+            with written_whole(self._path) as whole:
+                out = _as_text(whole)
                 writer = csv.writer(out, lineterminator="\n")
                 if self._columns:
                     writer.writerow(self._columns)
@@ -167,9 +164,7 @@ class _Table:
                     if row and row[0].isdigit() and (step := int(row[0])) < before:
                         self._last = max(self._last, step)
                         writer.writerow([*row, *[""] * (len(self._columns) - len(row))])
-            os.replace(beside, self._path)
-        finally:
-            beside.unlink(missing_ok=True)
+                out.detach()  # it would close the file
 
 
 def begin(opening: Opening) -> _Table:
@@ -193,10 +188,8 @@ def _whole_lines(file: TextIO) -> Iterator[str]:
     return (line for line in file if line.endswith("\n"))
 
 
-def _opened(path: Path, flags: int) -> TextIO:
-    fd = open_plain(path, flags)
-    mode = "r" if flags == os.O_RDONLY else "w"
-    return cast(TextIO, open(fd, mode, newline="", encoding="utf-8", errors="surrogateescape"))
+def _as_text(file: BinaryIO) -> io.TextIOWrapper:
+    return io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
 
 
 def _set_aside(path: Path) -> None:

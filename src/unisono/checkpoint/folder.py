@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from unisono.errors import CheckpointError, NotPlainFileError
-from unisono.plainfile import open_in
+from unisono.plainfile import open_in, sync_folder
 
 MODEL_FILE, OPTIMIZER_FILE, RUN_FILE = "model.safetensors", "optimizer.safetensors", "run.json"
 FILES = (MODEL_FILE, OPTIMIZER_FILE, RUN_FILE)
@@ -60,9 +60,9 @@ def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
         digests = {name: digest for name, (_, digest) in facts.items()}
         commit = commit_of(digests, {name: size for name, (size, _) in facts.items()})
         _write_synced(beside / COMMIT, commit)
-        _sync_folder(beside)
+        sync_folder(beside)
         os.rename(beside, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -204,11 +204,3 @@ def _pieces(content: Content) -> Iterator[memoryview]:
         view = memoryview(chunk)
         for start in range(0, view.nbytes, _CHUNK_BYTES):
             yield view.cast("B")[start : start + _CHUNK_BYTES]
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -7,11 +7,11 @@ that name is replaced only if it was written here before: `-o train.py` by mista
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from unisono.plainfile import written_whole
 from unisono.report import document
 from unisono.report.comparison import MAX_RUNS, comparison
 from unisono.report.history import gather
@@ -100,14 +100,9 @@ def write_whole(
     advice = "choose another folder, or change its permissions"
     try:
         _check_name(target, mark, option)
-        beside = target.with_name(f".{secrets.token_hex(8)}.part")
-        try:
-            with beside.open("x", encoding="utf-8", newline="\n", errors="replace") as file:
-                advice = "make room, or choose another folder"
-                file.writelines(parts)
-            os.replace(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
+        with written_whole(target) as file:
+            advice = "make room, or choose another folder"
+            file.writelines(part.encode(errors="replace") for part in parts)
     except OSError as error:
         raise ValueError(
             f"`{option}` must name a file that can be written, but {str(path)!r} cannot "

@@ -7,7 +7,6 @@ how they are read.
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from unisono.dtypes import CODES
 from unisono.notices import shown
+from unisono.plainfile import written_whole
 
 
 def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -63,23 +63,14 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise IsADirectoryError(
             f"`path` must name a file, but {shown(path, 1000)} is a folder: save to a file in it."
         )
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        # By somebody who was killed; one worker writes at a time.
-        left.unlink(missing_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "xb") as file:
+        with written_whole(path) as file:
             file.write(to_safetensors(plain_weights(model)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
     except PermissionError as error:
         raise PermissionError(
             f"the folder of {shown(path, 1000)} must be writable, but is not ({error.strerror}): "
             f"change its permissions, or save elsewhere."
         ) from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
