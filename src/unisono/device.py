@@ -55,6 +55,7 @@ class Device:
     Attributes:
         torch: torch's; of several the first.
         is_host: whether it is the CPU.
+        is_divided: whether it is several.
         parts: each of several by itself; else this one alone.
         is_divided: whether it is several.
     """

@@ -321,7 +321,7 @@ class Callbacks:
         ValueError: two write the same file.
 
     Attributes:
-        calling: the name of the one that is being called.
+        calling: the one that is being called, if one is.
     """
 
     def __init__(self, callbacks: Sequence[Any], directory: Path | None = None) -> None:
@@ -334,7 +334,7 @@ class Callbacks:
                 )
         self._callbacks: list[Callback] = list(callbacks)
         self._failed: list[Callback] = []
-        self.calling = ""
+        self.calling: Callback | None = None
         self._check_places(directory)
 
     def __iter__(self) -> Iterator[Callback]:
@@ -359,7 +359,7 @@ class Callbacks:
         for callback in self._callbacks:
             if callback in self._failed:
                 continue
-            self.calling = callback.name
+            self.calling = callback
             try:
                 getattr(callback, moment)(fit, *arguments)
             except UnisonoError:
@@ -374,7 +374,7 @@ class Callbacks:
                 self._failed.append(callback)
                 fit.say(f"{trouble}; training goes on without it")
             finally:
-                self.calling = ""
+                self.calling = None
 
     def _check_places(self, directory: Path | None) -> None:
         writers: dict[str, str] = {}

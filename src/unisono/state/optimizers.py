@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from unisono.device import HOST
-from unisono.state.several_optimizers import SeveralOptimizers, members_of
+from unisono.state.several_optimizers import members_of
 
 ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
     optim.Adam,
@@ -29,6 +30,7 @@ ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
     optim.ASGD,
     optim.Rprop,
 )
+_MODULE = operator.attrgetter("__module__")
 _WRAPPING = (optim.Optimizer.__module__, optim.lr_scheduler.LRScheduler.__module__)
 
 
@@ -56,17 +58,14 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
     A hook, or what a program has put in the place of ``step`` of one optimizer or of its class. A
     schedule puts something there, too, only to be told that the optimizer has stepped.
     """
-    several = optimizer.members.values() if isinstance(optimizer, SeveralOptimizers) else ()
-    for member in several or (optimizer,):  # once a step, so without a call
-        if (
-            member._optimizer_step_pre_hooks
-            or member._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks
-            or _global_optimizer_post_hooks
-            or _module_of(_unwrapped_step(member)) not in _modules_of(type(member))
-        ):
-            return True
-    return False
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        # AdamW has Adam's `step`.
+        or _module_of(_unwrapped_step(optimizer)) not in map(_MODULE, type(optimizer).__mro__)
+    )
 
 
 def needs_closure(optimizer: optim.Optimizer) -> bool:
@@ -106,11 +105,6 @@ def _unwrapped_step(optimizer: optim.Optimizer) -> Any:
     while _module_of(step) in _WRAPPING and hasattr(step, "__wrapped__"):
         step = step.__wrapped__
     return step
-
-
-def _modules_of(kind: type[optim.Optimizer]) -> set[str]:
-    """List where a class and those it is made from were written: AdamW has Adam's ``step``."""
-    return {base.__module__ for base in kind.__mro__}
 
 
 def _module_of(function: Any) -> str:

@@ -21,7 +21,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.state.contents import updated_parameters
-from unisono.state.optimizers import is_surrounded
 from unisono.step.placeholders import Placeholder, another_backward, refusal
 
 _VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
@@ -34,7 +33,6 @@ class BoundModel:
     Args:
         model, optimizer: the user's.
         fixed: the parameters that the optimizer does not update.
-        is_sliced: whether workers update pieces.
     """
 
     def __init__(
@@ -42,10 +40,8 @@ class BoundModel:
         model: nn.Module,
         optimizer: Optimizer,
         fixed: Sequence[nn.Parameter],
-        *,
-        is_sliced: bool,
     ) -> None:
-        self._optimizer, self._is_sliced = optimizer, is_sliced
+        self._optimizer = optimizer
         updated = updated_parameters(model, optimizer)
         self._names, self._parameters = list(updated), list(updated.values())
         self._placeholders = [Placeholder(name, p) for name, p in updated.items()]
@@ -150,14 +146,6 @@ class BoundModel:
                 f"an optimizer must keep its parameter groups while a loop is under way, but has "
                 f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
                 f"between two loops."
-            )
-
-    def check_update(self) -> None:
-        """Refuse to update pieces if code was put around the optimizer's `step` within the loop."""
-        if self._is_sliced and is_surrounded(self._optimizer):
-            raise RuntimeError(
-                "hooks of an optimizer's `step`, and what is put around it, must be there before "
-                "a loop begins, but came under way: register or wrap before, or between two loops."
             )
 
 

@@ -44,9 +44,9 @@ from unisono.step.loss import (
 )
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
-from unisono.step.records import Form, Record, Records, StepTotals, non_finite_shard
+from unisono.step.records import Record, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
-from unisono.step.shard_passes import Backward, Finished, ShardPasses
+from unisono.step.shard_passes import Backward, ShardPasses
 from unisono.step.update import Member, pass_for_stepped
 from unisono.workers.team import Team
 
@@ -96,8 +96,7 @@ class StepEngine:
         self.exchange, self._device = exchange, exchange.device
         self._pending = PendingLosses(exchange.copies)
         self._records = Records(exchange.memory.arena.rows)
-        is_sliced = exchange.homes is not None
-        self._bound = BoundModel(model, optimizer, exchange.fixed, is_sliced=is_sliced)
+        self._bound = BoundModel(model, optimizer, exchange.fixed)
         self.timers = timers or PhaseTimers()
         self.model = model
         self.passes = ShardPasses(exchange, seed)
@@ -207,8 +206,7 @@ class StepEngine:
         if self._scaling is not None or not is_known_bad(loss):
             check_differentiable(loss)
             backward = self._weighted(loss, share)
-        if (finished := self.passes.add(shard, backward)) is not None:
-            self.exchange.publish(*finished)
+        self.passes.add(shard, backward)
         self._bound.set_placeholders()
         self.timers.lap(Phase.BACKWARD)
 
@@ -223,7 +221,7 @@ class StepEngine:
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
-        self._publish(self.passes.skip(shard))
+        self.passes.skip(shard)
         self._records.write(shard, None)
 
     def arrive(self) -> Sequence[int] | None:
@@ -302,7 +300,6 @@ class StepEngine:
         """
         exchange, step = self.exchange, self._step
         self._bound.check_untouched()
-        self._bound.check_update()
         self._bound.remove_placeholders()
         records, bad = self._read, self._bad
         if bad is not None and self._scaling is None:
@@ -317,7 +314,7 @@ class StepEngine:
         if len(self.members) > 1:
             self._check_present(present)
         self.present = present
-        if totals.form == Form.SUM:
+        if totals.is_sum:
             self._divide_sums(present, totals.weight)
         if self._scaling is not None and not self._unscale(self._scaling, present, bad):
             return totals, None
@@ -402,10 +399,6 @@ class StepEngine:
         self.passes.divide()
         for member in self.members.values():
             member.follow(self.exchange)
-
-    def _publish(self, finished: Finished | None) -> None:
-        if finished is not None:
-            self.exchange.publish(*finished)
 
     def _weighted(self, loss: ShardLoss, share: float) -> Backward:
         """Give what to differentiate, and by which factor its gradient counts."""

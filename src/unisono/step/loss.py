@@ -88,7 +88,8 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
             f'{list(values)}: name the value to minimise "loss".'
         )
     loss = values["loss"]
-    tensor = loss[0] if is_pair(loss) else loss
+    is_sum = is_pair(loss)
+    tensor = loss[0] if is_sum else loss
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"a loss function must return a scalar tensor, (sum, weight) or a dict, but returned "
@@ -98,7 +99,7 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     for name, other in values.items():
         if name != "loss":
             scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
-    return ShardLoss(tensor, is_pair(loss), scalars)
+    return ShardLoss(tensor, is_sum, scalars)
 
 
 def is_known_bad(loss: ShardLoss) -> bool:

@@ -38,7 +38,7 @@ class Form(enum.IntEnum):
 class StepTotals:
     """The records of all shards of a step, added up."""
 
-    form: Form  # the form of the loss, the same for every shard that is not empty
+    is_sum: bool  # whether the losses of shards are sums, which `weight` makes a mean
     means: dict[str, float]  # by name, the mean over all samples (or the true weight) of the step
     weight: float  # the global weight of the loss
 
@@ -121,7 +121,7 @@ class Records:
             name: value / weight if weight else math.nan
             for name, value, weight in zip(_names_in(first.names), sums, weights, strict=True)
         }
-        return StepTotals(Form(first.form), means, weights[0])
+        return StepTotals(first.form == Form.SUM, means, weights[0])
 
 
 def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:

@@ -4,7 +4,8 @@
 
     begin           the buffers are those that every shard starts from
     start(shard)    generators and buffers are ready for its forward pass
-    add(shard)      its loss is differentiated, and its gradients are added to a part
+    add(shard)      its loss is differentiated, and its gradients are added to a part, which is
+                    published with its last shard
     commit          the buffers are those that the first shard with samples has left
 """
 
@@ -20,13 +21,10 @@ from torch import nn
 from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
-from unisono.step.gradients import Gradients, GradientStack
+from unisono.step.gradients import GradientStack
 
 Backward = tuple[torch.Tensor, torch.Tensor]
 """A loss, and its weight."""
-
-Finished = tuple[Node, Gradients]
-"""A part, and its sums."""
 
 
 class ShardPasses:
@@ -89,18 +87,16 @@ class ShardPasses:
         self._device.seed(seed_of("train", self._seed, place, self._turn))
         self._exchange.buffers.restore()
 
-    def add(self, shard: int, backward: Backward | None) -> Finished | None:
+    def add(self, shard: int, backward: Backward | None) -> None:
         """Take a shard's loss, once its forward pass is issued.
 
         Args:
             backward: what to differentiate; None: nothing, as the loss is not finite.
-
-        Returns:
-            A part that is finished by it, if one is.
         """
-        exchange, stack = self._exchange, self.stack
         if backward is None:
-            return stack.push_nothing(shard)
+            self.skip(shard)
+            return
+        exchange, stack = self._exchange, self.stack
         if shard != stack.last_shard or not exchange.takes_early:
             self._device.backward(*backward)
         else:
@@ -113,11 +109,14 @@ class ShardPasses:
             parameter.grad = None
         if shard == self._first_shard:
             exchange.buffers.keep()
-        return finished
+        if finished is not None:
+            exchange.publish(*finished)
 
-    def skip(self, shard: int) -> Finished | None:
-        """Take into account that a shard has no samples in this step; returns as :meth:`add`."""
-        return self.stack.push_nothing(shard)
+    def skip(self, shard: int) -> None:
+        """Take into account that a shard adds nothing to its part."""
+        finished = self.stack.push_nothing(shard)
+        if finished is not None:
+            self._exchange.publish(*finished)
 
     def commit(self) -> None:
         """Finish a step, or an evaluation within it, once its update is everybody's."""

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from unisono.exchange.homes import Homes
 from unisono.exchange.protocol import Exchange
 from unisono.plan.slices import Piece
-from unisono.state.optimizers import bare_step
+from unisono.state.optimizers import bare_step, is_surrounded
 from unisono.step.clipping import Clipping
 from unisono.step.scaling import LossScaling
 
@@ -97,7 +97,16 @@ class SlicedUpdate:
 
         Args:
             present: for each parameter, whether it has a gradient in this step.
+
+        Raises:
+            RuntimeError: code was put around the optimizer's `step` since the loop began, or it
+                keeps other state now.
         """
+        if is_surrounded(self._optimizer):
+            raise RuntimeError(
+                "hooks of an optimizer's `step`, and what is put around it, must be there before "
+                "a loop begins, but came under way: register or wrap before, or between two loops."
+            )
         if not (self._dense and all(present)):
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None

@@ -71,7 +71,7 @@ class Boundary:
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         self._interrupts = interrupts
-        self._planned = BoundaryTasks.NOTHING
+        self._planned = 0  # tasks, as a number: in most steps there are none
         self._next_at_s = 0.0
         self._has_acted = self._is_checked = False
         self._recovers = run.team.supervisor.can_replace
@@ -125,7 +125,7 @@ class Boundary:
         self._team.note_times(position.step, self.engine.timers.times)
         self._advance(position)
         self._kept.last["means"] = dict(means)
-        self._planned = BoundaryTasks(self._team.planned(position.step))
+        self._planned = self._team.planned(position.step)
         self.is_between_steps = True
         self._team.supervisor.can_go_back = False  # what the program does now, it does once
 
@@ -138,7 +138,7 @@ class Boundary:
         Raises:
             CheckpointError: the optimizer has made state that cannot be kept.
         """
-        planned, self._planned = self._planned, BoundaryTasks.NOTHING
+        planned, self._planned = self._planned, 0
         if not self._exchange.is_lost:
             with suppress(StepBrokenError):  # then it is lost
                 self._carry_out(planned)
@@ -151,7 +151,7 @@ class Boundary:
         """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
         self.engine.go_back()
         self.undo()
-        self._planned = BoundaryTasks.NOTHING
+        self._planned = 0
         self.is_between_steps = True
         if len(self._team.hosts) > 1:
             self.run.has_joined = True  # as those have that replace lost workers
@@ -220,12 +220,12 @@ class Boundary:
             due = BoundaryTasks.NOTHING if is_busy else BoundaryTasks.SNAPSHOT
         return due
 
-    def _carry_out(self, planned: BoundaryTasks) -> None:
+    def _carry_out(self, planned: int) -> None:
         if self._keeps and not self._is_checked and self._has_acted:
             self._is_checked = True
             self._kept.check_keepable()
         self._has_acted = True
-        if not planned & BoundaryTasks.SNAPSHOT:
+        if not planned:  # else there is a snapshot among it
             return
         is_last = self._interrupts.asked_by is not None
         ends_hosts = bool(planned & BoundaryTasks.STOP) and len(self._team.hosts) > 1

@@ -191,7 +191,8 @@ class FitUnderWay(Observer):
     def stop(self, why: str) -> None:
         """See :class:`Fit`."""
         self._run.stop()
-        self._run.last["stopped_by"] = self._callbacks.calling
+        calling = self._callbacks.calling
+        self._run.last["stopped_by"] = "" if calling is None else calling.name
         self._say_once(why)
 
     def before_snapshot(self) -> None:
