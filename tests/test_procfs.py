@@ -2,21 +2,21 @@
 
 import pytest
 
-from unisono.procfs import ProcessStat, field, parse_stat
+from unisono.procfs import ProcessStat, field, parse_groups, parse_stat
 
 
-def stat_line(*, name="python", cpu=40, started=5_000):
+def stat_line(*, name="python", started=5_000):
     numbers = [0] * 22
-    numbers[0], numbers[10], numbers[11], numbers[18] = 7, cpu - 10, 10, started
+    numbers[0], numbers[18] = 7, started
     return f"71 ({name}) S " + " ".join(map(str, numbers))
 
 
 @pytest.mark.parametrize("name", ["a) R 1 (b", ") (", "\x1b[31m", "two words"])
 def test_a_name_does_not_shift_what_follows_it(name):
-    assert parse_stat(stat_line(name=name)) == ProcessStat("S", 40, 5_000, 7)
+    assert parse_stat(stat_line(name=name)) == ProcessStat("S", 5_000, 7)
 
 
-@pytest.mark.parametrize("text", ["", "71", "71 (x", "71 (x) S 1 2", stat_line(cpu=40)[:40]])
+@pytest.mark.parametrize("text", ["", "71", "71 (x", "71 (x) S 1 2", stat_line()[:40]])
 def test_what_is_no_stat_line_is_none(text):
     assert parse_stat(text) is None
 
@@ -30,3 +30,7 @@ def test_what_is_no_stat_line_is_none(text):
 )
 def test_memory_is_read_where_it_is_told(text, number):
     assert field(text, "VmRSS:") == number
+
+
+def test_control_groups_are_read_by_controller():
+    assert parse_groups("3:cpu,cpuacct:/a:b\n0::/\n") == {"cpu": "/a:b", "cpuacct": "/a:b", "": "/"}

@@ -4,7 +4,7 @@ First ``tests/gpu``, one pytest a file and several at once; then ``bench.gpu``, 
 time. Whatever is found is in one JSON file from that moment on, and what fails or hangs costs
 nothing but itself. The output ends with a summary.
 
-Nothing has to be installed but what Unisono needs, pytest, pytest-timeout, hypothesis and psutil; a
+Nothing has to be installed but what Unisono needs, pytest, pytest-timeout and hypothesis; a
 checkout that is not installed is found beside this file.
 """
 

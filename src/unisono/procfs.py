@@ -14,9 +14,8 @@ class ProcessStat:
     """What is used of it."""
 
     letter: str  # the state, such as `R` for running
-    cpu: int  # the processor time, in ticks
     started: int  # when the process began, in ticks since the boot
-    parent: int = 0  # the process that started it
+    parent: int  # the process that started it
 
     @property
     def is_stopped(self) -> bool:
@@ -33,15 +32,14 @@ def parse_stat(text: str) -> ProcessStat | None:
     """Read the text of such a file; None for anything else. The name in it may hold anything."""
     fields = text[text.rfind(")") + 1 :].split()
     try:  # the first two fields of proc(5) end at the bracket
-        cpu = int(fields[11]) + int(fields[12])
-        return ProcessStat(fields[0], cpu, int(fields[19]), int(fields[1]))
+        return ProcessStat(fields[0], int(fields[19]), int(fields[1]))
     except (IndexError, ValueError):
         return None
 
 
-def read_stat(pid: int, root: Path = Path("/proc")) -> ProcessStat | None:
+def read_stat(pid: int) -> ProcessStat | None:
     """Look at a process; None if there is none."""
-    return parse_stat(read_text(root / str(pid) / "stat"))
+    return parse_stat(read_text(Path(f"/proc/{pid}/stat")))
 
 
 def delayed_s(pid: int, root: Path = Path("/proc")) -> float | None:

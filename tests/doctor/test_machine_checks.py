@@ -10,7 +10,6 @@ import pytest
 
 from unisono.doctor import machine_checks as checks
 from unisono.doctor.machine_checks import container_cores, container_memory_left
-from unisono.procfs import field, parse_groups
 
 GIB, MIB = 2**30, 2**20
 
@@ -114,8 +113,3 @@ def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
 )
 def test_what_makes_no_sense_is_no_limit(tmp_path: Path, files: dict[str, str]) -> None:
     assert limits_in(tmp_path, files) == (None, None)
-
-
-def test_parts() -> None:
-    assert parse_groups("3:cpu,cpuacct:/a:b\n0::/\n") == {"cpu": "/a:b", "cpuacct": "/a:b", "": "/"}
-    assert [field(text, "a") for text in ("a 3", "aa 3", "a b", "")] == [3, None, None, None]
