@@ -5,26 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from unisono.report.files import _names, write_whole
+from unisono.report.document import MARK
+from unisono.report.files import _names, write_page
 
-MARK = "<!-- ours -->"
 
-
-def write(path, parts=(MARK, "page")):
-    return write_whole(path, parts, mark=MARK, option="-o")
+def write(path, page=MARK + "page"):
+    return write_page(path, page)
 
 
 def test_a_file_is_written_and_written_again(tmp_path):
     path = tmp_path / "a page.html"
     assert write(path) == path
-    write(path, [MARK, "newer"])
+    write(path, MARK + "newer")
     assert path.read_text() == MARK + "newer"
     assert os.listdir(tmp_path) == ["a page.html"]
     (tmp_path / "usual").touch()
     assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-@pytest.mark.parametrize("content", ["import torch\n", "<!-- our", "\x00"])
+@pytest.mark.parametrize("content", ["import torch\n", MARK[:-1], "\x00"])
 def test_what_is_not_ours_is_kept(tmp_path, content):
     path = tmp_path / "train.py"
     path.write_text(content)
@@ -63,15 +62,15 @@ def test_a_folder_that_is_none_is_told(tmp_path, name):
         write(tmp_path / name)
 
 
-def test_a_failure_midway_leaves_the_earlier_file(tmp_path):
+def test_a_failure_midway_leaves_the_earlier_file(tmp_path, monkeypatch):
     path = write(tmp_path / "page.html")
 
-    def parts():
-        yield MARK
+    def fails(*files):
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(ValueError, match=r"cannot \(No space left on device\)"):
-        write(path, parts())
+        write(path)
     assert path.read_text() == MARK + "page"
     assert os.listdir(tmp_path) == ["page.html"]
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from unisono.report.series import Series, smoothed
 
 
-def filled(values, max_buckets=4):
-    series = Series(max_buckets)
+def filled(values, max_stretches=4):
+    series = Series(max_stretches)
     for step, value in enumerate(values):
         series.add(step, value)
     return series
@@ -29,14 +29,14 @@ def filled(values, max_buckets=4):
 )
 def test_neighbours_become_one_when_it_is_full(num_values, width, steps):
     series = filled(range(num_values))
-    assert series.buckets.width == width
+    assert series.width == width
     assert [(v.first_step, v.last_step) for v in series.values] == steps
 
 
 @given(st.lists(st.integers(-1000, 1000), max_size=200), st.integers(2, 9))
-def test_stretches_cover_all_values_once(values, max_buckets):
-    kept = filled(values, max_buckets).values
-    assert len(kept) <= max_buckets
+def test_stretches_cover_all_values_once(values, max_stretches):
+    kept = filled(values, max_stretches).values
+    assert len(kept) <= max_stretches
     assert [step for v in kept for step in range(v.first_step, v.last_step + 1)] == list(
         range(len(values))
     )

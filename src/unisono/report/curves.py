@@ -64,8 +64,8 @@ def _curve(series: Series, label: str, colour: str) -> tuple[list[dict[str, Any]
     means = [one.mean for one in series.values]
     line = curve_trace([one.middle_step for one in series.values], means, label, colour)
     left_out = _not_drawn(series)
-    if series.buckets.width > 1:
-        note = f"A point is the mean of {series.buckets.width} steps; the band goes from the least "
+    if series.width > 1:
+        note = f"A point is the mean of {series.width} steps; the band goes from the least "
         note += f"to the greatest of them.{left_out}"
         kept = [one for one in series.values if one.mean is not None]
         steps, ends = [one.middle_step for one in kept], [(one.low, one.high) for one in kept]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.plainfile import written_whole
-from unisono.report import document
 from unisono.report.comparison import MAX_RUNS, comparison
+from unisono.report.document import MARK
 from unisono.report.history import gather
 from unisono.report.page import report
 
@@ -42,7 +42,7 @@ def write_report(
             f"{str(target)!r} must be a file that this command wrote, but is a link: remove it, or "
             "name the page with `-o`."
         )
-    return write_whole(target, [report(gather(directory))], mark=document.MARK, option="-o")
+    return write_page(target, report(gather(directory)))
 
 
 def write_comparison(
@@ -65,7 +65,7 @@ def write_comparison(
         )
     names = _names([Path(directory) for directory in directories])
     runs = [gather(one, name) for one, name in zip(directories, names, strict=True)]
-    return write_whole(output, [comparison(runs)], mark=document.MARK, option="-o")
+    return write_page(output, comparison(runs))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -79,16 +79,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(map(str, folders), 1)]
 
 
-def write_whole(
-    path: str | os.PathLike[str], parts: Iterable[str], *, mark: str, option: str
-) -> Path:
-    """Write a text file, whole or not at all.
-
-    Args:
-        path: its name.
-        parts: what it holds, in UTF-8.
-        mark: what each file of this sort begins with.
-        option: what the caller calls the name, for messages.
+def write_page(path: str | os.PathLike[str], page: str) -> Path:
+    """Write a page, whole or not at all.
 
     Returns:
         Where it is.
@@ -97,36 +89,33 @@ def write_whole(
         ValueError: the name is taken by something else, or the file cannot be written.
     """
     target = Path(path).resolve()
-    advice = "choose another folder, or change its permissions"
     try:
-        _check_name(target, mark, option)
+        _check_name(target)
         with written_whole(target) as file:
-            advice = "make room, or choose another folder"
-            file.writelines(part.encode(errors="replace") for part in parts)
+            file.write(page.encode(errors="replace"))
     except OSError as error:
         raise ValueError(
-            f"`{option}` must name a file that can be written, but {str(path)!r} cannot "
-            f"({error.strerror}): {advice}."
+            f"`-o` must name a file that can be written, but {str(path)!r} cannot "
+            f"({error.strerror}): make room, choose another folder, or change its permissions."
         ) from None
     return target
 
 
-def _check_name(target: Path, mark: str, option: str) -> None:
+def _check_name(target: Path) -> None:
     try:
         status = target.lstat()
     except FileNotFoundError:
         return
     if stat.S_ISDIR(status.st_mode):
         raise ValueError(
-            f"`{option}` must name a file, but {str(target)!r} is a folder: name a file in it."
+            f"`-o` must name a file, but {str(target)!r} is a folder: name a file in it."
         )
     is_ours = False
     if stat.S_ISREG(status.st_mode):
         with target.open("rb") as file:
-            begin = file.read(len(mark.encode()))
-        is_ours = begin in (b"", mark.encode())
+            is_ours = file.read(len(MARK)) in (b"", MARK.encode())
     if not is_ours:
         raise ValueError(
-            f"`{option}` must name a new file, or one that this command wrote, but "
+            "`-o` must name a new file, or one that this command wrote, but "
             f"{str(target)!r} is something else: choose another name, or remove it."
         )

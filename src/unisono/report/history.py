@@ -57,7 +57,7 @@ class History:
     metrics_left_out: set[str] = field(default_factory=set)  # as there are too many
     learning_rates: list[Series] = field(default_factory=list)  # one a group of parameters
     gradient_norm: Series = field(default_factory=Series)
-    samples_per_second: Series = field(default_factory=lambda: Series(max_buckets=300))
+    samples_per_second: Series = field(default_factory=lambda: Series(max_stretches=300))
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
     spent: TimeSpent = field(default_factory=TimeSpent)  # the rest of the time
     findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps

@@ -38,8 +38,7 @@ class Tile:
 def report(history: History) -> str:
     """Return the page that tells of a run."""
     progress, start = history.progress, history.progress.first
-    phases = history.phases
-    has_times = bool(phases.stretches)
+    has_times = bool(history.phases.by_rank)
     return rendered(
         "run.html",
         history=history,
@@ -53,7 +52,6 @@ def report(history: History) -> str:
         parts=why.parts(history),
         phases=[times.by_phase(history), times.by_worker(history)] if has_times else [],
         phase_keys=times.PHASE_KEYS,
-        phases_in_words=times.in_words(phases),
         counts=list(_counts(history)),
         fixed=identity(history),
         where=_where(start) if start else {},

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from unisono.report.events import PHASES, StepDone
-from unisono.report.series import Buckets
+from unisono.report.series import Series
 
 MAX_WORKERS = 64  # as many rows as can be told apart
 
@@ -49,63 +49,36 @@ class Spent:
         return None if share is None else self.total_s * (1 - share) / max(self.num_steps, 1)
 
 
-@dataclass(slots=True)
-class PhaseSpan:
-    """What all workers spent in some neighbouring steps."""
-
-    first_step: int
-    last_step: int
-    num_steps: int
-    seconds: float
-    spent: Spent  # a worker's step counts as one
-
-    def absorb(self, later: PhaseSpan, /) -> None:
-        """Take in the steps that follow."""
-        self.last_step = later.last_step
-        self.num_steps += later.num_steps
-        self.seconds += later.seconds
-        self.spent.add(later.spent)
-
-    @property
-    def per_step_s(self) -> list[float]:
-        """The seconds of each phase and of what is between, in the mean of workers, a step."""
-        phases_s = [seconds / self.spent.num_steps for seconds in self.spent.phases_s]
-        between_s = self.seconds / self.num_steps - sum(phases_s)
-        return [*phases_s, max(between_s, 0.0)]
-
-
 class PhaseTimes:
     """Where the time goes, kept small: over the run, and in all of it for each worker. Final.
 
     Attributes:
-        buckets: what is kept of the run, first to last.
+        over_steps: the seconds of each phase and of what is between, in the mean of workers.
         by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
         has_left_out: whether there were more.
     """
 
-    def __init__(self, max_buckets: int = 200) -> None:
-        self.buckets: Buckets[PhaseSpan] = Buckets(max_buckets)
+    def __init__(self, max_stretches: int = 200) -> None:
+        self.over_steps = {name: Series(max_stretches) for name in (*PHASES, "between")}
         self.by_rank: dict[int, Spent] = {}
         self.has_left_out = False
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
-        whole = Spent([0.0] * len(PHASES), 0)
-        for rank, spent in spent_by_rank(step):
-            whole.add(spent)
+        found = list(spent_by_rank(step))
+        for rank, spent in found:
             if rank in self.by_rank:
                 self.by_rank[rank].add(spent)
             elif len(self.by_rank) < MAX_WORKERS:
-                self.by_rank[rank] = spent
+                self.by_rank[rank] = Spent(spent.phases_s, 1)
             else:
                 self.has_left_out = True
-        if whole.num_steps:
-            self.buckets.add(PhaseSpan(step.step, step.step, 1, step.seconds or 0.0, whole))
-
-    @property
-    def stretches(self) -> list[PhaseSpan]:
-        """What is kept of the run, first to last."""
-        return self.buckets.stretches
+        if found:
+            columns = zip(*[spent.phases_s for _, spent in found], strict=True)
+            means = [sum(column) / len(found) for column in columns]
+            between_s = max((step.seconds or 0.0) - sum(means), 0.0)
+            for series, mean_s in zip(self.over_steps.values(), [*means, between_s], strict=True):
+                series.add(step.step, mean_s)
 
 
 def spent_by_rank(step: StepDone) -> Iterator[tuple[int, Spent]]:

@@ -1,6 +1,6 @@
 """How is a long row of numbers kept small? As means, least and greatest values of its stretches.
 
-However many values come, at most ``max_buckets`` stretches are kept: when they are full, each two
+However many values come, at most ``max_stretches`` are kept: when there are as many, each two
 neighbours become one, and each new one takes twice as many values. ::
 
     1 2 3 4 │ 5      ─►  12 34 5·      ─►  12 34 56 78 │ 9      ─►  1234 5678 9···
@@ -10,53 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
-
-
-class Absorbing(Protocol):
-    """What is kept of some neighbouring steps."""
-
-    def absorb(self, later: Any, /) -> None:
-        """Take in the stretch that follows this one."""
-
-
-S = TypeVar("S", bound=Absorbing)
-
-
-class Buckets(Generic[S]):
-    """Stretches of equally many values each, but for the last one.
-
-    Attributes:
-        width: how many values each takes.
-        stretches: the stretches, first to last.
-    """
-
-    def __init__(self, max_buckets: int) -> None:
-        assert max_buckets >= 2
-        self._max = max_buckets
-        self._num_in_last = 0
-        self.width = 1
-        self.stretches: list[S] = []
-
-    def add(self, one: S) -> None:
-        """Add the stretch of a single value."""
-        if self.stretches and self._num_in_last < self.width:
-            self.stretches[-1].absorb(one)
-            self._num_in_last += 1
-            return
-        if len(self.stretches) == self._max:
-            self._halve()
-            self.add(one)
-            return
-        self.stretches.append(one)
-        self._num_in_last = 1
-
-    def _halve(self) -> None:
-        self._num_in_last = self.width * (2 - len(self.stretches) % 2)
-        for one, next_one in zip(self.stretches[::2], self.stretches[1::2], strict=False):
-            one.absorb(next_one)
-        del self.stretches[1::2]
-        self.width *= 2
 
 
 @dataclass(slots=True)
@@ -65,11 +18,11 @@ class Values:
 
     first_step: int
     last_step: int
-    total: float
-    weight: float
-    low: float
-    high: float
-    num_not_finite: int
+    total: float = 0.0
+    weight: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    num_not_finite: int = 0
 
     def absorb(self, later: Values, /) -> None:
         """Take in the values that follow."""
@@ -95,33 +48,58 @@ class Series:
     """A number a step, kept small. Final.
 
     Attributes:
-        buckets: what is kept, first to last.
+        values: the stretches, first to last, of equally many values each but for the last one.
+        width: how many values each takes.
         last: the last value, which may be NaN or infinite; None before the first.
         last_step: the step that it belongs to.
         first_not_finite: the first step whose value was not finite, or None.
     """
 
-    def __init__(self, max_buckets: int = 800) -> None:
-        self.buckets: Buckets[Values] = Buckets(max_buckets)
+    def __init__(self, max_stretches: int = 800) -> None:
+        assert max_stretches >= 2
+        self.values: list[Values] = []
+        self.width = 1
         self.last: float | None = None
         self.last_step: int | None = None
         self.first_not_finite: int | None = None
-
-    @property
-    def values(self) -> list[Values]:
-        """What is kept, first to last."""
-        return self.buckets.stretches
+        self._max = max_stretches
+        self._num_in_last = 1
 
     def add(self, step: int, value: float, weight: float = 1.0) -> None:
         """Add a step's value; its weight counts in means."""
         self.last, self.last_step = value, step
+        one = self._place(step)
         if math.isfinite(value):
-            one = Values(step, step, value * weight, weight, value, value, 0)
+            one.total += value * weight
+            one.weight += weight
+            if value < one.low:
+                one.low = value
+            if value > one.high:
+                one.high = value
         else:
-            one = Values(step, step, 0.0, 0.0, math.inf, -math.inf, 1)
+            one.num_not_finite += 1
             if self.first_not_finite is None:
                 self.first_not_finite = step
-        self.buckets.add(one)
+
+    def _place(self, step: int) -> Values:
+        """Give the stretch that a step belongs to."""
+        if self._num_in_last == self.width and len(self.values) == self._max:
+            self.halve()
+        if self._num_in_last < self.width:
+            self._num_in_last += 1
+            self.values[-1].last_step = step
+        else:
+            self._num_in_last = 1
+            self.values.append(Values(step, step))
+        return self.values[-1]
+
+    def halve(self) -> None:
+        """Make one of each two neighbours."""
+        self._num_in_last = self.width * (2 - len(self.values) % 2)
+        for one, next_one in zip(self.values[::2], self.values[1::2], strict=False):
+            one.absorb(next_one)
+        del self.values[1::2]
+        self.width *= 2
 
 
 def smoothed(means: list[float | None], reach: int) -> list[float | None]:

@@ -10,11 +10,10 @@ The phases of steps are means over the workers; what they leave of the time is b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.report.events import PHASES, End, Evaluation, Event, Start
-from unisono.report.phases import PhaseSpan
+from unisono.report.phases import PhaseTimes
 
 _EXPLAINED = {
     "starting up": "from the start of the program to the first step: imports, data, the model",
@@ -66,17 +65,18 @@ class TimeSpent:
                 self.snapshots_s += max(event.snapshots_s or 0.0, 0.0)
                 self.disk_s += max(event.disk_s or 0.0, 0.0)
 
-    def parts(self, stretches: Sequence[PhaseSpan], fits_s: float) -> list[PartOfTime]:
+    def parts(self, phases: PhaseTimes, fits_s: float) -> list[PartOfTime]:
         """Divide the time of a run.
 
         Args:
-            stretches: of its steps.
+            phases: of its steps.
             fits_s: how long its fits have lasted, in seconds.
         """
-        phases_s = [sum(one.per_step_s[i] * one.num_steps for one in stretches) for i in range(6)]
+        over_steps = phases.over_steps
+        phases_s = {name: sum(one.total for one in over_steps[name].values) for name in PHASES}
         seconds = {
             "starting up": self.startup_s,
-            **dict(zip(PHASES, phases_s, strict=True)),
+            **phases_s,
             "snapshots": self.snapshots_s,
             "checkpoints": self.disk_s,
             "evaluation": self.evaluation_s,

@@ -1,4 +1,4 @@
-"""Where the time goes: by phase over the run, in each worker, and in words."""
+"""Where the time goes: by phase over the run, and in each worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from unisono.report.curves import over_steps, step_axis
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key
 from unisono.report.history import History
-from unisono.report.phases import PhaseTimes
 
 _CUT = 4.0  # times the usual: a bar that is higher is cut, so that the others can be seen
 
@@ -20,26 +19,25 @@ PHASE_KEYS = tuple(Key(phase, f"var(--{phase})", phase) for phase in (*PHASES, "
 
 def by_phase(history: History) -> Figure:
     """Return how long each phase of a step took, over the run."""
-    stretches = history.phases.stretches
-    width = history.phases.buckets.width
-    rows = [one.per_step_s for one in stretches]
+    phases = history.phases.over_steps
+    stretches, width = phases["between"].values, phases["between"].width
     data = [
         _bars(
             key,
             f"step %{{x:,.0f}}<br>{key.label}: %{{y:.3g}} ms",
             x=[one.first_step for one in stretches],
-            y=[row[i] * 1e3 for row in rows],
+            y=[(one.mean or 0.0) * 1e3 for one in phases[key.label].values],
             width=[max(one.last_step - one.first_step + 1, 1) for one in stretches],
             offset=0,
         )
-        for i, key in enumerate(PHASE_KEYS)
+        for key in PHASE_KEYS
     ]
     layout = over_steps(data, history.marks)
     layout["xaxis"] = step_axis(stretches[0].first_step, stretches[-1].last_step + 1)
     layout |= {"barmode": "stack", "bargap": 0, "yaxis": {"title": {"text": "ms"}}}
     note = "A step's time, in the mean of the workers"
     note += f" and of {width} steps a bar." if width > 1 else "."
-    totals = [sum(row) * 1e3 for row in rows]
+    totals = [sum(bars) for bars in zip(*[trace["y"] for trace in data], strict=True)]
     usual = median(totals)
     if usual > 0 and max(totals) > _CUT * usual:
         layout["yaxis"]["range"] = [0, _CUT * usual]
@@ -63,6 +61,8 @@ def by_worker(history: History) -> Figure:
     ]
     layout = {"barmode": "stack", "bargap": 0.25, "xaxis": {"title": {"text": "ms a step"}}}
     note = "A step's time in each worker, in the mean of the steps that it took part in."
+    if history.phases.has_left_out:
+        note += f" Only the first {plural(len(ranks), 'worker')} are drawn."
     layout |= {"yaxis": _worker_axis(ranks)}
     return Figure("By worker", note, data, layout, _height_px(96, len(ranks)), is_wide=True)
 
@@ -94,22 +94,3 @@ def _worker_axis(ranks: Sequence[int]) -> dict[str, Any]:
 def _height_px(around_px: int, num_rows: int) -> int:
     """Return the height of a figure with so many rows and so much around them."""
     return around_px + 26 * max(num_rows, 2)
-
-
-def in_words(phases: PhaseTimes) -> str:
-    """Say where the time of the steps went."""
-    spent = phases.by_rank.values()
-    totals = [sum(one.phases_s[i] for one in spent) for i in range(len(PHASES))]
-    whole = sum(totals)
-    if whole <= 0:
-        return "Nothing was measured yet."
-    parts = sorted(zip(totals, PHASES, strict=True), reverse=True)
-    said = ", ".join(f"{phase} {seconds / whole:.0%}" for seconds, phase in parts if seconds > 0)
-    return f"Of the workers' time in steps: {said.replace('%', ' %')}."
-
-
-def left_out(phases: PhaseTimes) -> str:
-    """Say what of the workers is not drawn, if anything."""
-    if not phases.has_left_out:
-        return ""
-    return f"Only the first {plural(len(phases.by_rank), 'worker')} are drawn."

@@ -26,7 +26,7 @@ def said(history: History) -> list[str]:
 
 def parts(history: History) -> list[PartOfTime]:
     """Divide the time of the run."""
-    return history.spent.parts(history.phases.stretches, history.progress.seconds)
+    return history.spent.parts(history.phases, history.progress.seconds)
 
 
 def _of_parts(found: list[PartOfTime]) -> Iterator[str]:
