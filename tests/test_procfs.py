@@ -1,8 +1,18 @@
 """What is read of the kernel's files."""
 
+import subprocess
+import sys
+
 import pytest
 
-from unisono.procfs import ProcessStat, field, parse_groups, parse_stat
+from unisono.procfs import (
+    ProcessStat,
+    ThreadTimes,
+    field,
+    parse_groups,
+    parse_stat,
+    thread_times,
+)
 
 
 def stat_line(*, name="python", started=5_000):
@@ -34,3 +44,48 @@ def test_memory_is_read_where_it_is_told(text, number):
 
 def test_control_groups_are_read_by_controller():
     assert parse_groups("3:cpu,cpuacct:/a:b\n0::/\n") == {"cpu": "/a:b", "cpuacct": "/a:b", "": "/"}
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        ("5 6 7\n", ThreadTimes(5, 6)),
+        ("0 0 0\n", ThreadTimes(0, 0)),
+        ("", None),
+        ("1 2", None),
+        ("a b c", None),
+    ],
+)
+def test_what_the_kernel_counts_of_a_thread_is_read(text, times, tmp_path):
+    (tmp_path / "schedstat").write_text(text)
+    assert thread_times(tmp_path) == times
+    assert thread_times(tmp_path / "gone") is None
+
+
+SHARES = """
+import os, time
+from pathlib import Path
+from unisono.procfs import thread_times
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+pid, me = os.fork(), Path("/proc/self")
+if not pid:
+    while True: pass
+begin_s, before = time.perf_counter(), thread_times(me)
+while time.perf_counter() < begin_s + 0.4: pass
+passed_s, after = time.perf_counter() - begin_s, thread_times(me)
+os.kill(pid, 9); os.wait()
+print(before.ran_ns, after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns, passed_s)
+"""
+
+
+@pytest.mark.slow
+def test_waiting_for_a_core_that_another_uses_is_counted():
+    """Two processes share a core, so that each waits for about half of the time."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHARES], capture_output=True, text=True, check=True
+    )
+    counted_ns, ran_ns, waited_ns, passed_s = map(float, done.stdout.split())
+    if not counted_ns:
+        pytest.skip("this kernel does not count")
+    assert 0.05e9 < waited_ns < passed_s * 1e9
+    assert ran_ns + waited_ns < 1.5e9 * passed_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _MAX_BYTES = 1 << 14
 
@@ -42,14 +43,25 @@ def read_stat(pid: int) -> ProcessStat | None:
     return parse_stat(read_text(Path(f"/proc/{pid}/stat")))
 
 
-def delayed_s(pid: int, root: Path = Path("/proc")) -> float | None:
-    """Tell how long a process's first thread has waited for a core; None where nobody knows.
+class ThreadTimes(NamedTuple):
+    """How long a thread has run, and how long it has waited for a core, in nanoseconds."""
 
-    Source: Documentation/scheduler/sched-stats.rst, the second number of ``<pid>/schedstat``.
+    ran_ns: int
+    waited_ns: int
+
+
+def thread_times(folder: Path) -> ThreadTimes | None:
+    """Look at a thread; None if there is none. Some kernels count nothing: then all is 0.
+
+    Source: Documentation/scheduler/sched-stats.rst, ``schedstat``.
+
+    Args:
+        folder: the thread's in /proc, or that of a process, for its first thread.
     """
-    fields = read_text(root / str(pid) / "schedstat").split()
-    is_counted = len(fields) == 3 and fields[0] != "0" and fields[1].isdecimal()
-    return int(fields[1]) * 1e-9 if is_counted else None
+    fields = read_text(folder / "schedstat").split()
+    if len(fields) != 3 or not all(field.isdecimal() for field in fields):
+        return None
+    return ThreadTimes(int(fields[0]), int(fields[1]))
 
 
 def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:

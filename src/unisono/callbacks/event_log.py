@@ -38,7 +38,7 @@ from unisono.callbacks.place import say_alone
 from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain
-from unisono.procfs import delayed_s
+from unisono.procfs import thread_times
 from unisono.report.slowdown import ADVICE
 from unisono.report.slowness import slowdowns_in
 
@@ -287,8 +287,13 @@ def _delayed(fit: Fit, facts: Mapping[str, Any]) -> list[float | None]:
     """Read how long each worker has waited for a core, where the line is to say so."""
     if "has_more" not in facts or not fit.is_leader:
         return []
-    pids = [fit.pid(rank) for rank in facts["ranks"]]
-    return [None if pid is None else delayed_s(pid) for pid in pids]
+    return [_delayed_s(fit.pid(rank)) for rank in facts["ranks"]]
+
+
+def _delayed_s(pid: int | None) -> float | None:
+    """Read how long a process's first thread has waited for a core; None where nobody knows."""
+    times = None if pid is None else thread_times(Path(f"/proc/{pid}"))
+    return times.waited_ns * 1e-9 if times is not None and times.ran_ns else None
 
 
 def _signal_of(error: BaseException) -> str:

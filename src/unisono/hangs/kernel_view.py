@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.notices import shown
-from unisono.procfs import field, read_stat, read_text
+from unisono.procfs import field, read_stat, read_text, thread_times
 from unisono.workers.proc import started_at
 
 _NUMBERS_ON_X86 = {
@@ -120,8 +120,8 @@ def command_of(pid: int) -> str:
 
 def thread_time_ns(pid: int) -> int:
     """Tell how long a process's first thread has run, in nanoseconds; 0 if nobody knows."""
-    fields = read_text(Path(f"/proc/{pid}/task/{pid}/schedstat")).split()
-    return int(fields[0]) if fields and fields[0].isdecimal() else 0
+    times = thread_times(Path(f"/proc/{pid}"))
+    return 0 if times is None else times.ran_ns
 
 
 def _wait(pid: int) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from unisono.hangs.looking import is_before
 from unisono.launch import stalls
 from unisono.launch.stalls import LOOK_EVERY_S, Observation
-from unisono.procfs import read_stat, read_text
+from unisono.procfs import read_stat, read_text, thread_times
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.membership import Membership
 
@@ -124,7 +124,7 @@ def processor_time(pid: int) -> tuple[int, bool] | None:
     """
     try:
         ran_ns = _ran_ns(pid)
-    except (OSError, IndexError, ValueError):
+    except (OSError, ValueError):
         return None
     stat = read_stat(pid)
     return None if stat is None else (ran_ns, stat.is_stopped)
@@ -135,7 +135,9 @@ def _ran_ns(pid: int) -> int:
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         if read_text(thread / "comm").rstrip("\n") not in _IDLE_THREADS:
-            total += int(read_text(thread / "schedstat").split()[0])
+            if (times := thread_times(thread)) is None:
+                raise ProcessLookupError(thread)
+            total += times.ran_ns
         # Not every kernel lists them.
         total += sum(_ran_ns(int(child)) for child in read_text(thread / "children").split())
     return total
