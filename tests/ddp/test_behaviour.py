@@ -125,7 +125,7 @@ def compress(hook):
 
 
 @pytest.mark.parametrize("hook", ["float16", "PowerSGD"])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 @BACKENDS
 def test_torchs_hooks_that_send_less_do_what_they_do_on_torchs_class(
     on_ranks, backend, world_size, hook

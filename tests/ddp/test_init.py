@@ -107,7 +107,7 @@ def test_workers_of_our_launcher_need_no_port(monkeypatch, place):
 
 
 @pytest.mark.parametrize("backend", [None, pytest.param("gloo", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("workers", ["alike", "of_an_agent"])
 def test_ranks_find_each_other_again_and_again(request, workers, world_size, backend):
     def work(rank):

@@ -59,6 +59,8 @@ CASES: list[Case] = [
         else [("forward cuda", "unisono", "", r"no GPU here that torch can use: leave out `.cuda")]
     ),
     ("forward bus", "unisono", "", r"worker 1 of 2 was killed by SIGBUS"),
+]
+MORE_CASES: list[Case] = [
     ("forward raise", "ddp", "", ORIGINAL),
     ("backward", "ddp", "", ORIGINAL),
     ("optimizer", "ddp", "", ORIGINAL),
@@ -114,3 +116,10 @@ def crashed() -> dict[Kind, End]:
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_the_cause_comes_first(case: Case, crashed: dict[Kind, End]) -> None:
     check(case, crashed[case[:3]])
+
+
+@pytest.mark.long
+def test_so_it_does_elsewhere() -> None:
+    ends = dict(outcomes(MORE_CASES))
+    for case in MORE_CASES:
+        check(case, ends[case[:3]])

@@ -39,13 +39,11 @@ def seen() -> list[str | None]:
     ("options", "expected"),
     [
         ({}, [[str(rank), None, "1", ":4096:8"] for rank in range(2)]),
-        ({"gpus": "1"}, [["0", "1", "1", ":4096:8"]]),
         (
             {"gpus": "1,0", "workers_per_gpu": 2, "workers": 3},
             [[str(rank), "1,0", "2", ":4096:8"] for rank in range(3)],
         ),
         ({"gpus": "none"}, [[str(rank), "", None, None] for rank in range(3)]),
-        ({"gpus": "none", "workers": 4}, [[str(rank), "", None, None] for rank in range(4)]),
     ],
 )
 def test_launched_workers_are_told_of_their_gpus(
@@ -92,10 +90,8 @@ def test_the_command_starts_a_worker_for_each_gpu() -> None:
     assert places(run("--workers-per-gpu", "2", program, CUBLAS_WORKSPACE_CONFIG=":16:8")) == shared
     chosen = [["0", "1", "GPU-b", "PCI_BUS_ID", "1", ":4096:8"]]
     assert places(run("--gpus", "GPU-b", program)) == chosen
-    assert places(run(program, CUDA_VISIBLE_DEVICES="1")) == [["0", "1", "1", None, "1", ":4096:8"]]
     hidden = [[str(rank), "3", "", None, None, None] for rank in range(3)]
     assert places(run("--gpus", "none", program)) == hidden
-    assert places(run(program, CUDA_VISIBLE_DEVICES="")) == hidden
 
 
 @pytest.mark.slow
@@ -182,9 +178,7 @@ def test_workers_of_a_trainer_take_their_devices_and_the_launcher_says_which(
     assert [device for device, _ in on_sim] == ["sim:0", "sim:0", "sim:1"]
     line = "3 workers compute on sim:0 and sim:1 (test accelerator), up to 2 on each."
     assert f"unisono: {line}\n" in capfd.readouterr().err
-    on_cpu = unisono.launch(train, "cpu", None, 1, gpus="none", workers=2)
-    assert {digest for _, digest in (*on_sim, *on_cpu)} == {on_cpu[0][1]}
-    assert "compute" not in capfd.readouterr().err
+    assert {digest for _, digest in on_sim} == {train("cpu")[1]}
 
 
 class Generators:

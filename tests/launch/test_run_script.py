@@ -69,12 +69,18 @@ def test_two_runs_draw_different_numbers(unisono_run: Run) -> None:
     ("way", "status", "words"),
     [
         ("raise", 1, "worker 1 of 3 raised an exception; the others were ended:\n\nTraceback"),
-        ("exit", 7, "worker 1 of 3 left with exit status 7"),
         ("message", 1, "left with exit status 1; the others were ended:\nout of beer\n"),
         ("kill", 137, "worker 1 of 3 was killed by SIGKILL (most often"),
-        ("segfault", 139, "worker 1 of 3 was killed by SIGSEGV (a segmentation fault"),
         ("leave", 1, "worker 1 of 3 finished its program while worker"),
-        ("vanish", 1, "worker 1 of 3 left with exit status 0 in the middle of its program (by"),
+        # test_launch.py and test_crashes.py start workers that end so, too
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("exit", 7, "worker 1 of 3 left with exit status 7"),
+                ("segfault", 139, "worker 1 of 3 was killed by SIGSEGV (a segmentation fault"),
+                ("vanish", 1, "worker 1 of 3 left with exit status 0 in the middle of its program"),
+            )
+        ),
     ],
 )
 def test_the_first_failure_is_shown_once(
@@ -111,7 +117,10 @@ def test_open_files_threads_and_exit_callbacks_are_finished(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["0", "5", "words", "raise", "hook"])
+@pytest.mark.parametrize(
+    "end",
+    ["5", "raise", *(pytest.param(n, marks=pytest.mark.long) for n in ("0", "words", "hook"))],
+)
 def test_a_process_that_a_worker_forks_ends_as_it_would_anywhere(
     unisono_run: Run, end: str
 ) -> None:

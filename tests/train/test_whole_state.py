@@ -31,7 +31,10 @@ def test_one_fit_after_the_other_has_the_bits_of_a_single_one(kind, tmp_path):
 
 @pytest.mark.slow
 @EACH
-@pytest.mark.parametrize("faults", ["kill:rank=0,step=5,at=update", "kill:rank=1,step=5"])
+@pytest.mark.parametrize(
+    "faults",
+    ["kill:rank=0,step=5,at=update", pytest.param("kill:rank=1,step=5", marks=pytest.mark.long)],
+)
 def test_lost_workers_change_nothing(kind, faults, monkeypatch, tmp_path):
     monkeypatch.setenv("UNISONO_FAULTS", faults)
     for directory in (None, tmp_path):
