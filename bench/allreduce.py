@@ -23,10 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 import unisono
-import unisono.c10d
 
 SIZES = [4 << 10, 256 << 10, 1_686_568, 16_800_000, 67_200_000]  # the third is a small CNN's
-SIDES = ["gloo", "unisono, with copies", "unisono, in place"]
+SIDES = ["gloo", "unisono"]
 SECONDS_PER_SIDE_AND_SIZE = 0.8
 CALLS_A_TURN = 5
 TURNS_AT_LEAST, TURNS_AT_MOST = 5, 200
@@ -84,22 +83,22 @@ def measure(args: argparse.Namespace) -> None:
 def medians_of(num_bytes: int, group: dist.ProcessGroup, is_fresh: bool) -> list[float]:
     """Measure one size on all sides; seconds in the order of :data:`SIDES`."""
     numel = num_bytes // 4
-    private, shared = torch.zeros(numel), unisono.c10d.empty(numel, group=group).zero_()
-    sides = [(private, None), (private, group), (shared, group)]
+    tensor = torch.zeros(numel)
+    sides = [None, group]
 
-    def turn(tensor: torch.Tensor, measured: dist.ProcessGroup | None) -> list[float]:
+    def turn(measured: dist.ProcessGroup | None) -> list[float]:
         dist.barrier(group=group)
         return [time_of(tensor, measured, group if is_fresh else None) for _ in range(CALLS_A_TURN)]
 
     num_turns = torch.tensor([TURNS_AT_LEAST])
     for _ in range(2):  # the first warms up, the second tells how many turns there is time for
-        longest_s = max(sum(turn(*side)) for side in sides)
+        longest_s = max(sum(turn(side)) for side in sides)
         num_turns[0] = max(TURNS_AT_LEAST, SECONDS_PER_SIDE_AND_SIZE / longest_s)
     dist.broadcast(num_turns, 0, group=group)
     times_s: list[list[float]] = [[] for _ in sides]
     for _ in range(min(TURNS_AT_MOST, num_turns.item())):
         for side, times in zip(sides, times_s, strict=True):
-            times += turn(*side)
+            times += turn(side)
     return [statistics.median(times) for times in times_s]
 
 
@@ -119,9 +118,9 @@ def show(medians_s: dict[int, list[float]], args: argparse.Namespace) -> None:
     table = Table(title=f"all_reduce of float32, {args.workers} workers, {how}: median ms")
     for heading in ("bytes", *SIDES):
         table.add_column(heading, justify="right", no_wrap=True)
-    for num_bytes, (gloo_s, *ours_s) in medians_s.items():
-        cells = [f"{1000 * s:.3f}  ({gloo_s / s:.1f}× gloo)" for s in ours_s]
-        table.add_row(f"{num_bytes:,}", f"{1000 * gloo_s:.3f}", *cells)
+    for num_bytes, (gloo_s, ours_s) in medians_s.items():
+        ours = f"{1000 * ours_s:.3f}  ({gloo_s / ours_s:.1f}× gloo)"
+        table.add_row(f"{num_bytes:,}", f"{1000 * gloo_s:.3f}", ours)
     Console(width=None if os.isatty(1) else 110).print(table)
     print(f"torch {torch.__version__}, unisono {unisono.__version__}, load {os.getloadavg()[0]}")
 

@@ -292,9 +292,9 @@ def test_the_file_that_a_crash_left_can_be_used_again(run_ranks):
 @pytest.mark.slow
 def test_a_program_that_forgets_to_destroy_its_group_ends_well():
     code = """
-import unisono, torch.distributed as dist
+import unisono, torch, torch.distributed as dist
 dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
-tensor = unisono.c10d.empty(100_000).fill_(1.0)
+tensor = torch.ones(100_000)
 dist.all_reduce(tensor)
 work = dist.barrier(async_op=True)
 """

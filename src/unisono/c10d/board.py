@@ -13,7 +13,6 @@ What was shown at a meeting may be read until this rank comes to the next one.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Generator, Iterator
 
 import torch
@@ -28,19 +27,14 @@ Meetings = Generator[None, None, None]
 
 
 class Board:
-    """One rank's view of everybody's slots. Final.
-
-    Attributes:
-        once: ``once(make, region, *arguments)`` returns ``make(region, *arguments)``, made at the
-            first call: making views takes longer than a short reduction.
-    """
+    """One rank's view of everybody's slots. Final."""
 
     def __init__(self, region: GroupMemory, meeting: Meeting) -> None:
-        self.region = region
         self.meeting = meeting
         self.rank = meeting.rank
         self.num_ranks = meeting.num_ranks
-        self.once = functools.lru_cache(maxsize=_VIEWS_AT_MOST)(operator.call)
+        # Making views takes longer than a short reduction.
+        self._slots = functools.lru_cache(_VIEWS_AT_MOST)(functools.partial(_slots_of, region))
 
     def mine(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """View where this rank writes what it shows at the next meeting."""
@@ -63,11 +57,7 @@ class Board:
 
     def close(self) -> None:
         """Forget all views, so that the memory can go."""
-        self.once.cache_clear()
-
-    def _slots(self, dtype: torch.dtype, numel: int) -> tuple[list[torch.Tensor], ...]:
-        slots: tuple[list[torch.Tensor], ...] = self.once(_slots_of, self.region, dtype, numel)
-        return slots
+        self._slots.cache_clear()
 
 
 def _slots_of(

@@ -17,7 +17,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed import BarrierOptions, ProcessGroup
 
 import unisono.c10d.collectives as collectives
-from unisono.c10d.allreduce import all_reduce, place_of
+from unisono.c10d.allreduce import all_reduce
 from unisono.c10d.board import Meetings
 from unisono.c10d.calls import (
     all_to_all_call,
@@ -106,10 +106,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         vector = vectors.filled(tensor)
         dtype, numel = vector.dtype, vector.numel()
         reduction = reduction_of(opts, dtype)
-        place = place_of(vector, self.member.region)
         call = encode("all_reduce", dtype, numel, reduction, shape=tensor.shape)
-        steps = all_reduce(self._board, vector, reduction, place)
-        work = self._run(call, opts, steps, vectors, note=place)
+        steps = all_reduce(self._board, vector, reduction)
+        work = self._run(call, opts, steps, vectors)
         if numel == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
             # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
             # the half that is C++; without the other, waiting for it would never end.
@@ -290,14 +289,6 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Say whether :meth:`allocate_tensor` can be called."""
-        return device.type == "cpu"
-
-    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Make a vector in shared memory, where torch offers to communicate from such."""
-        return self.member.empty(torch.Size([size]), dtype)
-
     def getBackendName(self) -> str:
         """Say which backend this is. DDP's C++ logger would take a "gloo" for torch's class."""
         return "unisono"
@@ -329,7 +320,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self.member.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:
-        """Leave the group; its memory goes with the last tensor of :func:`unisono.c10d.empty`."""
+        """Leave the group."""
         self.member.leave()
 
     def abort(self) -> None:

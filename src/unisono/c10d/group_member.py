@@ -6,10 +6,8 @@ A call that fails half-way ends the group for this rank; the other ranks learn t
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Sequence
 
-import torch
 from torch._C._distributed_c10d import Store
 
 from unisono.c10d.board import Board, Meetings
@@ -47,8 +45,8 @@ class GroupMember:
                 self._peers.leave(Departure.FAILED, str(error))
                 raise
         self.board = Board(self.region, self._meeting)
-        self._blocks = Blocks(self.region.mapping, self.region.layout.heap(rank))
-        self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
+        blocks = Blocks(self.region.mapping, self.region.layout.heap(rank))
+        self.messages = Messages(self.region, blocks, self._peers, timeout_s)
         self.execution = Execution()
 
     def run(
@@ -91,17 +89,6 @@ class GroupMember:
             yield from ()
 
         self.execution.carry_out(Call(self._meeting, refusal()), is_async=True)
-
-    def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""
-        num_bytes = sizes.numel() * dtype.itemsize
-        if not num_bytes:
-            return torch.empty(sizes, dtype=dtype)
-        offset = self._blocks.take(num_bytes)
-        # A storage keeps its window, so the window's end is the end of the last tensor in it.
-        window = memoryview(self.region.mapping)[offset : offset + num_bytes]
-        weakref.finalize(window, self._blocks.give_back, offset).atexit = False
-        return torch.frombuffer(window, dtype=dtype).view(sizes)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Say how long waits may last from now on."""

@@ -7,7 +7,7 @@ One memfd a group. Pages exist from when they are first written, so generous siz
 * A *line* says how far a rank has come, which call it is in, and whether it has left.
 * A *ring* holds the messages from one rank to another that nobody has fetched yet.
 * Two *slots* a rank: what a rank shows the others at even and at odd meetings.
-* A *heap* is where a rank keeps the contents of its messages and tensors made by ``empty``.
+* A *heap* is where a rank keeps the contents of its messages.
 
 All positions are byte offsets from the beginning and multiples of 64; each line and each counter
 that two ranks use has cache lines of its own. The mapping is given back when the last tensor that
@@ -20,8 +20,6 @@ import ctypes
 import mmap
 import os
 from dataclasses import dataclass
-
-import torch
 
 from unisono.workers import futex
 from unisono.workers.meeting_point import MeetingSeat
@@ -127,11 +125,6 @@ class GroupMemory:
     def sleep_while(self, offset: int, seen: int, timeout_s: float) -> None:
         """Sleep while the word at `offset` is `seen`, at most `timeout_s` seconds."""
         futex.wait(self.address + offset, seen, timeout_s)
-
-    def offset_of(self, tensor: torch.Tensor) -> int | None:
-        """Find where a tensor begins in this memory, or None if it lies elsewhere."""
-        offset = tensor.data_ptr() - self.address
-        return offset if 0 <= offset < len(self.mapping) else None
 
 
 def _whole_pages(num_bytes: int) -> int:

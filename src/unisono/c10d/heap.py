@@ -58,9 +58,8 @@ class Blocks:
                 return gap.start
         taken = sum(self._size_of.values())
         raise HeapFullError(
-            f"messages nobody has received and tensors made by `unisono.c10d.empty` must fit into "
-            f"the machine's memory, but {taken:,} bytes are taken and no gap holds {size:,} more: "
-            f"receive what was sent, or drop some tensors."
+            f"messages nobody has received must fit into the machine's memory, but {taken:,} bytes "
+            f"are taken and no gap holds {size:,} more: receive what was sent."
         )
 
     def _accept_returned(self) -> None:

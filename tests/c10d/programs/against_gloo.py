@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-import unisono
 from unisono.plan.summation import tree_sum
 
 OP = dist.ReduceOp
@@ -267,19 +266,6 @@ def whatever_the_cut():
         for piece in pieces.split(12_345):
             dist.all_reduce(piece, op, group=ours)
         same(f"whatever the cut {dtype} {op}", whole, pieces)
-    for size in (5, 1000, 300_007, 3_000_001):
-        where_it_lies = unisono.c10d.empty(size + 1, group=ours)[1:]
-        where_it_lies.copy_(value(torch.float32, size, rank))
-        everybody = [value(torch.float32, size, owner) for owner in range(world_size)]
-        for op in (OP.SUM, OP.MAX, OP.AVG):
-            tensor = where_it_lies.clone()
-            shared = unisono.c10d.empty((size,), group=ours).copy_(tensor)
-            dist.all_reduce(shared, op, group=ours)
-            dist.all_reduce(tensor, op, group=ours)
-            same(f"where it lies {size} {op}", shared, tensor)
-        mixed = where_it_lies if rank == 0 else value(torch.float32, size, rank)
-        dist.all_reduce(mixed, group=ours)
-        same(f"some where they lie, some not {size}", mixed, tree_sum(everybody, torch.add))
 
 
 def forms():
