@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,12 +29,12 @@ from unisono.workers.proc import (
     host_name,
     open_memory,
     started_at,
+    wait_for,
 )
 
 _KEY = "unisono"
 _NONE = -1  # in the place of a descriptor: rank 0 has failed
 _STALE_AT_MOST_S = 60.0
-_LOOK_EVERY_S = 0.01
 
 
 @contextmanager
@@ -88,18 +87,15 @@ def _publish(store: Store, layout: Layout) -> tuple[GroupMemory, int]:
 
 
 def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMemory:
-    deadline = time.monotonic() + min(timeout_s, _STALE_AT_MOST_S)
-    while True:
-        try:
-            return _open(store.get(_KEY), rank, layout)
-        except NotThereError as error:
-            if time.monotonic() >= deadline:
-                raise RendezvousError(
-                    f"rank {rank} must map the memory that rank 0 has published in the store, but "
-                    f"the entry there cannot be used: {error}. If it is a left-over, remove the "
-                    f"file of `file://` or take a fresh store; if rank 0 is late, start it first."
-                ) from error
-        time.sleep(_LOOK_EVERY_S)
+    def late(error: NotThereError) -> Exception:
+        return RendezvousError(
+            f"rank {rank} must map the memory that rank 0 has published in the store, but the "
+            f"entry there cannot be used: {error}. If it is a left-over, remove the file of "
+            f"`file://` or take a fresh store; if rank 0 is late, start it first."
+        )
+
+    at_most_s = min(timeout_s, _STALE_AT_MOST_S)
+    return wait_for(lambda _: _open(store.get(_KEY), rank, layout), at_most_s, late)
 
 
 def _open(entry: bytes, rank: int, layout: Layout) -> GroupMemory:

@@ -9,7 +9,6 @@ import errno
 import os
 import signal
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -18,8 +17,7 @@ import click
 
 from unisono.cli.endings import Refusal, leave
 from unisono.errors import RendezvousError
-from unisono.notices import say
-from unisono.timeouts import NOTICE, RENDEZVOUS, TIMEOUTS
+from unisono.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.workers.interfaces import (
     INTERFACE_VARIABLE,
     address_here,
@@ -27,14 +25,14 @@ from unisono.workers.interfaces import (
     is_loopback,
 )
 from unisono.workers.job_store import knock, listen
-from unisono.workers.proc import NotThereError
+from unisono.workers.proc import NotThereError, wait_for
 from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
     *("replaces", "gpus", "workers_per_gpu", "backend", "debug"),
 }
-_ANSWERS_WITHIN_S, _PAUSE_S = 2.0, 0.1
+_ANSWERS_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,23 +170,15 @@ def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
         _check_reached(where, int(port))
         return
 
-    begun_s, is_told = time.monotonic(), False
-    while True:
-        waited_s = time.monotonic() - begun_s
-        try:
-            knock(host, int(port))
-            return
-        except NotThereError as error:
-            if waited_s >= timeout_s:
-                raise RendezvousError(
-                    f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: "
-                    f"look whether `unisono run` was started on it, with the same `--rendezvous`; "
-                    f"{RENDEZVOUS.variable} waits longer (s)."
-                ) from error
-        if waited_s >= NOTICE.in_s() and not is_told:
-            is_told, number = True, hosts.node_rank
-            say(f"host {number} has waited {waited_s:.0f} s at {hosts.rendezvous} for host 0.")
-        time.sleep(_PAUSE_S)
+    def late(error: NotThereError) -> Exception:
+        return RendezvousError(
+            f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: look "
+            f"whether `unisono run` was started on it, with the same `--rendezvous`; "
+            f"{RENDEZVOUS.variable} waits longer (s)."
+        )
+
+    told = f"host {hosts.node_rank}", f"at {hosts.rendezvous} for host 0"
+    wait_for(lambda _: knock(host, int(port)), timeout_s, late, told)
 
 
 def _check_reached(host: str, port: int) -> None:

@@ -20,17 +20,14 @@ import errno
 import fcntl
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from unisono.errors import RendezvousError
-from unisono.notices import say
-from unisono.timeouts import NOTICE
 from unisono.workers.gathering import too_late
 from unisono.workers.jobname import JobName
-from unisono.workers.proc import NotThereError, memories_of, open_memory, started_at
+from unisono.workers.proc import NotThereError, memories_of, open_memory, started_at, wait_for
 from unisono.world import OPEN_MPI, SLURM, World
 
 if TYPE_CHECKING:
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 MEMORY_NAME = "unisono-store"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_PAUSE_S, _PAUSE_AT_MOST_S = 0.01, 0.5
 # Rank 0 has the memory that is looked for open under the first free number from here on: so others
 # need not list what every process has open.
 _FIRST_NUMBER = 200
@@ -105,21 +101,11 @@ def wait_for_rank_0(
     Raises:
         WaitTimeoutError: rank 0 did not come in time.
     """
-    begun_s, is_told = time.monotonic(), False
-    while True:
-        waited_s = time.monotonic() - begun_s
-        try:
-            return look(waited_s)
-        except NotThereError as error:
-            if waited_s >= timeout_s:
-                advice = f"{error}; {advice}"
-                raise too_late(here.world_size, where, timeout_s, (0,), advice) from error
-        if waited_s >= NOTICE.in_s() and not is_told:
-            is_told = True
-            say(f"rank {here.rank} has waited {waited_s:.0f} s in {where} for rank 0.")
-        looked_s = time.monotonic() - begun_s - waited_s
-        # So that looking takes a tenth of the time at most, where it takes long.
-        time.sleep(min(max(_PAUSE_S, 9 * looked_s), _PAUSE_AT_MOST_S))
+
+    def late(error: NotThereError) -> Exception:
+        return too_late(here.world_size, where, timeout_s, (0,), f"{error}; {advice}")
+
+    return wait_for(look, timeout_s, late, (f"rank {here.rank}", f"in {where} for rank 0"))
 
 
 @contextlib.contextmanager

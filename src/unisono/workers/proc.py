@@ -8,14 +8,52 @@ descriptor may mean something else by now, so whoever opens one checks what it i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from unisono.notices import say
 from unisono.procfs import read_stat, read_text
+from unisono.timeouts import NOTICE
+
+_PAUSE_S, _PAUSE_AT_MOST_S = 0.01, 0.5
+
+T = TypeVar("T")
 
 
 class NotThereError(Exception):
     """What was looked for in another process is not there, or not any more."""
+
+
+def wait_for(
+    look: Callable[[float], T],
+    timeout_s: float,
+    late: Callable[[NotThereError], Exception],
+    told: tuple[str, str] | None = None,
+) -> T:
+    """Look for something again and again.
+
+    Args:
+        look: given the seconds since the first look; raises NotThereError where it finds nothing.
+        timeout_s: how long it may take, in seconds.
+        late: makes what is raised then, of what was raised last.
+        told: who has waited, and for what, as is said once when it takes long.
+    """
+    begun_s = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - begun_s
+        try:
+            return look(waited_s)
+        except NotThereError as error:
+            if waited_s >= timeout_s:
+                raise late(error) from error
+        if told is not None and waited_s >= NOTICE.in_s():
+            say(f"{told[0]} has waited {waited_s:.0f} s {told[1]}.")
+            told = None
+        # So that looking takes a tenth of the time at most, where it takes long.
+        looked_s = time.monotonic() - begun_s - waited_s
+        time.sleep(min(max(_PAUSE_S, 9 * looked_s), _PAUSE_AT_MOST_S))
 
 
 def host_name() -> str:
