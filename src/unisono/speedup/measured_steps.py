@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.step.phase_timers import Phase
-from unisono.verify.raw_trace import read_trace
+from unisono.verify.raw_trace import RawTrace
 from unisono.verify.recorder import Limits
 from unisono.verify.trials import Program, Trial, trials_of
 
@@ -110,7 +110,7 @@ def timed_steps(turns: Sequence[Seconds]) -> TimedSteps:
 
 def _timed(trial: Trial) -> tuple[dict[str, Any], Seconds]:
     """Read the facts about a program that was run, and what its whole, warm steps took."""
-    told = [_told(trial, rank) for rank in range(trial.world_size)]
+    told = [_told(trial, trace) for trace in trial.traces]
     warm_rows, facts, first = told[0]
     of_ranks = [{step: times for step, _, times in rows} for *_, rows in told]
     common = [
@@ -134,7 +134,7 @@ def without_pauses(times: Seconds) -> Seconds:
     return kept
 
 
-def _told(trial: Trial, rank: int) -> tuple[int, dict[str, Any], list[list[Any]]]:
+def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list[Any]]]:
     """Read what a worker has noted.
 
     Returns:
@@ -146,9 +146,8 @@ def _told(trial: Trial, rank: int) -> tuple[int, dict[str, Any], list[list[Any]]
         raise ValueError(
             f"SCRIPT must run until some of its steps were timed, but did not: {trial.failure}"
         )
-    for event in read_trace(trial.folder, rank).events:
-        if event["t"] == "timed":
-            return event["warm_rows"], event["facts"], event["rows"]
+    for event in trace.of("timed"):
+        return event["warm_rows"], event["facts"], event["rows"]
     raise ValueError(
         "SCRIPT must train with `unisono.Trainer` or `unisono.Run`, as its steps are timed there, "
         "but took no step with either: call `fit` or `steps` in it, outside of `unisono.launch`."

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.verify.findings import Verdict, in_order, unknown
-from unisono.verify.raw_trace import read_trace
 from unisono.verify.recorder import Limits
 from unisono.verify.replay_checks import (
     KINDS,
@@ -72,8 +71,7 @@ class _Replay:
     def _run(self, limits: Limits, name: str, files: Path | None = None) -> tuple[Trial, Records]:
         self._trials.limits = limits
         trial = self._trials.run(self._world_size, name, files=files)
-        traces = [read_trace(trial.folder, rank) for rank in range(self._world_size)]
-        return trial, [step_records(trace) for trace in traces]
+        return trial, list(map(step_records, trial.traces))
 
     def _resume(
         self, undisturbed: Records, stop: int, name: str, *, damages: bool = False

@@ -20,6 +20,7 @@ from unisono.launch.job import MODULE, Job
 from unisono.launch.report import failure_message
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.supervise import supervise
+from unisono.verify.raw_trace import RawTrace, read_trace
 from unisono.verify.recorder import Limits
 from unisono.verify.scratch import copy_folder
 
@@ -40,15 +41,14 @@ class Program:
 class Trial:
     """How one run ended."""
 
-    folder: Path  # with its traces
-    world_size: int  # on how many ranks
+    traces: tuple[RawTrace, ...]  # what each rank recorded
     failure: str = ""  # why it did not end well; empty if it did
     interrupted_by: int | None = None  # the signal that the user ended it with
 
     @property
     def trouble(self) -> str:
         """On how many ranks it did not end well, and why; empty if it did."""
-        return self.failure and f"On {num_ranks(self.world_size)}: {self.failure}"
+        return self.failure and f"On {num_ranks(len(self.traces))}: {self.failure}"
 
 
 def num_ranks(world_size: int) -> str:
@@ -126,7 +126,8 @@ class Trials:
         elif ended.state.cause is not None:
             failure = failure_message(ended.state, world_size)
             failure = failure.replace(str(copy), str(self._program.folder))
-        return Trial(folder, world_size, failure, signum)
+        traces = tuple(read_trace(folder, rank) for rank in range(world_size))
+        return Trial(traces, failure, signum)
 
     def _job(self, world_size: int, folder: Path, copy: Path) -> Job:
         program = self._program

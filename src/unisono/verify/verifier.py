@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from unisono.verify.exact_checks import check_exact, exact_run
 from unisono.verify.feed import feed_of
 from unisono.verify.findings import CAUSES_FIRST, Verdict, in_order, unknown
 from unisono.verify.gradient_checks import check_gradients
-from unisono.verify.raw_trace import Identities, RawTrace, read_trace
+from unisono.verify.raw_trace import Identities, RawTrace
 from unisono.verify.reading import resolve
 from unisono.verify.recorder import Limits
 from unisono.verify.sample_checks import check_samples
@@ -49,29 +49,26 @@ class _Verification:
 
     def verdict(self) -> Verdict:
         """Run and judge."""
-        trial, traces = self._run(self._world_size, "several")
-        if not trial.failure and not _have_steps(traces):
+        trial = self._run(self._world_size, "several")
+        if not trial.failure and not _has_steps(trial):
             # It accumulates more passes than an iteration was cut to.
             longer = replace(self._limits, batches=self._limits.batches * _MORE_BATCHES)
             self._trials.limits = longer
-            trial, traces = self._run(self._world_size, "several-longer")
-        if trial.interrupted_by is not None or not _have_steps(traces):
-            return self._unverified(trial, traces)
-        if any(trace.of("exact") for trace in traces):
-            return self._exact(trial, traces)
-        return self._compared(trial, traces)
+            trial = self._run(self._world_size, "several-longer")
+        if trial.interrupted_by is not None or not _has_steps(trial):
+            return self._unverified(trial)
+        if any(trace.of("exact") for trace in trial.traces):
+            return self._exact(trial)
+        return self._compared(trial)
 
-    def _run(
-        self, world_size: int, name: str, feed: Path | None = None
-    ) -> tuple[Trial, list[RawTrace]]:
+    def _run(self, world_size: int, name: str, feed: Path | None = None) -> Trial:
         self._say(f"running on {num_ranks(world_size)}")
-        trial = self._trials.run(world_size, name, feed)
-        return trial, [read_trace(trial.folder, rank) for rank in range(world_size)]
+        return self._trials.run(world_size, name, feed)
 
-    def _unverified(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
+    def _unverified(self, trial: Trial) -> Verdict:
         if trial.failure:
             why = "The program did not come to a step of an optimizer on all ranks."
-        elif any(trace.events[:-1] for trace in traces):
+        elif any(trace.events[:-1] for trace in trial.traces):
             why = "The program ended without a step of an optimizer of torch."
         else:
             why = "The program ended without a torch module, loader or optimizer on its ranks."
@@ -79,40 +76,38 @@ class _Verification:
         findings = [unknown(check, why, remedy) for check in CAUSES_FIRST]
         return Verdict((1, self._world_size), findings, trial.trouble, trial.interrupted_by)
 
-    def _exact(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
+    def _exact(self, trial: Trial) -> Verdict:
         """Compare the bits of runs on all numbers of workers up to that of the first run."""
         sizes, trouble = tuple(range(1, self._world_size + 1)), trial.trouble
-        runs = {self._world_size: exact_run(traces)}
+        runs = {self._world_size: exact_run(trial.traces)}
         for world_size in reversed(sizes[:-1]):
-            trial, traces = self._run(world_size, f"on-{world_size}")
+            trial = self._run(world_size, f"on-{world_size}")
             trouble = trouble or trial.trouble
             if trial.interrupted_by is not None:
                 return Verdict(sizes, (), trouble, trial.interrupted_by)
-            runs = {world_size: exact_run(traces), **runs}
+            runs = {world_size: exact_run(trial.traces), **runs}
         return Verdict(sizes, in_order(check_exact(runs)), trouble, is_exact=True)
 
-    def _compared(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
+    def _compared(self, trial: Trial) -> Verdict:
         sizes = (1, self._world_size)
-        alone, trace = self._run_one(traces, "one")
-        num_passes = _passes_of_first_step(trace), _passes_of_first_step(traces[0])
+        alone = self._run_one(trial, "one")
+        num_passes = [_passes_of_first_step(one.traces[0]) for one in (alone, trial)]
         if not alone.failure and num_passes[0] == self._world_size * num_passes[1] > 0:
             # It accumulates N times as many passes on one rank, so that each is as large.
             self._say(f"running on 1 rank again, with {self._world_size} times the passes")
-            alone, trace = self._run_one(traces, "one-accumulating", one_by_one=True)
+            alone = self._run_one(trial, "one-accumulating", one_by_one=True)
         if alone.interrupted_by is not None:
             return Verdict(sizes, (), alone.trouble, alone.interrupted_by)
-        return Verdict(sizes, judge(traces, trace), trial.trouble or alone.trouble)
+        findings = judge(trial.traces, alone.traces[0])
+        return Verdict(sizes, findings, trial.trouble or alone.trouble)
 
-    def _run_one(
-        self, traces: list[RawTrace], name: str, *, one_by_one: bool = False
-    ) -> tuple[Trial, RawTrace]:
+    def _run_one(self, trial: Trial, name: str, *, one_by_one: bool = False) -> Trial:
         feed = self._trials.folder / f"{name}.json"
-        feed.write_text(json.dumps(feed_of(traces, one_by_one=one_by_one)))
-        trial, (trace,) = self._run(1, name, feed)
-        return trial, trace
+        feed.write_text(json.dumps(feed_of(trial.traces, one_by_one=one_by_one)))
+        return self._run(1, name, feed)
 
 
-def judge(traces: list[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
+def judge(traces: Sequence[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
     """Ask all checks about a run on several ranks and one on one."""
     identities = Identities([*traces, one])
     ranks = tuple(resolve(trace, identities) for trace in traces)
@@ -121,8 +116,8 @@ def judge(traces: list[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
     return in_order(with_means_of_evaluations(findings, seen))
 
 
-def _have_steps(traces: list[RawTrace]) -> bool:
-    return all(trace.of("step", "step-bits") for trace in traces)
+def _has_steps(trial: Trial) -> bool:
+    return all(trace.of("step", "step-bits") for trace in trial.traces)
 
 
 def _passes_of_first_step(trace: RawTrace) -> int:
