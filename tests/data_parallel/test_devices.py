@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import unisono
-from unisono.data_parallel import device_copies
 
 WAIT_S = 0.3
 MIB = 2**20
@@ -183,22 +182,7 @@ def travelled(call, *args):
     """Give the sizes, in MiB, of the large tensors that a call copies."""
     with Travelling() as mode:
         call(*args)
-    return [size // MIB for size in mode.num_bytes if size > device_copies.QUICK_BYTES]
-
-
-@pytest.mark.slow
-def test_only_what_the_optimizer_changed_travels(accelerator):
-    module, model = large()
-    x = torch.ones(4, 1)
-    optimizer = torch.optim.SGD([module.trained], lr=1.0)
-    assert travelled(model, x) == [20, 20]
-    assert travelled(model, x) == []
-    model(x).sum().backward()
-    optimizer.step()
-    assert travelled(model, x) == [20]
-    model.eval()
-    with torch.no_grad():
-        assert travelled(model, x) == []
+    return [size // MIB for size in mode.num_bytes if size >= MIB]
 
 
 @pytest.mark.slow
@@ -218,53 +202,13 @@ def replace_data(parameter):
     parameter.data = parameter.data + 1
 
 
-def change_one_element(parameter):
-    parameter.data[MIB + 7] += 2**-20
-
-
-def swap_elements(parameter):
-    parameter.data[:2] = parameter.data[:2].flip(0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [write_data, replace_data, change_one_element, swap_elements])
-@pytest.mark.parametrize("name", ["trained", "frozen"])
-def test_changes_that_torch_does_not_count_travel(change, name, accelerator):
-    module, model = large()
-    parameter = module.get_parameter(name)
-    parameter.data[0] = 3
-    model(torch.ones(4, 1))
-    change(parameter)
-    model(torch.ones(4, 1))
-    (held,) = model._copies._held.values()
-    for copied, own in zip(held, module.parameters(), strict=False):  # buffers come after
-        assert copied.tensor.cpu().equal(own.cpu())
-
-
-@pytest.mark.slow
-def test_after_an_uncounted_change_what_is_trained_travels_unasked(accelerator):
-    module, model = large()
-    x = torch.ones(4, 1)
-    model(x)
-    write_data(module.trained)
-    with accelerator.synchronizations() as seen:
-        model(x.pin_memory())
-    assert "copy to the host" in {each.kind for each in seen}
-    write_data(module.trained)
-    assert travelled(model, x) == [20]
-    module.frozen.requires_grad_(True)
-    with accelerator.synchronizations() as seen:
-        model(x.pin_memory())
-    assert seen == []
-
-
-def test_fused_optimizers_are_not_counted():
-    """Why counts alone are not enough; without this `device_copies.py` could be simpler."""
-    parameter = nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    before = parameter._version
-    torch.optim.AdamW([parameter], fused=True).step()
-    assert parameter._version == before
+@pytest.mark.parametrize("change", [write_data, replace_data])
+def test_changes_that_torch_does_not_count_travel(change, accelerator):
+    module = nn.Linear(2, 2, bias=False).to("sim:0")
+    model, x = unisono.DataParallel(module, [0, 1]), torch.ones(4, 2)
+    before = model(x).cpu()
+    change(module.weight)
+    assert model(x).cpu().equal(before + 2)
 
 
 @pytest.mark.slow
@@ -278,14 +222,17 @@ def test_a_pass_of_inference_leaves_nothing_that_training_cannot_use(accelerator
 
 def test_parameters_may_be_replaced_by_others(accelerator):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to("sim:0")
-    model = unisono.DataParallel(module, [0, 1])
-    x = torch.ones(4, 2)
+    model, x = unisono.DataParallel(module, [0, 1]), torch.ones(4, 2)
+
+    def by_chunks():  # a kernel may round otherwise for another number of rows
+        return torch.cat([module(part.double().to("sim:0")) for part in x.chunk(2)])
+
     model(x)
     module[1] = nn.Linear(2, 3, device="sim:0", dtype=torch.float64)
     module[0].to(torch.float64)
-    assert model(x.double()).equal(module(x.double().to("sim:0")))
+    assert model(x.double()).equal(by_chunks())
     module[1] = nn.Identity()
-    assert model(x.double()).equal(module(x.double().to("sim:0")))
+    assert model(x.double()).equal(by_chunks())
 
 
 def test_two_calls_before_a_backward_pass_on_two_devices(accelerator):

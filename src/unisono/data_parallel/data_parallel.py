@@ -10,7 +10,6 @@ import torch
 from torch.nn.parallel import DataParallel as TorchDataParallel
 
 from unisono.data_parallel.chunks import Inputs, count_chunks, cut, places
-from unisono.data_parallel.device_copies import DeviceCopies
 from unisono.data_parallel.device_ids import Name, read_device, read_devices
 from unisono.data_parallel.forks import aliases, through_gate
 from unisono.data_parallel.joined import join
@@ -46,9 +45,6 @@ class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc
       are summed along one binary tree (:mod:`unisono.plan.summation`). A forward pass draws one
       number from torch's CPU generator, from which the random numbers of all chunks follow, so
       dropout is the same, too. With ``shards=1`` the result is the module's own.
-    * **Replicas stay on their devices**: only parameters that have changed since the last forward
-      pass are copied again. Large ones are compared by a hash, since torch's version counter
-      misses some changes.
     * **No Python threads**: chunks are launched one after the other. In the backward pass, autograd
       uses one thread for each device.
     * Parameters without a gradient in any chunk keep None. ``parameters()`` works in replicas.
@@ -119,7 +115,7 @@ class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc
         self.shards = shards or max(1, len(devices))
         self.devices = devices
         self.device_ids = [device if device.index is None else device.index for device in devices]
-        self._start()
+        self._hands = _ChunkDevices()
         if not devices:
             return
         self.src_device_obj = devices[0]
@@ -168,15 +164,11 @@ class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc
 
     def __getstate__(self) -> dict[str, Any]:
         kept: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in kept.items() if name not in ("_copies", "_hands")}
+        return {name: value for name, value in kept.items() if name != "_hands"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._start()
-
-    def _start(self) -> None:
-        """Begin without copies on any device."""
-        self._copies, self._hands = DeviceCopies(), _ChunkDevices()
+        self._hands = _ChunkDevices()
 
     def _count(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if type(self).scatter is not DataParallel.scatter:
@@ -206,9 +198,10 @@ class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc
     ) -> list[dict[int, torch.Tensor]]:
         """Give for each chunk what takes the place of each parameter and buffer, by its ``id``."""
         everything = original.parameters + original.buffers
-        others = [device for device in dict.fromkeys(devices) if device != devices[0]]
-        there = self._copies.bring(everything, others)
-        there[devices[0]] = everything
+        there = {devices[0]: everything}
+        for device in dict.fromkeys(devices):
+            if device not in there:
+                there[device] = [each.detach().to(device, non_blocking=True) for each in everything]
         num_parameters = len(original.parameters)
         given = []
         for chunk, device in enumerate(devices):
