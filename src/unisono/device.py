@@ -57,7 +57,6 @@ class Device:
         is_host: whether it is the CPU.
         is_divided: whether it is several.
         parts: each of several by itself; else this one alone.
-        is_divided: whether it is several.
     """
 
     def __init__(self, device: torch.device, *more: torch.device) -> None:

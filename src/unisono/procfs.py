@@ -64,11 +64,11 @@ def thread_times(folder: Path) -> ThreadTimes | None:
     return ThreadTimes(int(fields[0]), int(fields[1]))
 
 
-def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
+def read_text(path: Path) -> str:
     """Read the beginning of a file of the kernel; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(max_bytes).decode(errors="replace")
+            return file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
@@ -82,7 +82,7 @@ def field(text: str, name: str) -> int | None:
     return None
 
 
-def group_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+def group_folders(controller: str, root: Path) -> Iterator[Path]:
     """List where a controller's files of this process's control group may be, v1 or v2.
 
     Those of the groups above it follow, up to the root: within a container, the path of the group

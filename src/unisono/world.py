@@ -263,13 +263,12 @@ def num_devices() -> int:
     return min(len(os.sched_getaffinity(0)), DEFAULT_DEVICES_AT_MOST)
 
 
-def threads_per_worker(environ: Mapping[str, str] | None = None) -> int:
+def threads_per_worker() -> int:
     """Read how many threads each worker computes with: ``UNISONO_THREADS``, else 1.
 
     The number changes the bits of a result, so it is never derived from the number of workers.
     """
-    environ = os.environ if environ is None else environ
-    return _number_of_at_least_1(environ, "UNISONO_THREADS")
+    return _number_of_at_least_1(os.environ, "UNISONO_THREADS")
 
 
 def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:

@@ -14,17 +14,16 @@ from unisono.launch.nvml import gpus_of_driver
 from unisono.verdicts import UNKNOWN, WARNING, WRONG, Finding
 
 
-def examine(environ: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
+def examine(environ: Mapping[str, str]) -> list[Finding]:
     """Examine this machine.
 
     Args:
         environ: the variables that training would have.
-        root: of control groups and of /dev, for tests.
     """
     gpus, interfaces = gpus_of_driver(), list(psutil.net_if_addrs())
     probes = {
         "torch": lambda: torch_and_gpus(environ, gpus),
-        **machine_probes(root),
+        **machine_probes(Path("/")),
         "settings": lambda: judge_settings(environ, interfaces, [gpu.uuid for gpu in gpus]),
     }
     return list(observe(probes))

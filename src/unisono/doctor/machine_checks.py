@@ -23,11 +23,11 @@ _LITTLE_MEMORY, _LITTLE_SHARED, _FEW_FILES = 2**29, 2**28, 1024
 _LOOK_S = 0.2
 
 
-def machine_probes(root: Path = Path("/")) -> dict[str, Callable[[], Iterable[Finding]]]:
+def machine_probes(root: Path) -> dict[str, Callable[[], Iterable[Finding]]]:
     """Give the checks of the machine, by name.
 
     Args:
-        root: of control groups and of /dev/shm, for tests.
+        root: of control groups and of /dev/shm.
     """
     num_cores, num_all = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     files, shared = resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(root / "dev/shm")
