@@ -1,5 +1,6 @@
 """Calls with ``async_op=True``: nobody is held up by a rank that comes late, and order is kept."""
 
+import functools
 import random
 import sys
 import tempfile
@@ -38,6 +39,31 @@ def tell(group, other):
 
 def be_told(group, other):
     group.recv([torch.ones(1)], other, 0).wait()
+
+
+def with_rank_1_late(group, rank, call):
+    """Make a call that goes on: rank 1 makes it once rank 0 has; gives what rank 0 can wait for."""
+    if rank == 1:
+        be_told(group, 0)
+    going_on = call()
+    if rank == 0:
+        tell(group, 1)
+    return going_on
+
+
+def refused_barrier(group):
+    """Come late, and to another call than rank 0; gives the error."""
+    be_told(group, 0)
+    with pytest.raises(MismatchError) as caught:
+        barrier(group, is_async=False)
+    return caught.value
+
+
+def total(group, rank):
+    """See that the group lives on."""
+    tensor = torch.tensor([1.0 + rank])
+    all_reduce(group, tensor, is_async=True).wait()
+    return tensor.item()
 
 
 def until_done(work):
@@ -184,13 +210,13 @@ def test_a_copy_is_made_when_it_is_the_turn_of_its_call(as_ranks, monkeypatch, m
 def test_data_that_a_tensor_is_given_meanwhile_is_left_alone(as_ranks, shape):
     def work(group, rank):
         tensor, other = torch.full(shape, 1.0 + rank), torch.full(shape, 100.0)
-        if rank == 1:
-            be_told(group, 0)
-        going_on = all_reduce(group, tensor, is_async=True)
-        tensor.data, other.data = other.data, tensor.data
-        if rank == 0:
-            tell(group, 1)
-        going_on.wait()
+
+        def call():
+            going_on = all_reduce(group, tensor, is_async=True)
+            tensor.data, other.data = other.data, tensor.data
+            return going_on
+
+        with_rank_1_late(group, rank, call).wait()
         return tensor.unique().tolist(), other.unique().tolist()
 
     assert as_ranks(2, work) == [([100.0], [3.0])] * 2
@@ -205,12 +231,8 @@ def test_denormals_are_treated_as_where_the_call_was_made(as_ranks):
             for flushes in (False, True, False):
                 torch.set_flush_denormal(flushes)
                 tensor = tiny.clone().view(torch.float32)
-                if rank == 1:
-                    be_told(group, 0)
-                going_on = all_reduce(group, tensor, is_async=True)
-                if rank == 0:
-                    tell(group, 1)
-                going_on.wait()
+                call = functools.partial(all_reduce, group, tensor, is_async=True)
+                with_rank_1_late(group, rank, call).wait()
                 found.append(tensor.view(torch.int32).item())
         finally:
             torch.set_flush_denormal(False)
@@ -256,38 +278,37 @@ def test_a_future_is_complete_when_one_has_it(as_ranks):
     assert as_ranks(2, work) == [6.0, 6.0]
 
 
-def test_a_mismatch_is_told_to_whoever_waits_and_the_group_lives_on(as_ranks):
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_mismatch_is_told_to_whoever_waits_or_asks_and_the_group_lives_on(as_ranks, is_asked):
     def work(group, rank):
         if rank == 1:
-            be_told(group, 0)
-            with pytest.raises(MismatchError) as caught:
-                barrier(group, is_async=False)
+            error = refused_barrier(group)
         else:
             going_on = all_reduce(group, torch.ones(3), is_async=True)
             tell(group, 1)
-            with pytest.raises(MismatchError) as caught:
-                going_on.wait()
+            if is_asked:
+                until_done(going_on)
+            else:
+                with pytest.raises(MismatchError):
+                    going_on.wait()
             assert going_on.is_completed()
             assert not going_on.is_success()
-            assert going_on.exception() is caught.value
-            with pytest.raises(MismatchError):
+            error = going_on.exception()
+            with pytest.raises(MismatchError) as caught:
                 going_on.get_future()
-        tensor = torch.tensor([1.0 + rank])
-        all_reduce(group, tensor, is_async=True).wait()
-        return str(caught.value), tensor.item()
+            assert caught.value is error
+        return str(error), total(group, rank)
 
-    for message, total in as_ranks(2, work):
+    for message, found in as_ranks(2, work):
         assert "all_reduce(SUM) of 3 float32" in message
         assert "barrier" in message
-        assert total == 3.0
+        assert found == 3.0
 
 
 def test_what_was_called_before_a_mismatch_was_heard_of_is_not_carried_out(as_ranks):
     def work(group, rank):
         if rank == 1:
-            be_told(group, 0)
-            with pytest.raises(MismatchError):
-                barrier(group, is_async=False)
+            refused_barrier(group)
         else:
             going_on = [all_reduce(group, torch.ones(n), is_async=True) for n in (3, 4)]
             tell(group, 1)
@@ -297,9 +318,7 @@ def test_what_was_called_before_a_mismatch_was_heard_of_is_not_carried_out(as_ra
             for one in going_on:
                 with pytest.raises(MismatchError, match="of 3 float32"):
                     one.wait()
-        tensor = torch.tensor([1.0 + rank])
-        all_reduce(group, tensor, is_async=True).wait()
-        return tensor.item()
+        return total(group, rank)
 
     assert as_ranks(2, work) == [3.0, 3.0]
 
@@ -338,24 +357,6 @@ def test_a_call_after_refused_arguments_has_patience(as_ranks):
             with pytest.raises(MismatchError):
                 all_reduce(group, torch.ones(3), is_async=False)
             all_reduce(group, tensor, is_async=False)
-        return tensor.item()
-
-    assert as_ranks(2, work) == [3.0, 3.0]
-
-
-def test_a_mismatch_is_heard_of_by_asking_for_it(as_ranks):
-    def work(group, rank):
-        if rank == 1:
-            be_told(group, 0)
-            with pytest.raises(MismatchError):
-                barrier(group, is_async=False)
-        else:
-            going_on = all_reduce(group, torch.ones(3), is_async=True)
-            tell(group, 1)
-            until_done(going_on)
-            assert not going_on.is_success()
-        tensor = torch.tensor([1.0 + rank])
-        all_reduce(group, tensor, is_async=False)
         return tensor.item()
 
     assert as_ranks(2, work) == [3.0, 3.0]
@@ -538,18 +539,27 @@ def send_once_it_calls(signum):
 """
 
 
+TWO_RANKS = f"""{ONCE_IT_CALLS}
+import torch, torch.distributed as dist, unisono
+torch.set_num_threads(1)
+rank = 0 if os.fork() else 1
+dist.init_process_group("unisono", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+"""
+
+
+def run_two(code):
+    with tempfile.TemporaryDirectory() as folder:
+        return run([sys.executable, "-c", TWO_RANKS + code, f"{folder}/store"])
+
+
 @pytest.mark.slow
 def test_an_interrupted_call_that_waits_for_its_turn_ends_the_group():
     code = """
-import torch, torch.distributed as dist, unisono
-if not os.fork():
-    dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=1, world_size=2)
+if rank == 1:
     try:
         dist.recv(torch.ones(1), 0)
     except unisono.PeerLostError:
-        pass
-    os._exit(0)
-dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=0, world_size=2)
+        os._exit(0)
 work = dist.all_reduce(torch.ones(1), async_op=True)
 send_once_it_calls(signal.SIGINT)
 try:
@@ -563,25 +573,11 @@ except unisono.PeerLostError as error:
 dist.destroy_process_group()
 os.wait()
 """
-    with tempfile.TemporaryDirectory() as folder:
-        ended = run([sys.executable, "-c", ONCE_IT_CALLS + code, f"{folder}/store"])
+    ended = run_two(code)
     assert ended.returncode == 0, ended.stderr
     said = ended.stdout.splitlines()
     assert said[0] == "interrupted"
     assert "this one has ended, as a call failed half-way: KeyboardInterrupt" in said[1]
-
-
-TWO_RANKS = f"""{ONCE_IT_CALLS}
-import torch, torch.distributed as dist, unisono
-torch.set_num_threads(1)
-rank = 0 if os.fork() else 1
-dist.init_process_group("unisono", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
-"""
-
-
-def run_two(code):
-    with tempfile.TemporaryDirectory() as folder:
-        return run([sys.executable, "-c", TWO_RANKS + code, f"{folder}/store"])
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO, TextIO
 
 from unisono.callbacks.logger import Logger
 from unisono.callbacks.logger_feed import Opening, named_rates
+from unisono.callbacks.place import set_aside
 from unisono.plainfile import check_plain, open_plain, written_whole
 from unisono.report.events import Evaluation, Event, Start, StepDone
 
@@ -64,7 +64,7 @@ class _Table:
         self._is_of_epochs = opening.settings["every"] == "epoch"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if opening.from_step == 0:
-            _set_aside(self._path)
+            set_aside(self._path)
         self._columns: list[str] = []
         self._lines: list[bytes] = []  # to be written
         self._last = -1  # the step of its last row
@@ -190,10 +190,3 @@ def _whole_lines(file: TextIO) -> Iterator[str]:
 
 def _as_text(file: BinaryIO) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
-
-
-def _set_aside(path: Path) -> None:
-    """Rename a file of another run."""
-    names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
-    if path.is_file():
-        path.rename(next(name for name in names if not name.exists()))

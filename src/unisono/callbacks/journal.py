@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import math
 import os
 import time
@@ -28,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unisono.callbacks.callback import Fit
-from unisono.callbacks.place import say_alone, trouble_at
+from unisono.callbacks.place import say_alone, set_aside, trouble_at
 from unisono.notices import shown
 from unisono.plainfile import is_at, open_plain
 
@@ -136,10 +135,8 @@ class Journal:
         """Rename the file, if there is one, since another run begins; a folder keeps its name."""
         self.close()
         self._known.clear()
-        names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
         try:
-            if self._path.is_file():
-                self._path.rename(next(name for name in names if not name.exists()))
+            set_aside(self._path)
         except OSError as error:
             self._complain(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from unisono.callbacks.callback import Callback, Fit
@@ -46,3 +47,14 @@ def say_alone(fit: Fit, line: str) -> None:
         fit.say(line)
     else:
         say(line)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a file, if there is one, since another run begins; a folder keeps its name.
+
+    Raises:
+        OSError: it cannot be looked at or renamed.
+    """
+    names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
+    if path.is_file():
+        path.rename(next(name for name in names if not name.exists()))
