@@ -1,4 +1,7 @@
-"""What a program freezes, thaws or puts into `eval()` under way stays so when a run goes on."""
+"""What a program does to its layers under way stays so when a run goes on.
+
+It freezes or thaws them, puts them into `eval()`, or changes what they say in `get_extra_state`.
+"""
 
 import contextlib
 import functools
@@ -34,9 +37,42 @@ class Settle(Callback):
             fit.model[1].eval()
 
 
+class Annealed(nn.Linear):
+    """Divides by a number of its own."""
+
+    temperature = 5.0
+
+    def forward(self, inputs):
+        return super().forward(inputs) / self.temperature
+
+    def get_extra_state(self):
+        return {"temperature": self.temperature, "of": torch.tensor(self.temperature)}
+
+    def set_extra_state(self, state):
+        assert state["of"] == torch.tensor(state["temperature"])
+        self.temperature = state["temperature"]
+
+
+class Opaque(Annealed):
+    def get_extra_state(self):
+        return object()
+
+
+class Cool(Callback):
+    last = Annealed
+
+    def on_step_end(self, fit, step):
+        fit.model[3].temperature *= 0.9
+
+
+class CoolOpaque(Cool):
+    last = Opaque
+
+
 def make(kind, directory=None, loss=None):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
+    last = getattr(kind, "last", nn.Linear)
+    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), last(12, 4))
     model[0].requires_grad_(kind is not Thaw)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     return unisono.Trainer(
@@ -59,7 +95,7 @@ def train(kind, ends, directory=None):
     return trainer.digest()
 
 
-EACH = pytest.mark.parametrize("kind", [Thaw, Settle])
+EACH = pytest.mark.parametrize("kind", [Thaw, Settle, Cool])
 
 
 @functools.cache
@@ -114,7 +150,8 @@ def train_until_all_are_back(kind):
     trainer = make(kind, loss=loss)
     trainer.fit(data(), batch_size=20, steps=22)
     flags = [p.requires_grad for p in trainer.run.model.parameters()]
-    return trainer.digest(), flags, [m.training for m in trainer.run.model.modules()]
+    temperature = getattr(trainer.run.model[3], "temperature", None)
+    return trainer.digest(), flags, [m.training for m in trainer.run.model.modules()], temperature
 
 
 @pytest.mark.slow
@@ -124,6 +161,15 @@ def test_who_replaces_a_lost_worker_has_the_layers_as_they_were(kind, monkeypatc
     faults = "kill:rank=0,step=9,at=update; kill:rank=1,step=15"
     monkeypatch.setenv("UNISONO_FAULTS", faults)
     assert unisono.launch(train_until_all_are_back, kind, workers=2) == [undisturbed] * 2
+
+
+def test_extra_state_that_cannot_be_kept_is_refused_by_name(tmp_path):
+    with pytest.raises(unisono.CheckpointError, match=r"`extra_state/3` in `run.state` must be"):
+        train(CoolOpaque, [1], tmp_path)
+
+
+def test_a_model_without_extra_state_has_no_place_for_it():
+    assert "extra_state" not in make(Thaw).run.state
 
 
 def freeze_on_one_rank():
