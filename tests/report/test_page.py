@@ -129,7 +129,7 @@ def mark(step):
 
 def test_badges_that_are_near_are_one():
     marks = [mark(step) for step in [0, 1, 50, 120]]
-    found = drawn_marks(marks, lambda mark: mark.step, 0, 100)["annotations"]
+    found = drawn_marks(marks, 0, 100)["annotations"]
     assert [(badge["x"], badge["text"]) for badge in found] == [(0, "1–2"), (50, "3")]
 
 

@@ -119,7 +119,7 @@ def over_steps(
     return {
         "xaxis": step_axis(low - margin, max(high + margin, end)),
         "yaxis": {"rangemode": "tozero" if from_zero else "normal"},
-        **drawn_marks(marks, lambda mark: float(mark.step), low, end),
+        **drawn_marks(marks, low, end),
     }
 
 

@@ -25,7 +25,6 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.quantities import size
-from unisono.report.events import PHASES
 from unisono.report.status import USUAL, WorkerLine
 from unisono.report.view import Condition, View
 
@@ -143,7 +142,7 @@ class Column:
 
 def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: int) -> Table:
     found = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    columns = [column for column in _columns(workers, width) if width >= column.from_width]
+    columns = [column for column in _columns(workers) if width >= column.from_width]
     for one in columns:
         found.add_column(
             one.head, justify=one.justify, style=one.style, min_width=one.min_width, no_wrap=True
@@ -154,13 +153,11 @@ def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: in
     return found
 
 
-def _columns(workers: Sequence[WorkerLine], width: int) -> Iterator[Column]:
+def _columns(workers: Sequence[WorkerLine]) -> Iterator[Column]:
     yield Column("rank", 0, lambda w: str(w.rank))
     yield Column("pid", 80, lambda w: "–" if w.pid is None else str(w.pid), style="dim")
-    yield Column("state", 48, _state, "left")
+    yield Column("state", 24, _state, "left", min_width=7)
     yield Column("step", 0, lambda w: "–" if w.num_done is None else f"{w.num_done:,}")
-    if width < 72:
-        yield Column("mostly", 24, _mostly, "left")
     for phase, (head, style) in _PHASES.items():
         yield Column(head, 72, partial(_share, phase), style=style, min_width=4)
     yield Column("ms/step", 36, _work, min_width=8)
@@ -175,16 +172,6 @@ def _columns(workers: Sequence[WorkerLine], width: int) -> Iterator[Column]:
 
 def _state(worker: WorkerLine) -> Text:
     return Text(worker.state, _STATES.get(worker.state, "dim"))
-
-
-def _mostly(worker: WorkerLine) -> Text:
-    """Show the longest phase; of one that does nothing, why."""
-    if worker.state not in USUAL:
-        return _state(worker)
-    if not worker.shares:
-        return Text("–")
-    phase = max(PHASES, key=worker.shares.__getitem__)
-    return Text(phase, _PHASES[phase][1])
 
 
 def _share(phase: str, worker: WorkerLine) -> str:

@@ -7,7 +7,7 @@ day and by night, and the page's script puts them in, as it does with what all p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,45 +109,35 @@ def band_traces(
     return [{**common, "y": low}, {**common, "y": high, **fill}]
 
 
-def drawn_marks(
-    marks: Sequence[Mark],
-    place: Callable[[Mark], float],
-    low: float,
-    high: float,
-    *,
-    is_above: bool = True,
-) -> dict[str, Any]:
-    """Return the part of a layout that draws marks: a line each, and a badge at its top.
+def drawn_marks(marks: Sequence[Mark], low: float, high: float) -> dict[str, Any]:
+    """Return the part of a layout that draws marks: a line each, and a badge above the plot.
 
     Badges have the numbers of marks, from 1; marks that are near each other share one.
 
     Args:
         marks: all of a run.
-        place: where one lies on the axis.
-        low: where the axis begins.
-        high: where it ends.
-        is_above: whether the badges stand above the plot, not in it.
+        low: the first step on the axis.
+        high: the last one.
     """
-    groups: list[list[tuple[float, int, Mark]]] = []
-    numbered = [(place(mark), number, mark) for number, mark in enumerate(marks, 1)]
-    for one in sorted(numbered, key=lambda one: one[:2]):
-        if low <= one[0] <= high:
-            if not groups or one[0] - groups[-1][0][0] > _NEAR * (high - low):
+    groups: list[list[tuple[int, Mark]]] = []
+    for number, mark in sorted(enumerate(marks, 1), key=lambda one: (one[1].step, one[0])):
+        if low <= mark.step <= high:
+            if not groups or mark.step - groups[-1][0][1].step > _NEAR * (high - low):
                 groups.append([])
-            groups[-1].append(one)
+            groups[-1].append((number, mark))
     badges = [_badge(group) for group in groups]
-    yanchor = "bottom" if is_above else "top"
     return {
         "shapes": [{"x0": b["x"], "x1": b["x"], "line": {"color": b["bgcolor"]}} for b in badges],
-        "annotations": [{**badge, "yanchor": yanchor} for badge in badges],
+        "annotations": badges,
     }
 
 
-def _badge(group: Sequence[tuple[float, int, Mark]]) -> dict[str, Any]:
-    (at, first, mark), (_, last, _) = group[0], group[-1]
-    texts = [in_plot(f"{number}: {one.text}") for _, number, one in group[:_MAX_TEXTS]]
+def _badge(group: Sequence[tuple[int, Mark]]) -> dict[str, Any]:
+    (first, mark), (last, _) = group[0], group[-1]
+    texts = [in_plot(f"{number}: {one.text}") for number, one in group[:_MAX_TEXTS]]
     return {
-        "x": at,
+        "x": mark.step,
+        "yanchor": "bottom",
         "text": str(first) if first == last else f"{first}–{last}",
         "hovertext": "<br>".join(texts),
         "bgcolor": f"var(--{mark.severity.value or 'muted'})",

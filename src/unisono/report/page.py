@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from unisono.report.document import rendered
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.history import History, identity
 from unisono.report.run_progress import RunProgress
-from unisono.report.text import SCRIPTS, moment, name, value
+from unisono.report.text import moment, name, program_of, value
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,9 @@ def report(history: History) -> str:
 
 
 def script_name(history: History) -> str:
-    """Return what was run, in a few words: the first Python file of the command."""
+    """Return what was run, in a few words."""
     start = history.progress.first
-    command = start.command if start else ()
-    for word in command:
-        if word.endswith(SCRIPTS):
-            return name(os.path.basename(word))
-    return name(command[0]) if command else "a run"
+    return name(program_of(start.command)[0]) if start and start.command else "a run"
 
 
 def state(progress: RunProgress) -> State:

@@ -68,11 +68,6 @@ class RunStatus:
         self.memory |= dict(list(zip(step.ranks, sizes, strict=False))[:MAX_WORKERS])
 
     @property
-    def num_steps(self) -> int:
-        """How many steps there are from the first of the newest to the last."""
-        return self.recent[-1].step - self.recent[0].step + 1 if self.recent else 0
-
-    @property
     def steps_per_s(self) -> float | None:
         """How many steps are done in a second, evaluations between them included."""
         if not self.recent:

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import html
 import json
+import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from unisono.notices import shown_lines
 
 MAX_TEXT = 2000
 MAX_NAME = 60
-# What the word of a command ends with that names the program; those before it start it.
-SCRIPTS = (".py", ".ipynb")
+_SCRIPTS = (".py", ".ipynb")
+
+
+def program_of(command: Sequence[str]) -> list[str]:
+    """Return the words of a command from that of the program on; those before it start it."""
+    scripts = (at for at, word in enumerate(command) if word.endswith(_SCRIPTS))
+    program, *arguments = command[next(scripts, 0) :] or [""]
+    return [os.path.basename(program) or program, *arguments]
 
 
 def plain(text: object, max_chars: int = MAX_TEXT) -> str:

@@ -7,18 +7,17 @@ comes out of here as plain text on one line.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
-from unisono.quantities import amount, duration
+from unisono.quantities import amount, duration, plural
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
 from unisono.report.slowdown import ADVICE, Slowdown
 from unisono.report.status import RunStatus, WorkerLine, worker_lines
-from unisono.report.text import SCRIPTS, name, plain
+from unisono.report.text import name, plain, program_of
 
 STILL_S = 3.0  # no step for so long is worth saying
 STILL_STEPS = 5  # …unless steps take as long
@@ -114,20 +113,16 @@ def _since(unix_s: float, now_unix_s: float) -> float:
 
 def _title(start: Start) -> str:
     """Return the program with its arguments; who started it does not matter here."""
-    if not start.command:
-        return "a run"
-    scripts = (at for at, word in enumerate(start.command) if word.endswith(SCRIPTS))
-    program, *arguments = start.command[next(scripts, 0) :]
-    return name(" ".join([os.path.basename(program) or program, *arguments]))
+    return name(" ".join(program_of(start.command))) or "a run"
 
 
 def _facts(
     progress: RunProgress, start: Start, condition: Condition, lasted_s: float
 ) -> Iterator[str]:
     yield f"{_condition_word(progress, condition)}, {_whole(lasted_s)}"
-    yield _plural(len(progress.ranks), "worker")
+    yield plural(len(progress.ranks), "worker")
     if start.shards is not None:
-        yield _plural(start.shards, "shard")
+        yield plural(start.shards, "shard")
     if start.host:
         yield f"on {name(start.host)}"
 
@@ -198,13 +193,13 @@ def _slowness(findings: Sequence[Slowdown]) -> str:
 def _last_words(progress: RunProgress) -> str:
     match progress.ended:
         case Interrupted() as ended:
-            return f"interrupted {_line(ended.in_words)} after {_plural(ended.step, 'step')}"
+            return f"interrupted {_line(ended.in_words)} after {plural(ended.step, 'step')}"
         case Failure() as ended:
             whose = "the run" if ended.rank is None else f"worker {ended.rank}"
             return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
         case End() as ended:
             digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
-            return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
+            return f"{plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
     return ""
 
 
@@ -224,10 +219,6 @@ def _why_still(
 
 def _line(text: str) -> str:
     return " ".join(plain(text).split())
-
-
-def _plural(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _whole(seconds: float) -> str:
