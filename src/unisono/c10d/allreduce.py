@@ -27,27 +27,20 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str) -> Meetings:
         vector: contiguous.
         reduction: which.
     """
-    dtype = vector.dtype
-    start, stop = next(board.chunks(vector.numel(), dtype))
-    board.mine(dtype, stop).copy_(part_of(vector, start, stop))
-    yield
-    if board.num_ranks <= 2 or vector.numel() * dtype.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
-        yield from reduce(board, vector, reduction, is_shown=True)
-    else:
-        yield from _in_slices(board, vector, reduction)
+    if board.num_ranks <= 2 or vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
+        return reduce(board, vector, reduction)
+    return _in_slices(board, vector, reduction)
 
 
 def _in_slices(board: Board, vector: torch.Tensor, reduction: str) -> Meetings:
-    """Reduce a vector of which all have shown the first chunk."""
     dtype = vector.dtype
-    for start, stop in board.chunks(vector.numel(), vector.dtype):
+    for start, stop in board.chunks(vector.numel(), dtype):
         piece, mine = part_of(vector, start, stop), board.mine(dtype, stop - start)
         cuts = slices(stop - start, board.num_ranks)
         begin, end = cuts[board.rank]
-        if start:
-            mine[:begin].copy_(piece[:begin])
-            mine[end:].copy_(piece[end:])
-            yield
+        mine[:begin].copy_(piece[:begin])
+        mine[end:].copy_(piece[end:])
+        yield
         values = [shown[begin:end] for shown in board.shown(dtype, stop - start)]
         result = values[board.rank] = piece[begin:end]
         combine(reduction, values, result)

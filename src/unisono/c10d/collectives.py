@@ -11,7 +11,6 @@ from collections.abc import Generator, Sequence
 import torch
 
 from unisono.c10d.board import Board, Meetings
-from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.reduction import combine
 from unisono.errors import MismatchError
 
@@ -35,25 +34,14 @@ def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
             vector[start:stop].copy_(board.shown(dtype, stop - start)[root])
 
 
-def reduce(
-    board: Board,
-    vector: _Vector,
-    reduction: str,
-    root: int | None = None,
-    *,
-    is_shown: bool = False,
-) -> Meetings:
-    """Leave the reduction of all vectors in the root's, or in all if `root` is None.
-
-    With `is_shown` all have shown the first chunk and met.
-    """
+def reduce(board: Board, vector: _Vector, reduction: str, root: int | None = None) -> Meetings:
+    """Leave the reduction of all vectors in the root's, or in all if `root` is None."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         piece = part_of(vector, start, stop)
-        if not (is_shown and start == 0):
-            if board.rank != root:
-                board.mine(dtype, stop - start).copy_(piece)
-            yield
+        if board.rank != root:
+            board.mine(dtype, stop - start).copy_(piece)
+        yield
         if root is None or board.rank == root:
             values = board.shown(dtype, stop - start).copy()
             values[board.rank] = piece  # warmer than its copy
@@ -118,37 +106,18 @@ def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: s
         combine(reduction, values, piece)
 
 
-def only_size(outputs: _Vectors, inputs: _Vectors) -> int:
-    """Return the size that all of a rank's vectors have, or ``NO_NOTE``: all_to_all's note."""
-    sizes = {vector.numel() for vector in (*inputs, *outputs)}
-    return sizes.pop() if len(sizes) == 1 else NO_NOTE
-
-
-def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> Meetings:
+def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> Meetings:
     """Give each rank one input and take one output from each, whatever their lengths.
-
-    Args:
-        board: the meeting place.
-        outputs: one per rank.
-        inputs: one per rank.
-        size: what was noted, from :func:`only_size`.
 
     Raises:
         MismatchError: two ranks disagree on how much goes from one to the other.
     """
     dtype, num_ranks, rank = inputs[0].dtype, board.num_ranks, board.rank
-    is_shown = size != NO_NOTE
-    if is_shown:  # most likely all ranks' are of this size: then one meeting is enough
-        _, stop = next(board.chunks(size, dtype, num_ranks))
-        _show_side_by_side(board, [vector[:stop] for vector in inputs], stop)
-    yield
-    if any(other != size for other in board.meeting.notes()) or not is_shown:
-        is_shown, size = False, (yield from _longest_of_all(board, outputs, inputs))
-    for start, stop in board.chunks(size, dtype, num_ranks):
+    longest = yield from _longest_of_all(board, outputs, inputs)
+    for start, stop in board.chunks(longest, dtype, num_ranks):
         width = stop - start
-        if not (is_shown and start == 0):
-            _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
-            yield
+        _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
+        yield
         shown = board.shown(dtype, num_ranks * width)
         for other, output in enumerate(outputs):
             piece = output[start:stop]

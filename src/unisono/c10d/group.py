@@ -28,7 +28,6 @@ from unisono.c10d.calls import (
     rooted_call,
 )
 from unisono.c10d.group_member import GroupMember
-from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.reduction import reduction_of
 from unisono.c10d.uncompiled import never_compiled
 from unisono.c10d.vectors import Vectors, as_vector, check_movable, listed, nested, parts, rows
@@ -327,14 +326,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Leave the group and tell the others that this rank cannot go on."""
         self.member.abort()
 
-    def _run(
-        self, call: bytes, opts: Any, steps: Meetings, vectors: Vectors, note: int = NO_NOTE
-    ) -> GroupWork:
+    def _run(self, call: bytes, opts: Any, steps: Meetings, vectors: Vectors) -> GroupWork:
         """Carry a call out as torch's `opts` say; for the others see :meth:`GroupMember.run`."""
         check_allowed(kind_of(call))
         timeout = getattr(opts, "timeout", _NO_TIME)  # torch says "none" with a negative one
         timeout_s = timeout.total_seconds() if timeout > _NO_TIME else None
-        what = call, steps, vectors, note, timeout_s, getattr(opts, "asyncOp", False)
+        what = call, steps, vectors, timeout_s, getattr(opts, "asyncOp", False)
         if torch._C._autograd._profiler_enabled():
             with record_function(f"unisono:{kind_of(call)}"):
                 calls = self.member.run(*what)
@@ -363,9 +360,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def _all_to_all(self, taken: Tensors, given: Tensors, opts: Any, vectors: Vectors) -> GroupWork:
         call = all_to_all_call(taken, given, self._num_ranks)
-        size = collectives.only_size(taken, given)
-        steps = collectives.all_to_all(self._board, taken, given, size)
-        return self._run(call, opts, steps, vectors, note=size)
+        return self._run(call, opts, collectives.all_to_all(self._board, taken, given), vectors)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> ReceiveWork:
         check_allowed("recv")

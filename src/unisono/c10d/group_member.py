@@ -54,7 +54,6 @@ class GroupMember:
         call: bytes,
         steps: Meetings,
         vectors: Vectors,
-        note: int,
         timeout_s: float | None,
         is_async: bool,
     ) -> tuple[Call, ...]:
@@ -64,7 +63,6 @@ class GroupMember:
             call: what :func:`~unisono.c10d.calls.encode` returned.
             steps: what to do once it is announced.
             vectors: what that works on.
-            note: a number for `steps` that may differ between ranks.
             timeout_s: how long each wait may last; the group's limit if None.
             is_async: return within milliseconds, whether it is done or not.
 
@@ -74,7 +72,7 @@ class GroupMember:
 
         def announced() -> Meetings:
             vectors.read()
-            self._meeting.announce(call, note, timeout_s)
+            self._meeting.announce(call, timeout_s)
             yield from steps
             vectors.write_back()
 

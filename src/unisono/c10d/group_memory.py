@@ -28,8 +28,8 @@ from unisono.workers.memory import Memory
 LINE_BYTES = 1024
 # Inside a line.
 PID, CALLS, DOORBELL, POSTS, REASON = 8, ctypes.sizeof(MeetingSeat), 64, 128, 512
-POST_BYTES = 192  # a number of 8 bytes, a text, a zero
-POST_TEXT_BYTES = POST_BYTES - 9
+POST_BYTES = 192  # a text, a zero
+POST_TEXT_BYTES = POST_BYTES - 1
 REASON_BYTES = LINE_BYTES - REASON
 # Inside a ring.
 SENT, TAKEN, ENTRIES = 0, 64, 128

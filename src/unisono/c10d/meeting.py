@@ -10,7 +10,6 @@ all have come to the next one, and so have compared this one.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 
 from unisono.c10d.calls import encode
@@ -21,9 +20,6 @@ from unisono.notices import say
 from unisono.workers.context import context
 from unisono.workers.meeting_point import COUNTER, Departure, MeetingPoint, spin_s
 from unisono.workers.waiting import ShownWait
-
-NO_NOTE = -1
-_NOTE = struct.Struct("<q")
 
 
 class Meeting:
@@ -51,19 +47,16 @@ class Meeting:
         self._shown = ShownWait()
         self.num_met = 0
         self._num_calls = 0
-        self._note = NO_NOTE
         self._post = b""
         self._is_compared = True
         self.is_ahead = False  # whether we have come to a meeting that we have not waited for
-        self._all_posts_are_equal = True
         self._ended = ""
 
-    def announce(self, call: bytes, note: int = NO_NOTE, timeout_s: float | None = None) -> None:
+    def announce(self, call: bytes, timeout_s: float | None = None) -> None:
         """Post the call that the next meeting begins; this rank must not be ahead.
 
         Args:
             call: what :func:`~unisono.c10d.calls.encode` returned.
-            note: a number that may differ between ranks, for :meth:`notes`.
             timeout_s: how long each wait of this call may last.
 
         Raises:
@@ -71,8 +64,7 @@ class Meeting:
         """
         self._check_usable()
         self._num_calls += 1
-        self._note = note
-        self._post = _NOTE.pack(note) + call + b"\0"
+        self._post = call + b"\0"
         start = self._region.layout.post(self.rank, self._num_calls)
         self._region.mapping[start : start + len(self._post)] = self._post
         self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % COUNTER)
@@ -128,13 +120,6 @@ class Meeting:
             self._is_compared = True
             self.arrive()
 
-    def notes(self) -> list[int]:
-        """Return each rank's note to this call; known after the first meeting."""
-        if self._all_posts_are_equal:
-            return [self._note] * self.num_ranks
-        starts = [self._region.layout.post(rank, self._num_calls) for rank in range(self.num_ranks)]
-        return [int(_NOTE.unpack_from(self._region.mapping, start)[0]) for start in starts]
-
     def give_up(self, reason: str) -> None:
         """End the group: this rank cannot go on with it, and the others learn why."""
         self._end(Departure.FAILED, reason, f"a call failed half-way: {reason}")
@@ -188,19 +173,15 @@ class Meeting:
         )
 
     def _compare(self) -> None:
-        """Compare all posts of this call with ours; the notes in them may differ."""
+        """Compare all posts of this call with ours."""
         post, mapping = self._post, self._region.mapping
-        self._all_posts_are_equal = True
         for other in self._others:
             start = self._region.layout.post(other, self._num_calls)
-            theirs = mapping[start : start + len(post)]
-            if theirs != post:
-                self._all_posts_are_equal = False
-                if theirs[_NOTE.size :] != post[_NOTE.size :]:
-                    raise self._mismatch(other)
+            if mapping[start : start + len(post)] != post:
+                raise self._mismatch(other)
 
     def _call_of(self, rank: int, num_calls: int) -> str:
-        start = self._region.layout.post(rank, num_calls) + _NOTE.size
+        start = self._region.layout.post(rank, num_calls)
         text = self._region.memory.read(start, POST_TEXT_BYTES)
         return text.partition(b"\0")[0].decode(errors="replace")
 
