@@ -30,7 +30,7 @@ def test_a_machine_without_gpus_computes_on_the_cpu():
     assert device.move(batch) is batch
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", 3.5, None, ""])
+@pytest.mark.parametrize("name", ["gpu", "sims", "cuda:x", 3.5, [1], None, ""])
 def test_what_names_no_device_is_refused(name):
     with pytest.raises(TypeError, match="`device` must be"):
         Device.of(name, World())
@@ -48,6 +48,8 @@ def test_each_worker_has_its_device(accelerator, monkeypatch):
     assert torch.accelerator.current_device_index() == 2
     with pytest.raises(ValueError, match="worker 4 of this host would need sim:4 and there are 4"):
         Device.of("sim", worker(4, 5))
+    with pytest.raises(ValueError, match="sim:9"):
+        Device.of("sim:9", World())
     monkeypatch.setenv(WORKERS_PER_GPU_VARIABLE, "2")
     assert [Device.of("sim", worker(n, 5)).torch.index for n in range(5)] == [0, 0, 1, 1, 2]
     monkeypatch.setenv(WORKERS_PER_GPU_VARIABLE, "0")

@@ -15,14 +15,14 @@ import pytest
 import torch
 from bench.gpu import clock as clocks
 from bench.gpu import sitting
-from bench.gpu.clock import GO, OFF, ON, SAID, TUNED, Clock, choose_setting
+from bench.gpu.clock import GO, OFF, ON, SAID, Clock, choose_setting
 from bench.gpu.figures import Figures
-from bench.gpu.networks import Gpt2, ResNet, SmallNet
+from bench.gpu.networks import Gpt2, ResNet
 from bench.gpu.peaks import peak_flops
-from bench.gpu.side_program import BARE, SIDES
+from bench.gpu.side_program import BARE
 from bench.gpu.summary import rows_of, verdicts_of
-from bench.gpu.turns import OWN, Entry, GpuBlock, SideProcess, Turns, entries, why_not
-from bench.gpu.workloads import GPT2, NAMES, RESNET, SMALL, workload
+from bench.gpu.turns import OWN, Entry, GpuBlock, SideProcess, Turns
+from bench.gpu.workloads import GPT2, RESNET, SMALL, workload
 from tests.warm.processes import run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -57,20 +57,6 @@ def test_networks_are_as_large_as_their_papers_say():
     assert sizes == [124_475_904, 25_557_032]
 
 
-def test_the_small_network_computes_small_images():
-    assert SmallNet(4)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-
-
-def test_each_side_has_its_settings_in_turn():
-    rows = entries([BARE, "unisono", "ddp"], has_convolutions=True)
-    assert rows == [
-        *(Entry(BARE, OFF), Entry(BARE, ON), Entry(BARE, TUNED)),
-        Entry("unisono", OWN),
-        *(Entry("ddp", OFF), Entry("ddp", ON)),
-    ]
-    assert entries([BARE], has_convolutions=False) == rows[:2]
-
-
 def blocks(times_ms, name=GPT2):
     return [
         GpuBlock(name, side, setting, turn, 10, 10 * ms / 1000, 2**20)
@@ -96,11 +82,6 @@ def test_rows_are_medians_and_ratios_to_the_bare_loop():
     tokens_per_s = 4 * 16 / 0.022
     assert ours["units_per_s"] == pytest.approx(tokens_per_s)
     assert ours["mfu"] == pytest.approx(tokens_per_s * chosen.model().flops_per_token() / 989.4e12)
-
-
-def test_rows_without_a_bare_loop_or_a_known_peak_have_no_ratios():
-    (row,) = rows_of(blocks({("unisono", OWN): [1.0]}), workload(GPT2, tiny=True), "cpu")
-    assert (row["over_bare_off"], row["over_bare_on"], row["mfu"]) == (None, None, None)
 
 
 def test_promises_are_judged_by_the_same_settings():
@@ -206,22 +187,6 @@ def test_without_a_gpu_the_way_out_is_told(module):
     assert "`--device cpu --tiny`" in done.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_tiny_workload_learns_something(name):
-    chosen = workload(name, tiny=True)
-    model = chosen.model()
-    optimizer = chosen.optimizer(model.parameters())
-    batch = chosen.dataset()[: chosen.batch_size]
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = chosen.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-
-
 EVERY_SIDE = [SMALL, *(pytest.param(name, marks=pytest.mark.long) for name in (GPT2, RESNET))]
 
 
@@ -270,35 +235,6 @@ def test_findings_of_tests_are_taken_over_line_by_line(tmp_path):
     assert figures.content["facts"] == [{"of": "another"}]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two GPUs")
-def test_the_summary_says_once_what_is_not_installed():
-    failures = [
-        {"workload": "gpt2", "side": "fabric", "how": "lightning is not installed"},
-        {"workload": "small", "side": "fabric", "how": "lightning is not installed"},
-        {"workload": "small", "side": "two", "how": why_not("two", "cuda")},
-        {"workload": "small", "side": "ddp", "how": "Traceback\nValueError: no"},
-    ]
-    assert sitting.failures_told(failures) == [
-        "left out, as their packages are missing: fabric",
-        "left out, as they need more GPUs: two",
-        "FAILED small ddp: Traceback\n    ValueError: no",
-    ]
-    assert sitting.failures_told([]) == []
-
-
-def test_the_summary_has_one_line_for_all_optimizers():
-    facts = [
-        {"optimizer": "sgd", "way": "fused", sitting.PIECES: False},
-        {"optimizer": "sgd", "way": "usual", sitting.PIECES: True},
-        {"message": "words"},
-    ]
-    assert sitting.facts_told(facts) == [
-        "2 optimizers on pieces; other bits than whole: sgd (fused)",
-        '{"message": "words"}',
-    ]
-    assert sitting.facts_told([]) == []
-
-
 def test_a_sitting_ends_in_time():
     with pytest.raises(sitting.TimeIsUp), sitting.ends_after(0.01):
         time.sleep(5)
@@ -336,8 +272,3 @@ def test_no_side_is_left_behind_where_starting_is_interrupted(tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         turns.__enter__()
     assert [side._process.poll() for side in turns._sides.values()] == [-signal.SIGKILL] * 2
-
-
-def test_every_side_that_is_named_is_there():
-    assert next(iter(SIDES)) == BARE
-    assert all(side.title for side in SIDES.values())
