@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Control and direction characters, halves of surrogates, line separators: what is not seen as such.
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
@@ -25,6 +25,13 @@ def listed(word: str, items: Iterable[object], last: str = ", ") -> str:
     """Write ``rank 1``, or ``ranks 0, 1, 2``; `last` stands before the last of several."""
     *most, end = map(str, items)
     return f"{word}s {', '.join(most)}{last}{end}" if most else f"{word} {end}"
+
+
+def named(names: Sequence[object], at_most: int = 8) -> str:
+    """Write names, the first of them where there are more: ``` `a`, `b` and 3 more ```."""
+    told = ", ".join(f"`{shown(name, 100)}`" for name in names[:at_most])
+    more = len(names) - at_most
+    return f"{told} and {more} more" if more > 0 else told
 
 
 def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:

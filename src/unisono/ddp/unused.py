@@ -9,8 +9,9 @@ import re
 from traceback import walk_tb
 from typing import Any
 
+from unisono.notices import named
+
 _INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([0-9 ]+)")
-_NAMES_AT_MOST = 8
 
 
 def unused_in_words(error: BaseException, ddp: Any = None) -> str | None:
@@ -29,15 +30,13 @@ def unused_in_words(error: BaseException, ddp: Any = None) -> str | None:
     names = _names(ddp if ddp is not None else _ddp_of(error))
     indices = [int(word) for word in found[1].split()]
     told = [names.get(index, f"number {index}") for index in indices]
-    more = len(told) - _NAMES_AT_MOST
-    listed = ", ".join(f"`{name}`" for name in told[:_NAMES_AT_MOST])
-    got = f"{listed} and {more} more" if more > 0 else listed
     them = "it" if len(told) == 1 else "them"
     return (
         f"every parameter of a DistributedDataParallel must get a gradient in every backward pass, "
-        f"but {got} got none: use {them} in the loss, fix {them} with `requires_grad_(False)`, or "
-        f"pass `find_unused_parameters=True`. If the model's output is of a class of your own, "
-        f"return tensors, tuples or dicts from `forward`, in which DDP finds what was used."
+        f"but {named(told)} got none: use {them} in the loss, fix {them} with "
+        f"`requires_grad_(False)`, or pass `find_unused_parameters=True`. If the model's output is "
+        f"of a class of your own, return tensors, tuples or dicts from `forward`, in which DDP "
+        f"finds what was used."
     )
 
 

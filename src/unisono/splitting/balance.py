@@ -16,7 +16,7 @@ import difflib
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 
-_NAMED_AT_MOST = 5
+from unisono.notices import named
 
 
 def divide(costs: Sequence[int], names: Sequence[str], num_devices: int) -> list[int]:
@@ -137,7 +137,7 @@ def assigned(
     if missing:
         raise ValueError(
             f"`balance` must say of every layer with parameters where it is, but says nothing of "
-            f"{_listed(missing)}: name them, or what they are within, under one of the devices."
+            f"{named(missing)}: name them, or what they are within, under one of the devices."
         )
     return found
 
@@ -156,7 +156,7 @@ def _read(
     for device, prefixes in balance.items():
         if device not in places:
             raise ValueError(
-                f"`balance` must be by the devices that are given, {_listed(list(places))}, but "
+                f"`balance` must be by the devices that are given, {named(list(places))}, but "
                 f"has {device!r}: name one of them."
             )
         if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
@@ -184,14 +184,8 @@ def _check_known(prefix: str, names: Sequence[str]) -> None:
             f"which is computed as one: name `{whole}`."
         )
     close = difflib.get_close_matches(str(prefix), names, n=1)
-    instead = f"did you mean `{close[0]}`?" if close else f"there are {_listed(names)}."
+    instead = f"did you mean `{close[0]}`?" if close else f"there are {named(names)}."
     raise ValueError(
         f"`balance` must name layers with parameters or buffers, but the model has no {prefix!r}: "
         f"{instead}"
     )
-
-
-def _listed(names: Sequence[object]) -> str:
-    told = ", ".join(f"`{name}`" for name in names[:_NAMED_AT_MOST])
-    more = len(names) - _NAMED_AT_MOST
-    return told + (f" and {more} more" if more > 0 else "")

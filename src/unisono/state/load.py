@@ -22,7 +22,7 @@ from unisono.checkpoint.folder import COMMIT, MODEL_FILE, TooLargeError, check_s
 from unisono.checkpoint.run_directory import RunDirectory
 from unisono.device import HOST, is_on_host
 from unisono.errors import CheckpointError
-from unisono.notices import shown
+from unisono.notices import named, shown
 from unisono.state.saved import bytes_at_most
 from unisono.state.weights import place_of, plain_names, tensors_of
 
@@ -269,11 +269,7 @@ def _told_names(where: str, missing: list[str], foreign: list[str], strict: bool
 
 
 def _first(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    more = len(names) - _NAMES_AT_MOST
-    told = ", ".join(f"`{shown(name, 100)}`" for name in names[:_NAMES_AT_MOST])
-    return f"{told} and {more} more" if more > 0 else told
+    return named(names, _NAMES_AT_MOST) if names else "nothing"
 
 
 def _first_line(error: Exception) -> str:

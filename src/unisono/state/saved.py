@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.device import HOST
 from unisono.errors import CheckpointError
-from unisono.notices import shown
+from unisono.notices import named, shown
 from unisono.state.contents import is_dense, named_parameters, updated_parameters
 from unisono.state.modes import apply_modes, are_modes
 from unisono.state.optimizer_state import join_state, put_back_state
@@ -37,7 +37,6 @@ OTHERWISE = 'make the model as it was, or pass another `directory` or `resume="n
 
 _OPTIONAL = ("state", "last", "strides", "modes", "given")  # older versions did not write them
 _OBJECTS = ("position", "identity", "numbers", *_OPTIONAL)
-_NAMES_AT_MOST = 10  # in a message
 _TIMES = 16  # a wider dtype, buffers that are gone, a larger model of the same kind
 _BESIDES = 1 << 30  # names, and small models
 
@@ -207,8 +206,8 @@ def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]
     missing, foreign = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
     if missing or foreign:
         raise CheckpointError(
-            f"the model must have the checkpoint's tensors, but {_first(missing)} are only in "
-            f"the model and {_first(foreign)} only in the checkpoint: {OTHERWISE}."
+            f"the model must have the checkpoint's tensors, but {named(missing) or 'none'} are "
+            f"only in the model and {named(foreign) or 'none'} only in the checkpoint: {OTHERWISE}."
         )
     for name, tensor in here.items():
         old, new = there[name], tensor
@@ -217,9 +216,3 @@ def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]
                 f"`{shown(name)}` must be {old.dtype} of shape {tuple(old.shape)} as in the "
                 f"checkpoint, but is {new.dtype} of shape {tuple(new.shape)}: {OTHERWISE}."
             )
-
-
-def _first(names: list[str]) -> str:
-    told = ", ".join(repr(shown(name)) for name in names[:_NAMES_AT_MOST])
-    more = len(names) - _NAMES_AT_MOST
-    return f"[{told}{f' and {more} more' if more > 0 else ''}]" if names else "none"

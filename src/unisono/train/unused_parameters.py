@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unisono.notices import named
 from unisono.state.contents import updated_parameters
 from unisono.state.several_optimizers import members_of
 from unisono.train.run_context import RunContext
 
 STEPS = 8
-_NAMES_AT_MOST = 8
 
 
 class UnusedParameters:
@@ -56,12 +56,9 @@ class UnusedParameters:
 
 def in_words(names: Sequence[str]) -> str:
     """Name parameters that have had no gradient."""
-    more = len(names) - _NAMES_AT_MOST
-    listed = ", ".join(f"`{name}`" for name in names[:_NAMES_AT_MOST])
-    listed += f" and {more} more" if more > 0 else ""
     have, them = ("has", "it") if len(names) == 1 else ("have", "them")
     return (
-        f"{listed} {have} had no gradient in {STEPS} steps, so the optimizer leaves {them} "
+        f"{named(names)} {have} had no gradient in {STEPS} steps, so the optimizer leaves {them} "
         f"unchanged: use {them} in `forward`, or leave {them} out of the optimizer (this is told "
         f"once)"
     )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from unisono.notices import named
 from unisono.verdicts import Finding
 from unisono.verify.findings import GRADIENT_CHECKS, around_mistake, ok, unknown, wrong
 from unisono.verify.gradient_of_one import JudgedStep, Step, compare_with_one, tolerance_of
@@ -122,9 +123,7 @@ def _judge_apart(
     if _are_averaged_later(step, later):
         return _AVERAGES_PARAMETERS
     num_passes = max(len(step[0].gradients[name].passes) for name in apart)
-    shown = ", ".join(f"`{name}`" for name in apart[:3])
-    if len(apart) > 3:
-        shown += f" and {len(apart) - 3} more"
+    shown = named(apart, 3)
     if len(apart) < len(telling):
         return JudgedStep(
             "parameter-not-averaged",
