@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.verify.raw_trace import RawTrace
-from unisono.verify.recorder import Limits
-from unisono.verify.replay import verify_resume
-from unisono.verify.replay_checks import (
+from unisono.verify.bit_checks import (
     KINDS,
     WORKS,
     Resumption,
@@ -18,6 +15,9 @@ from unisono.verify.replay_checks import (
     compare,
     step_records,
 )
+from unisono.verify.raw_trace import RawTrace
+from unisono.verify.recorder import Limits
+from unisono.verify.replay import verify_resume
 from unisono.verify.trials import Program
 
 PROGRAMS = Path(__file__).parent / "programs" / "resuming"

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unisono.verify.findings import Verdict, in_order, unknown
-from unisono.verify.recorder import Limits
-from unisono.verify.replay_checks import (
+from unisono.verify.bit_checks import (
     KINDS,
     WORKS,
     Resumption,
@@ -17,6 +15,8 @@ from unisono.verify.replay_checks import (
     compare,
     step_records,
 )
+from unisono.verify.findings import Verdict, in_order, unknown
+from unisono.verify.recorder import Limits
 from unisono.verify.trials import Program, Trial, Trials, trials_of
 
 _ALL_BATCHES = 10**9

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.verdicts import Finding
+from unisono.verify.bit_checks import check_exact, exact_run
 from unisono.verify.evaluation_checks import check_evaluations, with_means_of_evaluations
-from unisono.verify.exact_checks import check_exact, exact_run
 from unisono.verify.feed import feed_of
 from unisono.verify.findings import CAUSES_FIRST, Verdict, in_order, unknown
 from unisono.verify.gradient_checks import check_gradients

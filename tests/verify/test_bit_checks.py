@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.verify.exact_checks import check_exact
+from unisono.verify.bit_checks import check_exact
 from unisono.verify.findings import in_order
 
 
