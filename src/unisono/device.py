@@ -384,12 +384,6 @@ def default_generator(device: torch.device) -> torch.Generator:
     return generator
 
 
-def finish(device: torch.device) -> None:
-    """Wait for all that a device has been given to do."""
-    if device.type != HOST:
-        torch.get_device_module(device).synchronize(device)
-
-
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is in the memory of the host."""
     return tensor.device.type == HOST

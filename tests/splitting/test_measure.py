@@ -1,4 +1,4 @@
-"""What units cost: activations and times of a sample, and what the sample leaves behind."""
+"""What units cost: activations of a sample, and what the sample leaves behind."""
 
 import gc
 
@@ -53,39 +53,6 @@ def test_activations_are_those_that_the_backward_pass_keeps():
     assert sample.activation_bytes == [(4 + 6) * 8 * 4, 0, 2 * 8 * 4]
 
 
-class Ticking(nn.Linear):
-    """Takes so many nanoseconds of a clock of its own, and three times as many backward."""
-
-    clock = 0
-
-    def __init__(self, ticks, is_leaf=False):
-        super().__init__(4, 4)
-        self.ticks = ticks
-
-    def forward(self, x):
-        Ticking.clock += self.ticks
-        y = super().forward(x.relu_())
-        y.register_hook(self.tick)
-        return y
-
-    def tick(self, gradient):
-        Ticking.clock += 3 * self.ticks
-
-
-def test_times_are_those_of_both_passes_and_of_every_call():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([Ticking(5), Ticking(1), Ticking(2)])
-
-        def forward(self, x):
-            return self.layers[1](self.layers[2](self.layers[1](self.layers[0](x + 0))))
-
-    model = Twice()
-    sample = UnitCosts(model, units_of(model), torch.ones(2, 4))
-    assert sample.times_ns(lambda: Ticking.clock) == [20, 8, 8]
-
-
 @pytest.mark.parametrize("make", [CNN, GPT, UNet])
 def test_a_sample_changes_nothing(make):
     torch.manual_seed(1)
@@ -97,7 +64,7 @@ def test_a_sample_changes_nothing(make):
     versions = [gradient._version for gradient in gradients]
     state = torch.random.get_rng_state()
     kept = inputs.clone()
-    UnitCosts(model, units_of(model), inputs).times_ns()
+    UnitCosts(model, units_of(model), inputs)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
@@ -115,23 +82,14 @@ def test_activations_move_the_cut():
     assert split_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
 
 
-def test_times_say_where_the_cut_is(monkeypatch):
-    costs = {"0": 1, "1": 1, "2": 9, "3": 1}
-    monkeypatch.setattr(UnitCosts, "times_ns", lambda sample: [*costs.values()])
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in costs))
-    split(model, ["cpu", "cpu"], "time", example=torch.ones(1, 8))
-    assert split_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
-
-
-@pytest.mark.parametrize("balance", ["memory", "time"])
-def test_what_the_sample_was_computed_with_is_given_back(accelerator, balance):
+def test_what_the_sample_was_computed_with_is_given_back(accelerator):
     gc.disable()
     model = split(GPT(), ["sim:0", "sim:1"])
     inputs = model.batch(torch.Generator().manual_seed(1))[0].to("sim:0")
     before = [torch.sim.memory_allocated(device) for device in range(2)]
     UnitCosts(model, units_of(model), inputs)
     assert [torch.sim.memory_allocated(device) for device in range(2)] == before
-    split(model, ["sim:0", "sim:1"], balance, example=inputs)
+    split(model, ["sim:0", "sim:1"], example=inputs)
     total = sum(torch.sim.memory_allocated(device) for device in range(2))
     assert total == sum(before)  # whatever is where now
     split(model, ["sim:1", "sim:0"])  # what a graph refers to cannot be moved there
@@ -141,13 +99,8 @@ def test_a_split_model_is_measured_where_it_is(accelerator):
     model = split(GPT(), ["sim:0", "sim:1"])
     inputs = model.batch(torch.Generator().manual_seed(1))[0].to("sim:0")
     states = [generator.get_state() for generator in torch.sim.default_generators]
-    split(model, ["sim:0", "sim:1"], "time", example=inputs)
+    split(model, ["sim:0", "sim:1"], example=inputs)
     after = [generator.get_state() for generator in torch.sim.default_generators]
     assert all(map(torch.equal, states, after))
     assert {str(p.device) for p in model.parameters()} == {"sim:0", "sim:1"}
     model(inputs)
-
-
-def test_times_need_an_example():
-    with pytest.raises(ValueError, match="`example` must be what the model is called with"):
-        split(GPT(), ["cpu", "cpu"], "time")

@@ -18,7 +18,7 @@ from unisono.splitting.units import Unit, units_of
 from unisono.state.contents import check_unwrapped
 from unisono.world import world
 
-BALANCES = ("memory", "time")
+BY_MEMORY = "memory"
 Devices = Sequence["str | torch.device"]
 Balance = str | Mapping[Any, Sequence[str]]
 
@@ -26,7 +26,7 @@ Balance = str | Mapping[Any, Sequence[str]]
 def split(
     model: nn.Module,
     devices: Devices,
-    balance: Balance = "memory",
+    balance: Balance = BY_MEMORY,
     *,
     example: Any = None,
 ) -> nn.Module:
@@ -51,11 +51,8 @@ def split(
             numbers (``["cuda"] * 2``) each worker uses two of its own. One device undoes the split.
         balance: ``"memory"`` minimizes the memory of the fullest device: parameters, gradients and
             two more copies for an optimizer such as Adam, in bytes, and activations if there is an
-            `example`. ``"time"`` minimizes the time of the slowest device: forward and backward
-            passes of the layers over the `example`, measured on the model's present devices; to
-            measure on GPUs, split by memory first. Or a dict from devices (or their indices in
-            `devices`) to names of layers or of modules that contain them, in any order; the longest
-            matching name counts.
+            `example`. Or a dict from devices (or their indices in `devices`) to names of layers or
+            of modules that contain them, in any order; the longest matching name counts.
         example: the model's inputs, on its present device: a tuple of arguments, a dict of keyword
             arguments, or the only argument. It gives the order in which layers compute, instead of
             that in which they are registered. It does not change the model.
@@ -124,20 +121,15 @@ def _assign(
         read = {_key(device): named for device, named in balance.items()}
         found = assigned(read, places, names, [bool(unit.parameters) for unit in units])
         return dict(zip(names, found, strict=True))
-    if balance not in BALANCES:
+    if balance != BY_MEMORY:
         raise ValueError(
-            f"`balance` must be one of {BALANCES} or names by device, but is {balance!r}."
-        )
-    if balance == "time" and example is None:
-        raise ValueError(
-            '`example` must be what the model is called with for `balance="time"`, but is not '
-            "given: pass a batch of inputs, such as `example=inputs`."
+            f"`balance` must be {BY_MEMORY!r} or names by device, but is {balance!r}: pass for "
+            f'example `{{0: ["embed"], 1: ["blocks", "head"]}}`.'
         )
     order, costs = list(range(len(units))), [unit.num_bytes for unit in units]
     if example is not None:
         sample = UnitCosts(model, units, example)
-        order, more = sample.order, sample.activation_bytes
-        costs = sample.times_ns() if balance == "time" else list(map(operator.add, costs, more))
+        order, costs = sample.order, list(map(operator.add, costs, sample.activation_bytes))
     names = [units[at].name for at in order]
     found = divide([costs[at] for at in order], names, len(devices))
     return dict(zip(names, found, strict=True))
