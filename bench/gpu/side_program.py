@@ -220,6 +220,11 @@ def _train_unisono(task: GpuTask, **options: Any) -> None:
     from unisono.callbacks import Callback
 
     model = task.workload.model()
+    if task.workload.channels_last:
+        model.to(memory_format=torch.channels_last)
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return task.loss(model, task.laid_out(batch))
 
     class Ticks(Callback):
         def on_begin(self, fit: Any) -> None:
@@ -231,10 +236,9 @@ def _train_unisono(task: GpuTask, **options: Any) -> None:
                 task.clock.tick()
 
     trainer = Trainer(
-        *(model, task.workload.optimizer(model.parameters()), task.loss),
+        *(model, task.workload.optimizer(model.parameters()), loss),
         seed=SEED,
         precision="bf16",
-        channels_last=task.workload.channels_last,
         callbacks=[Ticks()],
         device=task.device.type,
         **options,

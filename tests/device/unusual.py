@@ -731,7 +731,17 @@ def state_that_is_older_than_the_layout(device):
 def with_channels_last(device: str, model: Any, optimizer: Any) -> str:
     inputs, labels = data(40).tensors
     images = TensorDataset(inputs.view(-1, 2, 2, 2), labels)
-    return fitted(device, model, optimizer, dataset=images, channels_last=True)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return loss_of(model, [batch[0].to(memory_format=torch.channels_last), batch[1]])
+
+    torch.manual_seed(0)
+    made = model()
+    updates = optimizer(made.parameters(), lr=0.01)
+    made.to(memory_format=torch.channels_last)
+    trainer = unisono.Trainer(made, updates, loss, shards=4, device=device)
+    trainer.fit(images, **FIT)
+    return trainer.digest()
 
 
 @program

@@ -14,6 +14,7 @@ import torch
 from tests.gpu import cases
 from tests.gpu.devices import be_ready, deterministic
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import DistributedSampler
 
 import unisono
@@ -37,13 +38,24 @@ def trainer_of(
     optimizer: str = "adamw",
     way: str = "usual",
     loss: Callable[[nn.Module, Any], Any] | None = None,
+    prepare: Prepare = lambda thing: thing,
     **options: Any,
 ) -> unisono.Trainer:
-    """Make the trainer of a case; `loss`: another one than the case's."""
+    """Make the trainer of a case.
+
+    Args:
+        loss: another one than the case's.
+        prepare: what is done to the model and to each tensor of a batch.
+    """
     be_ready(device)
     model, made_optimizer = made(case, optimizer, way, device)
+    usual = loss or cases.CASES[case].loss
+
+    def prepared(model: nn.Module, batch: Any) -> Any:
+        return usual(model, tree_map(prepare, batch))
+
     return unisono.Trainer(
-        *(model, made_optimizer, loss or cases.CASES[case].loss),
+        *(prepare(model), made_optimizer, prepared),
         shards=shards,
         seed=cases.SEED,
         device=device,

@@ -145,7 +145,7 @@ def test_channels_last_has_the_bits_of_torchs(precision, device):
         return torch.autocast(device, torch.bfloat16) if is_low else contextlib.nullcontext()
 
     theirs = plain_loop("cnn", device, STEPS, prepare=prepare, around=around)
-    ours = unisono_loop("cnn", device, STEPS, channels_last=True, precision=precision)
+    ours = unisono_loop("cnn", device, STEPS, prepare=prepare, precision=precision)
     assert first_difference(ours, theirs) is None
 
 

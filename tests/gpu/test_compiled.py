@@ -1,4 +1,4 @@
-"""``compile=True`` on the device: a plain compiled loop's bits, the same on two workers."""
+"""``model.compile()`` on the device: a plain compiled loop's bits, the same on two workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from tests.gpu.launching import launch
 from tests.gpu.loops import first_difference, plain_loop, train, unisono_loop
 
-from unisono.train.compiling import compile_forward, compiled_in_this_thread
+from unisono.train.compiling import compiled_in_this_thread
 
 STEPS = 3  # an epoch's last batch has another shape, and costs another compilation
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def compiled(thing):
     if hasattr(thing, "parameters"):
-        compile_forward(thing)
+        thing.compile()
     return thing
 
 
@@ -23,15 +23,15 @@ def test_a_compiled_model_has_the_bits_of_a_plain_compiled_loop(device):
     """What torch compiles draws dropout in its own way, so the model has none that counts."""
     with compiled_in_this_thread():
         theirs = plain_loop("gpt, certain", device, STEPS, prepare=compiled)
-    ours = unisono_loop("gpt, certain", device, STEPS, compile=True)
+    ours = unisono_loop("gpt, certain", device, STEPS, prepare=compiled)
     assert first_difference(ours, theirs) is None
 
 
 def test_the_same_bits_on_two_workers(device):
-    alone = train("gpt", device, 2, STEPS, compile=True)
+    alone = train("gpt", device, 2, STEPS, prepare=compiled)
     digests = launch(train_compiled, device, workers=2, device=device)
     assert digests == [alone] * 2
 
 
 def train_compiled(device: str) -> str:
-    return train("gpt", device, 2, STEPS, compile=True)
+    return train("gpt", device, 2, STEPS, prepare=compiled)

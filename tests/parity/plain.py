@@ -36,10 +36,16 @@ def trained(
     steps: int,
     *,
     schedule: Callable[[Any], Any] | None = None,
+    prepare: Callable[[Any], Any] = lambda thing: thing,
     **options: Any,
 ) -> unisono.Trainer:
-    """Train a case; gives the trainer."""
-    model, data, loss, optimizer = made(model_name, optimizer_name)
+    """Train a case; gives the trainer. `prepare` as of :func:`plain_loop`."""
+    model, data, usual_loss, optimizer = made(model_name, optimizer_name)
+    model = prepare(model)
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        return usual_loss(model, [prepare(part) for part in batch])
+
     if schedule is not None:
         options["schedule"] = schedule(optimizer)
     trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5, **options)

@@ -256,8 +256,3 @@ def test_another_word_is_refused(exact):
 )
 def test_tf32_belongs_to_the_identity_on_accelerators(accelerator, tf32, told):
     assert make("sim", tf32=tf32)[0].run.fixed["tf32"] == told
-
-
-def test_compilation_names_triton(accelerator):
-    with pytest.raises(ValueError, match="`compile=True` needs Triton on an accelerator, but"):
-        make("sim", compile=True)

@@ -271,7 +271,6 @@ def make_optimizer(model):
     ("options", "words"),
     [
         ({"device": "cpu"}, r"`device='cpu'` is given, too: leave it out"),
-        ({"compile": True}, "`compile` must be off for a split model"),
         ({"device": "meta"}, "is given, too"),
     ],
 )
@@ -279,6 +278,14 @@ def test_options_that_do_not_fit_are_refused(options, words):
     model = unisono.split(CNN(), ["cpu", "cpu"])
     with pytest.raises(ValueError, match=words):
         unisono.Trainer(model, make_optimizer(model), loss_of, **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, as it is imported
+def test_a_split_model_that_is_compiled_is_refused():
+    model = unisono.split(CNN(), ["cpu", "cpu"])
+    model.compile()
+    with pytest.raises(ValueError, match="a split model must not be compiled"):
+        unisono.Trainer(model, make_optimizer(model), loss_of)
 
 
 @pytest.mark.slow

@@ -139,6 +139,10 @@ def images():
     return torch.utils.data.TensorDataset(torch.randn(40, 3, 9, 9, generator=generator), labels)
 
 
+def laid_out_loss(model, batch):
+    return loss(model, [batch[0].to(memory_format=torch.channels_last), *batch[1:]])
+
+
 def train(kind, steps, directory=None, **options):
     """Train up to so many steps, one `fit` after the other; returns the leader's digest."""
     return trained(kind, steps, directory, **options).digest()
@@ -161,14 +165,10 @@ def trained(kind, steps, directory=None, **options):
         torch.nn.Flatten(),
         torch.nn.Linear(37, 4),
     )
+    optimizer = kind(model.parameters())
+    model.to(memory_format=torch.channels_last)
     trainer = unisono.Trainer(
-        model,
-        kind(model.parameters()),
-        loss,
-        shards=3,
-        channels_last=True,
-        directory=directory,
-        **options,
+        model, optimizer, laid_out_loss, shards=3, directory=directory, **options
     )
     for total in steps:
         trainer.fit(images(), batch_size=10, steps=total)

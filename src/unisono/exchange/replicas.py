@@ -53,7 +53,7 @@ class ReplicaExchange(Exchange):
         """Lay the optimizer's state out as its parameters are.
 
         Fused kernels pair elements by their places in memory, and state may be older than the
-        layout: Adagrad makes its own before a trainer lays a model out with its channels last.
+        layout: Adagrad makes its own before a program lays the model out with its channels last.
         """
         for parameter in self.parameters:
             state = self._optimizer.state.get(parameter, {})

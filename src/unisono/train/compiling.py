@@ -2,8 +2,8 @@
 
 torch compiles for the first shape that it sees, then anew for shapes of any size, and after some
 times no more. What a shard is computed by would then depend on what this worker has computed
-before. So every shape is compiled for itself, and where that has no end it is an error; whether a
-run compiles the model or the program has done so.
+before. So every shape is compiled for itself, and where that has no end it is an error. Programs
+have their models compiled as torch says, by ``model.compile()`` or ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,48 +22,30 @@ from unisono.device import Device
 _SHAPES_AT_MOST = 256
 
 
-def find_compiler(device: Device) -> str:
-    """Find what torch compiles with, and say which it is: on the CPU a C++ compiler, else Triton.
+def is_compiled(model: nn.Module) -> bool:
+    """Tell whether a program has had a model's forward pass, or a part of it, compiled."""
+    return any(
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
-    Raises:
-        ValueError: there is none.
+
+def compiler_of(model: nn.Module, device: Device) -> str | None:
+    """Say what torch compiles a model with: on the CPU a C++ compiler, else Triton.
+
+    Returns:
+        None if it is not compiled; ``""`` if there is no compiler, of which torch will tell.
     """
-    if not device.is_host:
-        try:
-            return f"Triton {version('triton')}"
-        except PackageNotFoundError:
-            raise ValueError(
-                "`compile=True` needs Triton on an accelerator, but it is not installed: run "
-                "`pip install triton`, or leave `compile` out."
-            ) from None
-    name = os.environ.get("CXX", "g++")
+    if not is_compiled(model):
+        return None
     try:
-        told = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        raise ValueError(
-            f"`compile=True` needs a C++ compiler on the CPU, but there is no `{name}`: install "
-            f"g++, say where one is with the variable CXX, or leave `compile` out."
-        ) from None
+        if not device.is_host:
+            return f"Triton {version('triton')}"
+        command = [os.environ.get("CXX", "g++"), "--version"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (PackageNotFoundError, OSError, subprocess.CalledProcessError):
+        return ""
     return told.stdout.partition("\n")[0]
-
-
-def compile_forward(model: nn.Module) -> None:
-    """Have a model's forward pass compiled when it is first called; its names stay.
-
-    Raises:
-        ValueError: it is a compiled one already.
-    """
-    if hasattr(model, "_orig_mod"):
-        raise ValueError(
-            "`compile=True` compiles the model, but it is one that `torch.compile` has made: pass "
-            "the plain model."
-        )
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        return model._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
-
-    # As `model.compile` does, which compiles nothing where the model is of a class of torch's own.
-    model._compiled_call_impl = torch.compile(call, dynamic=False)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""How are passes through a model computed? Precision, layout, compilation: what a trainer is told.
+"""How are passes through a model computed? What a trainer is told, and what the model is.
 
 Whatever changes bits belongs to the run's identity. With a lower precision torch's autocast runs
 the loss function; parameters, gradients, sums and updates stay as they are. Small gradients vanish
-in float16, so the loss is scaled up there.
+in float16, so the loss is scaled up there. A program lays its model out, and compiles it, itself:
+kernels add in another order then, so bits change.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from torch import nn
 
 from unisono.device import Device
 from unisono.device import grad_scaler as grad_scaler_of_torch
-from unisono.train.channels import lay_out_channels_last, with_channels_last
-from unisono.train.compiling import compile_forward, compiled_in_this_thread, find_compiler
+from unisono.train.compiling import compiled_in_this_thread, compiler_of, is_compiled
 from unisono.train.tf32 import TF32, tf32_in_words, tf32_switched
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,59 +31,35 @@ class Computing:
 
     Raises:
         ValueError: there is no such precision.
-        TypeError: a switch is neither True nor False.
+        TypeError: `tf32` is neither True nor False.
     """
 
     precision: str  # one of `DTYPES`
-    channels_last: bool  # whether images have their channels last in memory
     tf32: bool | None  # whether GPUs may round factors to TF32; None: as the program has it
-    compile: bool  # whether the model's forward pass is compiled
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:
             raise ValueError(
                 f"`precision` must be one of {tuple(DTYPES)}, but is {self.precision!r}."
             )
-        for name, value, others in (
-            ("channels_last", self.channels_last, ""),
-            ("tf32", self.tf32, ", or None"),
-            ("compile", self.compile, ""),
-        ):
-            if not isinstance(value, bool) and not (others and value is None):
-                raise TypeError(f"`{name}` must be True or False{others}, but is {value!r}.")
+        if not (self.tf32 is None or isinstance(self.tf32, bool)):
+            raise TypeError(f"`tf32` must be True or False, or None, but is {self.tf32!r}.")
 
-    def fixed_on(self, device: Device) -> dict[str, Any]:
-        """Say what of it changes bits on a device, by name, as plain JSON, for a run's identity.
-
-        Raises:
-            ValueError: there is nothing to compile with.
-        """
+    def fixed_by(self, model: nn.Module, device: Device) -> dict[str, Any]:
+        """Say what of it changes bits on a device, by name, as plain JSON, for a run's identity."""
         fixed = {
             "precision": self.precision,
-            "channels_last": self.channels_last,
-            "compile": find_compiler(device) if self.compile else None,
+            "channels_last": _has_channels_last(model),
+            "compile": compiler_of(model, device),
         }
         if self.tf32 is not None and not device.is_host:  # else as `identity` finds it
             fixed[TF32] = tf32_in_words(self.tf32)
         return fixed
 
-    def prepare(self, model: nn.Module) -> None:
-        """Do to a model what is done once.
-
-        Raises:
-            ValueError: it cannot be computed so.
-        """
-        if self.channels_last:
-            lay_out_channels_last(model)
-        if self.compile:
-            compile_forward(model)
-
     def of(
         self, compute: Callable[[nn.Module, Any], Any], device: Device
     ) -> Callable[[nn.Module, Any], Any]:
         """Have a loss or a forward function computed so."""
-        if self.channels_last:
-            compute = with_channels_last(compute)
         dtype = DTYPES[self.precision]
         if dtype is None:
             return compute
@@ -119,7 +95,18 @@ class Computing:
         return grad_scaler
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
+    def under_way(self, model: nn.Module) -> Iterator[None]:
         """Have torch's switches set within a block, and put back after it."""
-        with tf32_switched(self.tf32), compiled_in_this_thread() if self.compile else nullcontext():
+        compiles = is_compiled(model)
+        with tf32_switched(self.tf32), compiled_in_this_thread() if compiles else nullcontext():
             yield
+
+
+def _has_channels_last(model: nn.Module) -> bool:
+    """Tell whether a program has laid images out so, with ``model.to(memory_format=…)``."""
+    layout = torch.channels_last
+    return any(
+        parameter.is_contiguous(memory_format=layout) and not parameter.is_contiguous()
+        for parameter in model.parameters()
+        if parameter.dim() == 4
+    )

@@ -13,6 +13,7 @@ from unisono.device import AUTO, Device
 from unisono.splitting.crossing import crossing
 from unisono.splitting.cut import check_casts, split_of
 from unisono.state.contents import place
+from unisono.train.compiling import is_compiled
 from unisono.train.computing import Computing
 from unisono.train.run_options import RunOptions
 from unisono.world import World
@@ -53,14 +54,14 @@ def check_computing(model: nn.Module, computing: Computing) -> None:
     """Refuse ways to compute passes that do not go with cuts.
 
     Raises:
-        ValueError: the model is split, and is to be compiled, or rounding would depend on the cut.
+        ValueError: the model is split, and is compiled, or rounding would depend on the cut.
     """
     if computing.precision != "fp32":
         check_casts(model)
-    if computing.compile and split_of(model) is not None:
+    if split_of(model) is not None and is_compiled(model):
         raise ValueError(
-            "`compile` must be off for a split model, whose activations go from device to device "
-            "in Python, but is on: leave it out."
+            "a split model must not be compiled, as its activations go from device to device in "
+            "Python: leave `model.compile()` out."
         )
 
 

@@ -79,13 +79,9 @@ class Trainer:
             scaled loss. A step whose gradients overflow is skipped on all workers; it counts as a
             step, and the schedule steps.
         grad_scaler: scales the loss with ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
-        channels_last: whether to convert the model (now) and tensors with four dimensions in
-            batches to ``torch.channels_last``.
         tf32: whether NVIDIA GPUs may use TF32 for float32 products in this trainer's computations.
             None: as the program has set it. No effect on the CPU; on an accelerator it belongs to
             the run's identity.
-        compile: whether to compile the model, as ``model.compile()`` does: for each shape of a
-            shard, on each worker. It needs a C++ compiler, which belongs to the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; saved with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -144,9 +140,7 @@ class Trainer:
         clip_value: float | Mapping[str, float] | None = None,
         precision: str = "fp32",
         grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
-        channels_last: bool = False,
         tf32: bool | None = None,
-        compile: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
@@ -161,15 +155,12 @@ class Trainer:
         check_loss(loss)
         if embed is not None:
             check_embed(embed, closure)
-        self._computing = Computing(
-            precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
-        )
+        self._computing = Computing(precision=precision, tf32=tf32)
         check_one_loss(model, optimizer, is_scaled=grad_scaler is not None or precision == "fp16")
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
-        self.run.fixed.update(self._computing.fixed_on(self.run.device))
+        self.run.fixed.update(self._computing.fixed_by(model, self.run.device))
         check_computing(model, self._computing)
-        self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, self.run.optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
@@ -287,7 +278,7 @@ class Trainer:
             self._schedule,
             self._embed,
         )
-        return fit.go_through(self._computing.under_way())
+        return fit.go_through(self._computing.under_way(self.run.model))
 
     def evaluate(
         self,
@@ -401,7 +392,7 @@ class Trainer:
             self._prepared(forward),
             None if path is None else Path(path),
         )
-        with self._computing.under_way():
+        with self._computing.under_way(self.run.model):
             return predictor.once(run.joint_calls)
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
@@ -450,7 +441,7 @@ class Trainer:
         self, reading: Reading, measured: Metrics | None, model: nn.Module | None
     ) -> dict[str, Any]:
         def compute() -> bytes:
-            with self._computing.under_way():
+            with self._computing.under_way(self.run.model):
                 sweep = self._sweep("evaluate", reading, model)
                 if self._embed is None:
                     found = evaluate(sweep, self._loss, measured)

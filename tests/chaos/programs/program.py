@@ -87,6 +87,12 @@ def change_modes(choices: Choices, model: nn.Module, step: int) -> None:
                 module.eval()
 
 
+def laid_out(part: Any) -> Any:
+    """Lay images out with their channels last."""
+    is_image = isinstance(part, torch.Tensor) and part.dim() == 4
+    return part.to(memory_format=torch.channels_last) if is_image else part
+
+
 class Program:
     """What both loops need. Final."""
 
@@ -97,6 +103,8 @@ class Program:
         torch.manual_seed(choices.seed)
         self.model = Model(choices)
         self.optimizer = optimizer_of(choices, self.model)
+        if choices.is_channels_last:
+            self.model.to(memory_format=torch.channels_last)
         self.schedule = schedule_of(choices, self.optimizer)
         self.train_set = dataset_of(choices, choices.num_samples, 1)
         self.test_set = dataset_of(choices, NUM_VALIDATED, 2)
@@ -131,6 +139,8 @@ class Program:
         self.recorder.note("forward" if model.training else "evaluate")
         if model.training:
             time.sleep(self.told.pace_ms / 1000)
+        if self.choices.is_channels_last:
+            batch = torch.utils._pytree.tree_map(laid_out, batch)
         return self.loss(model, batch)
 
     def totals(self) -> Iterator[int]:
@@ -152,7 +162,6 @@ def with_trainer(program: Program) -> dict[str, Any]:
         program.optimizer,
         program.compute,
         precision=choices.precision,
-        channels_last=choices.is_channels_last,
         schedule=program.schedule,
         schedule_every=choices.schedule_every,
         callbacks=callbacks,
