@@ -47,6 +47,11 @@ def test_without_memory_a_line_is_as_it_always_was():
     assert read_event(written).allocated_bytes == ()
 
 
+def test_each_worker_has_a_delay():
+    line = json.loads(step_line(FACTS, TIMES, [], [0.25, None]))
+    assert line["delayed_s"] == [0.25, None]
+
+
 class Crew:
     """Two workers whose devices take a byte more after each step, on a clock of its own."""
 

@@ -158,7 +158,7 @@ def train_and_look(root: int) -> list[list[str]]:
     return seen
 
 
-@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_while_a_trainer_trains_nothing_listens(debug: bool) -> None:
     for seen in unisono.launch(train_and_look, os.getpid(), workers=2, debug=debug):
         assert len(seen) > 1

@@ -64,7 +64,7 @@ def stop(processes: list[psutil.Process]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["the server", "all"])
+@pytest.mark.parametrize("who", [pytest.param("the server", marks=pytest.mark.long), "all"])
 def test_a_killed_launcher_takes_those_along_who_stand_still(started, who) -> None:
     run = COMMAND[1:]
     launcher, below = started(*run, "-n", "2", PROGRAMS / "load.py", pids=6)
@@ -75,7 +75,7 @@ def test_a_killed_launcher_takes_those_along_who_stand_still(started, who) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["idle", "busy"])
+@pytest.mark.parametrize("state", [pytest.param("idle", marks=pytest.mark.long), "busy"])
 def test_a_killed_kernel_takes_a_server_along_that_stands_still(started, state) -> None:
     launcher, _ = started(PROGRAMS / "cell.py", state, pids=1 + (state == "busy"))
     server = server_of(launcher)

@@ -28,8 +28,7 @@ def test_a_script_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: 
     plain = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, check=True
     )
-    options = {"popen": subprocess.Popen, "cwd": tmp_path}
-    done = unisono_run("-n", 2, "--threads", 2, *arguments, **options)
+    done = unisono_run("-n", 2, "--threads", 2, *arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     expected = json.loads(plain.stdout)
     seen = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda s: s["rank"])

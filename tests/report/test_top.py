@@ -58,6 +58,12 @@ def test_a_real_run_is_shown(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
+def test_what_slows_the_newest_steps_is_shown(tmp_path):
+    shown = Watch(write_run(tmp_path / "run", ends=False)).look()
+    assert shown.slowness.startswith("worker 2 is slow in its passes: ")
+    assert [worker.is_slow for worker in shown.workers] == [False, False, True, False]
+
+
 def test_what_is_no_terminal_gets_one_view(tmp_path):
     result = top(write_run(tmp_path / "run", ends=False))
     assert result.exit_code == 0
