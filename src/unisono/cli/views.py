@@ -22,6 +22,7 @@ def checkpoints(directory: str) -> None:
       unisono checkpoints runs/mnist
     """
     from unisono.checkpoint.run_directory import RunDirectory
+    from unisono.quantities import size
     from unisono.report.follow import run_folder
 
     try:
@@ -34,7 +35,7 @@ def checkpoints(directory: str) -> None:
         ) from None
     with saying():
         for entry in entries:
-            state = f"whole, {entry.num_bytes:,} bytes"
+            state = f"whole, {size(entry.num_bytes)}"
             if entry.trouble:
                 state = f"damaged: {entry.trouble}"
             click.echo(f"{entry.path.name}  {state}")
