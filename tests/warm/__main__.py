@@ -71,6 +71,8 @@ def _move_in(request: dict[str, Any], fds: Sequence[int]) -> None:
     for standard, fd in enumerate(fds):
         os.dup2(fd, standard)
     os.closerange(3, MAX_FD)
+    # The one there was believes that what it writes to can seek.
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
     if request["session"]:
         os.setsid()
     os.environ.clear()
