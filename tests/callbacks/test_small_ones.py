@@ -93,7 +93,7 @@ def test_shares_of_waiting_are_each_workers_own(fit):
     throughput.on_validation(fit, {}, 60.0)
     steps(fit, throughput, clock, [3])
     throughput.on_epoch_end(fit)
-    assert fit.said == ["epoch 0: 100 samples/s, waiting 25 %, 75 %, memory –, – MiB"]
+    assert fit.said == ["epoch 0: 100 samples/s, waiting 25 %, 75 %, memory –, –"]
 
 
 def test_throughput_by_time(fit):

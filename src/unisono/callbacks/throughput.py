@@ -11,12 +11,13 @@ from typing import Any
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.summary import Summary
 from unisono.procfs import read_text
+from unisono.quantities import percent, size
 
 
 class Throughput(Callback):
     """Prints a line for each epoch, or whenever some seconds have passed. Final.
 
-    ``epoch 3: 3,455 samples/s, waiting 4 %, 12 %, memory 310, 305 MiB``
+    ``epoch 3: 3,455 samples/s, waiting 4 %, 12 %, memory 310 MiB, 305 MiB``
 
     Waiting is the share of the steps' time in which a worker waited for the others, memory what is
     resident, shared memory included; one number for each worker, in the order of ranks. Validations
@@ -85,12 +86,12 @@ class Throughput(Callback):
     def _say(self, fit: Fit, when: str) -> None:
         if fit.is_first and self._seconds > 0.0:
             shares = [self._waited_s.get(rank, (0.0, 0.0)) for rank in fit.ranks]
-            waiting = [f"{waited_s / all_s:.0%}" if all_s else "–" for waited_s, all_s in shares]
-            memory = [_told(_resident_bytes(fit.pid(rank))) for rank in fit.ranks]
+            waiting = [percent(waited_s / all_s) if all_s else "–" for waited_s, all_s in shares]
+            memory = [size(_resident_bytes(fit.pid(rank))) for rank in fit.ranks]
             fit.say(
                 f"{when}: {self._samples / self._seconds:,.0f} samples/s, "
-                f"waiting {', '.join(waiting).replace('%', ' %')}, "
-                f"memory {', '.join(memory)} MiB"
+                f"waiting {', '.join(waiting)}, "
+                f"memory {', '.join(memory)}"
             )
         self._clear()
 
@@ -103,7 +104,3 @@ def _resident_bytes(pid: int | None) -> int | None:
     """Ask the kernel how much of a process is in memory; None if there is none."""
     fields = read_text(Path(f"/proc/{pid}/statm")).split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else None
-
-
-def _told(num_bytes: int | None) -> str:
-    return "–" if num_bytes is None else f"{num_bytes / 2**20:,.0f}"
