@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
-from unisono.callbacks import Callback, CSVLog, LearningRateMonitor, Throughput
+from unisono.callbacks import Callback, CSVLog
 from unisono.data import digits
 
 
@@ -44,7 +44,7 @@ def main(folder):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    callbacks = [SmoothLoss(), CSVLog(every="epoch"), LearningRateMonitor(), Throughput()]
+    callbacks = [SmoothLoss(), CSVLog(every="epoch")]
     trainer = unisono.Trainer(
         model, optimizer, loss, shards=4, directory=folder, callbacks=callbacks
     )

@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
 import unisono
-from unisono.callbacks import LearningRateMonitor
 from unisono.data import digits
 
 WARMUP, STEPS = 20, 200
@@ -47,10 +46,7 @@ def main():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    monitor = LearningRateMonitor()  # a line when the rate has changed
-    trainer = unisono.Trainer(
-        model, optimizer, loss, shards=4, callbacks=[monitor], **options(optimizer)
-    )
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4, **options(optimizer))
     trainer.fit(digits(), batch_size=64, steps=STEPS, validate=digits(train=False))
 
 

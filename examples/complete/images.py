@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 import unisono
-from unisono.callbacks import BestCheckpoint, LearningRateMonitor
+from unisono.callbacks import BestCheckpoint
 from unisono.data import digits, mnist
 
 
@@ -135,7 +135,7 @@ def main():
         checkpoint_every="1 epoch",
         schedule=torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, num_steps),
         schedule_every="step",
-        callbacks=[best, LearningRateMonitor()],
+        callbacks=[best],
     )
     trainer.fit(
         train_set,

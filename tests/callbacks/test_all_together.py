@@ -18,12 +18,9 @@ from unisono.callbacks import (
     CSVLog,
     EarlyStopping,
     EventLog,
-    GarbageCollection,
-    LearningRateMonitor,
     MLflow,
     Progress,
     TensorBoard,
-    Throughput,
     Trackio,
     WandB,
 )
@@ -36,7 +33,7 @@ def train(directory, epochs=6, **options):
     model = cases.Cnn(norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    ema, best, rates = EMA(0.9), BestCheckpoint(), LearningRateMonitor()
+    ema, best = EMA(0.9), BestCheckpoint()
     trainer = unisono.Trainer(
         model,
         optimizer,
@@ -48,13 +45,10 @@ def train(directory, epochs=6, **options):
         callbacks=[
             ema,
             best,
-            rates,
             CSVLog(),
             CSVLog(every="epoch"),
             EarlyStopping(50),
-            GarbageCollection(10),
             TensorBoard(),
-            Throughput(),
         ],
         **options,
     )
@@ -66,7 +60,7 @@ def train(directory, epochs=6, **options):
         validate_every=4,
     )
     averages = sum(value.double().sum().item() for value in ema.weights.values())
-    return trainer.digest(), averages, ema.num_averaged, best.best, best.step, rates.changes
+    return trainer.digest(), averages, ema.num_averaged, best.best, best.step
 
 
 def files_of(directory):
@@ -98,15 +92,11 @@ def files_of(directory):
 def test_all_of_them_are_here():
     """Who adds a callback adds it to this program."""
     # Those that others have written follow one contract: test_loggers.py.
-    usual = {Progress, EventLog, EMA, BestCheckpoint, LearningRateMonitor, CSVLog, EarlyStopping}
+    usual = {Progress, EventLog, EMA, BestCheckpoint, CSVLog, EarlyStopping, TensorBoard}
     public = {getattr(module, name) for name in module.__all__}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Callback)}
     of_others = {MLflow, Trackio, WandB}
-    assert kinds - of_others - {Callback} == usual | {
-        GarbageCollection,
-        TensorBoard,
-        Throughput,
-    }
+    assert kinds - of_others - {Callback} == usual
 
 
 @pytest.mark.slow

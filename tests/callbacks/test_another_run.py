@@ -14,13 +14,12 @@ from unisono.callbacks import (
     Callback,
     CSVLog,
     EarlyStopping,
-    LearningRateMonitor,
 )
 
 
 def with_state():
     """One of each that is kept with a run."""
-    return [EMA(0.9), BestCheckpoint(), LearningRateMonitor(), EarlyStopping(9)]
+    return [EMA(0.9), BestCheckpoint(), EarlyStopping(9)]
 
 
 def tables():

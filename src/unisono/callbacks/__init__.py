@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from unisono.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from unisono.callbacks.ema import EMA as EMA
     from unisono.callbacks.event_log import EventLog as EventLog
-    from unisono.callbacks.garbage_collection import GarbageCollection as GarbageCollection
-    from unisono.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
     from unisono.callbacks.mlflow_run import MLflow as MLflow
     from unisono.callbacks.progress import Progress as Progress
     from unisono.callbacks.tensorboard import TensorBoard as TensorBoard
-    from unisono.callbacks.throughput import Throughput as Throughput
     from unisono.callbacks.trackio_run import Trackio as Trackio
     from unisono.callbacks.wandb_run import WandB as WandB
 
@@ -46,12 +43,9 @@ _HOMES = {
     "EarlyStopping": "early_stopping",
     "EventLog": "event_log",
     "Fit": "callback",
-    "GarbageCollection": "garbage_collection",
-    "LearningRateMonitor": "learning_rate_monitor",
     "MLflow": "mlflow_run",
     "Progress": "progress",
     "TensorBoard": "tensorboard",
-    "Throughput": "throughput",
     "Times": "callback",
     "Trackio": "trackio_run",
     "WandB": "wandb_run",

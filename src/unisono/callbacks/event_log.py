@@ -33,7 +33,6 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.learning_rate_monitor import rates_of
 from unisono.callbacks.place import say_alone
 from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
@@ -130,7 +129,7 @@ class EventLog(Callback):
             "num_samples": step.num_samples,
             "seconds": seconds,
             "means": dict(step.means),
-            "learning_rates": rates_of(fit.optimizer),
+            "learning_rates": [float(g["lr"]) for g in fit.optimizer.param_groups if "lr" in g],
             "gradient_norm": step.gradient_norm,
             "ranks": ranks,
         }
