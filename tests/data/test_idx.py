@@ -149,8 +149,9 @@ def test_what_is_not_idx_is_refused(file: Path, content: bytes, message: str) ->
         header(0x08, 2**30) + bytes(100),
         header(0x08, *(2**32 - 1,) * 3) + bytes(100),
         gzip.compress(header(0x08, 2**30) + bytes(100)),
-        gzip.compress(header(0x08, 5) + bytes(64 << 20)),  # a bomb
+        gzip.compress(header(0x08, 5) + bytes(64 << 20)),
     ],
+    ids=["a large count", "a count that overflows", "a large count in gzip", "a bomb"],
 )
 def test_no_more_is_allocated_than_the_file_can_hold(file: Path, content: bytes) -> None:
     file.write_bytes(content)
