@@ -190,7 +190,7 @@ def test_without_a_gpu_the_way_out_is_told(module):
 EVERY_SIDE = [SMALL, *(pytest.param(name, marks=pytest.mark.long) for name in (GPT2, RESNET))]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", EVERY_SIDE)
 def test_sides_take_turns_and_a_lost_one_leaves_the_others(name, tmp_path):
     failures = []
@@ -209,7 +209,7 @@ def test_sides_take_turns_and_a_lost_one_leaves_the_others(name, tmp_path):
     assert [side for side, _ in failures] == ["unisono"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", EVERY_SIDE)
 def test_models_on_two_devices_take_turns(name, tmp_path):
     failures, chosen = [], ["torch-two", "two"]

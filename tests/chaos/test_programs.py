@@ -49,7 +49,7 @@ def test_something_is_left_to_train(seed):
     assert any(p.requires_grad for layer in used for p in layer.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_comes_to_the_same_in_every_way(tmp_path):
     ways = list(runner.run(5, tmp_path))
     others = 2 if has_accelerator() else 1
@@ -75,7 +75,7 @@ def test_another_version_is_another_one(monkeypatch, capsys):
     assert "must name another version's Python" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_another_version_finds_is_compared(tmp_path):
     (tmp_path / "run").mkdir()
     python = tmp_path / "python"  # this version under another name

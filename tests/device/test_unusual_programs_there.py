@@ -42,7 +42,8 @@ def found_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
-    "exchange", [ACCELERATED, pytest.param("staged", marks=pytest.mark.long), "shared"]
+    "exchange",
+    [ACCELERATED, *(pytest.param(name, marks=pytest.mark.long) for name in ("staged", "shared"))],
 )
 def test_programs_have_the_bits_of_one_worker(monkeypatch, exchange, workers):
     skip_without(exchange)

@@ -48,8 +48,8 @@ CASES: list[Case] = [
         "infinite gradient",
         "unisono",
         "",
-        r"the norm of the gradients must be finite.*: in shard 1 the first gradient that is not "
-        r"finite is that of `Sqrt` in `spoils` of the model \(Spoils\).*# the line that spoils it",
+        r"the norm of the gradients must be finite.*: the gradients of 2 parameters are not, and "
+        r"`bias` is the last of them",
     ),
     ("unused", "ddp", "", r"but `forgotten\.weight`, `forgotten\.bias` got none: use them in the"),
     ("forward kill", "ddp", "", r"worker 1 of 2 was killed by SIGKILL"),

@@ -102,7 +102,7 @@ def test_who_does_not_know_the_token_is_turned_away_and_keeps_nobody_waiting(mon
 
 
 def test_hosts_may_have_ipv6_addresses(monkeypatch):
-    if "::1" not in dict(interfaces._ipv6_addresses()):
+    if not any("::1" in addresses for addresses in interfaces._addresses().values()):
         pytest.skip("this machine has no IPv6")
     store = HashStore()
     meet = [rendezvous_of(store, rank, ((0,), (1,))) for rank in range(2)]
