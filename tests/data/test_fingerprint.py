@@ -1,5 +1,6 @@
 """What can be seen of a data set in some milliseconds, without a trace."""
 
+import errno
 import os
 import random
 import threading
@@ -12,8 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from unisono.data import fingerprint as module
 from unisono.data.fetch import fetcher
-from unisono.data.fingerprint import Fingerprints, hashed
-from unisono.workers.membership import Membership
+from unisono.data.fingerprint import fingerprint_of_data, hashed
 
 
 class Made(Dataset):
@@ -41,14 +41,9 @@ def time_is_plenty(monkeypatch):
         monkeypatch.setattr(module, name, 30.0)
 
 
-ALL, LATER = Membership((0, 1), leader=0), Membership((0, 1), leader=0, generation=1)
-
-
-def seen(
-    dataset, workers=ALL, *, run=None, seed=0, epoch=0, in_fork=False, stream="train", length=None
-):
-    where = {"seed": seed, "stream": stream, "epoch": epoch, "in_fork": in_fork}
-    return (run or Fingerprints()).of(dataset, length or len(dataset), workers, **where)
+def seen(dataset, *, seed=0, epoch=0, in_fork=False):
+    how = {"seed": seed, "stream": "train", "epoch": epoch, "in_fork": in_fork}
+    return fingerprint_of_data(dataset, len(dataset), **how)
 
 
 def tensors(num_samples=50, offset=0.0):
@@ -168,33 +163,16 @@ def test_where_loader_processes_read_this_process_does_not():
     assert set(dataset.read_in) == {os.getpid()}
 
 
-def test_one_data_set_is_read_in_one_fork_until_other_workers_compare_it(monkeypatch):
-    forks, fork = [], module.said_by_fork
-    monkeypatch.setattr(module, "said_by_fork", lambda *call: forks.append(1) or fork(*call))
-    run, numbers = Fingerprints(), list(range(50))
-    dataset = Made(numbers.__getitem__)
-    first = seen(dataset, run=run, in_fork=True)
-    assert samples_of(first.facts)
-    numbers.reverse()
-    assert seen(dataset, run=run, in_fork=True) == first
-    assert len(forks) == 1
-    assert seen(dataset, LATER, run=run, in_fork=True) != first
-    assert len(forks) == 2
-    for options in ({"epoch": 1}, {"seed": 1}, {"stream": "evaluate"}, {"length": 49}):
-        seen(dataset, LATER, run=run, in_fork=True, **options)
-    seen(Made(numbers.__getitem__), LATER, run=run, in_fork=True)
-    assert len(forks) == 7
+def test_a_fork_that_cannot_be_had_is_done_without(monkeypatch):
+    def fail():
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fail)
+    assert samples_of(seen(Made(lambda index: index), in_fork=True).facts) == {}
 
 
-def test_a_fork_that_said_nothing_is_asked_again(monkeypatch):
-    answers = [b"", b'[{"sample 1": "x"}, false]']
-    monkeypatch.setattr(module, "said_by_fork", lambda *call: answers.pop(0))
-    run, dataset = Fingerprints(), Made(lambda index: index)
-    assert [seen(dataset, run=run, in_fork=True).facts for _ in range(3)] == [
-        {},
-        {"sample 1": "x"},
-        {"sample 1": "x"},
-    ]
+def test_a_fork_that_ends_says_nothing():
+    assert samples_of(seen(Made(lambda index: os._exit(3)), in_fork=True).facts) == {}
 
 
 def test_nothing_is_forked_beside_threads():

@@ -2,7 +2,7 @@
 
 Compared are the indices of ``Subset``, and a few samples, chosen by the seed. Samples are read as
 the loop is about to read them: seeded for (seed, epoch, index), by the worker itself or, where
-loader processes read, in a fork, so that files which a data set opens late are not shared. A
+loader processes read, in one more, so that files which a data set opens late are not shared. A
 stream is not touched. What is not the same when it is read twice here, as the data set has random
 numbers of its own, says nothing; neither does what cannot be read, as the loop will say so.
 
@@ -11,11 +11,9 @@ Invariant: nothing raised here reaches the program, and no generator has moved.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
+import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +23,10 @@ import torch
 from torch.utils.data import Subset
 
 from unisono.data.fetch import leaf_of, lies_in_memory, sample_reader
-from unisono.data.fork import said_by_fork
 from unisono.data.length import is_stream
+from unisono.data.loader_processes import LoaderProcesses
 from unisono.device import bytes_of, generators_put_back, is_on_host
 from unisono.plan.seeds import seed_of
-from unisono.workers.membership import Membership
 
 REMEDY = (
     "give every worker the whole data set, as Unisono divides it. Most likely it was split without "
@@ -53,71 +50,48 @@ class Fingerprint:
     is_slow: bool = False  # samples were left out, as to read one takes too long
 
 
-class Fingerprints:
-    """Takes the fingerprints of one run. Final.
+def fingerprint_of_data(
+    dataset: Any, length: int, *, seed: int, stream: str, epoch: int, in_fork: bool
+) -> Fingerprint:
+    """Look at a data set.
 
-    What a fork found, which costs some 20 ms, is kept as long as the same workers compute together:
-    all of them took it at the same call, so it stays comparable whatever the program changes later.
-    One that joins would see the change; then all look again.
+    Args:
+        dataset: as for training.
+        length: how many samples it has.
+        seed: the run's.
+        stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
+        epoch: in which the loop will read.
+        in_fork: read samples in a loader process, as the loop will.
     """
+    if is_stream(dataset) or not length:
+        return Fingerprint()
+    try:
+        facts = dict(_subsets(dataset))
+        read = sample_reader(dataset, length, seed=seed, stream=stream)
+    except Exception:
+        return Fingerprint()
+    numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
+    in_memory = lies_in_memory(leaf_of(dataset))
 
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[Any], tuple[Any, ...], bytes]] = {}
+    def look(_: object = None) -> tuple[dict[str, str], bool]:
+        return _samples(lambda number: read(number, epoch), numbers, in_memory=in_memory)
 
-    def of(
-        self,
-        dataset: Any,
-        length: int,
-        membership: Membership,
-        *,
-        seed: int,
-        stream: str,
-        epoch: int,
-        in_fork: bool,
-    ) -> Fingerprint:
-        """Look at a data set.
+    samples, is_slow = _in_fork(look) if in_fork and not in_memory else look()
+    return Fingerprint({**facts, **samples}, is_slow)
 
-        Args:
-            dataset: as for training.
-            length: how many samples it has.
-            membership: the workers that compare fingerprints.
-            seed: the run's.
-            stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
-            epoch: in which the loop will read.
-            in_fork: read samples in a fork.
-        """
-        if is_stream(dataset) or not length:
-            return Fingerprint()
+
+def _in_fork(look: Callable[[object], tuple[dict[str, str], bool]]) -> tuple[dict[str, str], bool]:
+    """Look in a loader process, unless a thread of this one might hold a lock meanwhile."""
+    if threading.active_count() > 1:
+        return {}, False
+    try:
+        processes = LoaderProcesses(look, 1, iter([None]))
         try:
-            facts = dict(_subsets(dataset))
-            read = sample_reader(dataset, length, seed=seed, stream=stream)
-        except Exception:
-            return Fingerprint()
-        numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
-        in_memory = lies_in_memory(leaf_of(dataset))
-
-        def look() -> tuple[dict[str, str], bool]:
-            return _samples(lambda number: read(number, epoch), numbers, in_memory=in_memory)
-
-        if in_fork and not in_memory:
-            key = (membership, length, seed, stream, epoch, facts)
-            said = self._said_by_fork(dataset, key, lambda: json.dumps(look()).encode())
-            samples, is_slow = json.loads(said) if said else ({}, False)
-        else:
-            samples, is_slow = look()
-        return Fingerprint({**facts, **samples}, is_slow)
-
-    def _said_by_fork(self, dataset: Any, key: tuple[Any, ...], work: Callable[[], bytes]) -> bytes:
-        if id(dataset) in self._kept:
-            seen, kept_key, said = self._kept[id(dataset)]
-            if seen() is dataset and kept_key == key:
-                return said
-        self._kept = {place: kept for place, kept in self._kept.items() if kept[0]() is not None}
-        said = said_by_fork(work, _FORK_AT_MOST_S)
-        with contextlib.suppress(TypeError):  # some classes have no weak references
-            if said:
-                self._kept[id(dataset)] = weakref.ref(dataset), key, said
-        return said
+            return processes.take() if processes.is_ready(_FORK_AT_MOST_S) else ({}, False)
+        finally:
+            processes.close(grace_s=0.0)
+    except Exception:
+        return {}, False
 
 
 def _samples(

@@ -153,7 +153,7 @@ class Loader:
         Nobody waits. What goes wrong is raised when the batch is asked for.
         """
         ahead = self._ahead
-        if self._early is None and ahead is not None and ahead.is_ready:
+        if self._early is None and ahead is not None and ahead.is_ready():
             place, _ = ahead.under_way[0]
             take = functools.partial(self._take, ahead)
             self._early = EarlyBatch(place, self._device, take)

@@ -122,9 +122,8 @@ class LoaderProcesses:
         self._send()
         return result
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the next result is worked out, so that :meth:`take` only has to read it.
+    def is_ready(self, within_s: float = 0.0) -> bool:
+        """Tell whether the next result is worked out, so that :meth:`take` only has to read it.
 
         Also where its process has died, which :meth:`take` tells.
         """
@@ -132,15 +131,15 @@ class LoaderProcesses:
             return False
         poll = select.poll()
         poll.register(self._next_loader().results_fd, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(within_s * 1000))
 
-    def close(self) -> None:
+    def close(self, grace_s: float = _GRACE_S) -> None:
         """End all processes: at once those that wait, after a second those that do not."""
         for loader in self._loaders:
             os.close(loader.requests_fd)
             os.close(loader.results_fd)
         for loader in self._loaders:
-            loader.process.join(_GRACE_S)
+            loader.process.join(grace_s)
             if loader.process.is_alive():
                 loader.process.kill()
             loader.process.join()

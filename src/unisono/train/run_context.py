@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
@@ -65,8 +64,6 @@ class RunContext:
     engine: StepEngine | None = None  # computes the steps of the loop under way
     memory: RunMemory | None = None  # of the newest loop
     plan: SamplePlan | None = None  # which samples the epoch under way has
-    # of the data sets that the workers have compared
-    fingerprints: Fingerprints = field(default_factory=Fingerprints)
     has_resumed: bool = False  # no checkpoint is to be looked for any more
     has_joined: bool = False  # see `unisono.Run`
     is_ahead: bool = False  # likewise

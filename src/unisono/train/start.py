@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from unisono.data.fingerprint import REMEDY
+from unisono.data.fingerprint import REMEDY, fingerprint_of_data
 from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.exchange.choice import check_devices
@@ -160,10 +160,9 @@ def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
     length = length_of(plan.reading.dataset)
     if run.team.size == 1 or run.is_ahead:
         return {"dataset length": length}
-    seen = run.fingerprints.of(
+    seen = fingerprint_of_data(
         plan.reading.dataset,
         length,
-        run.team.membership,
         seed=plan.samples.seed,
         stream="train",
         epoch=run.kept.position.epoch,

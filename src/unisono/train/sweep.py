@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.data.fingerprint import REMEDY
+from unisono.data.fingerprint import REMEDY, fingerprint_of_data
 from unisono.data.loader import Place
 from unisono.device import num_threads
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
@@ -88,10 +88,9 @@ class Sweep:
         plan, reading = self.plan, self._loop.reading
         known: dict[str, object] = {"dataset length": plan.num_samples}
         if self.team.size > 1:
-            known |= self._run.fingerprints.of(
+            known |= fingerprint_of_data(
                 reading.dataset,
                 plan.num_samples,
-                self.team.membership,
                 seed=plan.seed,
                 stream="evaluate",
                 epoch=0,
