@@ -11,11 +11,11 @@ import io
 import linecache
 import os
 import reprlib
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from unisono.launch.caller_state import caller_modes, generator_states
-from unisono.launch.culprit import is_of_the_caller, way_to_culprit
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -44,13 +44,10 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         pickler.dump(call)
     except Exception as error:
-        named_args = [(f"argument {i}", arg) for i, arg in enumerate(args, 1)]
-        way = way_to_culprit([(f"function `{name_of(fn)}`", fn), *named_args])
-        culprit = f"{' → '.join(way)} is" if way else "are"
         raise TypeError(
-            f"`fn` and its arguments must be picklable, but {culprit} not ({error}): open files, "
-            "locks and the like inside the function instead of passing them in."
-        ) from (error if is_of_the_caller(error) else None)
+            f"`fn` and its arguments must be picklable, but {_culprit(fn, args)} not ({error}): "
+            "open files, locks and the like inside the function instead of passing them in."
+        ) from (error if _is_of_the_caller(error) else None)
     return file.getvalue()
 
 
@@ -58,18 +55,38 @@ def pack_result(result: Any) -> bytes:
     """Pickle what a worker's function returned.
 
     Raises:
-        TypeError: something in it cannot be pickled; the message names it.
+        TypeError: it cannot be pickled; the message says why.
     """
     from unisono.launch.pickling import dumps
 
     try:
         return dumps(result)
     except Exception as error:
-        way = way_to_culprit([("the value", result)])
         raise TypeError(
-            f"what a worker returns must be picklable, but {' → '.join(way) or 'it'} is not "
+            f"what a worker returns must be picklable, but a `{type(result).__qualname__}` is not "
             f"({error}): return numbers, tensors, or what is made of them, or nothing."
-        ) from (error if is_of_the_caller(error) else None)
+        ) from (error if _is_of_the_caller(error) else None)
+
+
+def _culprit(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Name the first part of a call that cannot be pickled."""
+    from unisono.launch.pickling import dumps
+
+    names = [f"function `{name_of(fn)}`", *(f"argument {i}" for i in range(1, len(args) + 1))]
+    for name, part in zip(names, (fn, *args), strict=True):
+        try:
+            dumps(part)
+        except Exception:
+            # Classes may raise anything while they are pickled.
+            return f"{name} is"
+    return "are"
+
+
+def _is_of_the_caller(error: BaseException) -> bool:
+    """Tell whether the caller's code, such as a ``__reduce__``, raised it, and not a pickler."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.split(".")[0] not in ("cloudpickle", "pickle", __name__.split(".")[0])
 
 
 def unpack_result(packed: bytes, rank: int) -> Any:
