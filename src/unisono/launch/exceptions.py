@@ -52,9 +52,7 @@ def traceback_text(error: BaseException) -> str:
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next  # all of them, if the program never began
     formatted = traceback.TracebackException(type(error), error, trace)
-    _drop_frames_of_refusals(error, formatted)
-    if not _shows_all():
-        _fold_deep_stacks(formatted)
+    _shorten(error, formatted)
     return without_native_frames(_plainly(error, "".join(formatted.format()).rstrip("\n")))
 
 
@@ -103,22 +101,11 @@ class _DeepStack(traceback.StackSummary):
 
     def format(self, **options: Any) -> list[str]:
         """See ``StackSummary.format``."""
-        shown = super().format(**options)
+        ends = (self[:_FRAMES_AT_EITHER_END], self[-_FRAMES_AT_EITHER_END:])
+        first, last = (traceback.StackSummary.from_list(end).format(**options) for end in ends)
         left_out = len(self) - 2 * _FRAMES_AT_EITHER_END
-        first = traceback.StackSummary.from_list(self[:_FRAMES_AT_EITHER_END]).format(**options)
-        last = traceback.StackSummary.from_list(self[-_FRAMES_AT_EITHER_END:]).format(**options)
         told = f"  ({left_out} frames left out; `unisono run --debug` shows them)\n"
-        return [*first, told, *last] if len(shown) > len(first) + len(last) else shown
-
-
-def _fold_deep_stacks(formatted: traceback.TracebackException | None) -> None:
-    """Leave out the middle of deep stacks, in the whole chain and in groups."""
-    while formatted is not None:
-        if len(formatted.stack) > 3 * _FRAMES_AT_EITHER_END:
-            formatted.stack = _DeepStack(formatted.stack)
-        for one in getattr(formatted, "exceptions", None) or ():
-            _fold_deep_stacks(one)
-        formatted = formatted.__cause__ or formatted.__context__
+        return [*first, told, *last]
 
 
 def _fold(match: re.Match[str]) -> str:
@@ -221,14 +208,18 @@ def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
     return getattr(getattr(shell, "compile", None), "format_code_name", None)
 
 
-def _drop_frames_of_refusals(
-    error: BaseException | None, formatted: traceback.TracebackException | None
-) -> None:
-    """Cut Unisono's frames out of `formatted`, in the whole chain, where Unisono raised."""
+def _shorten(error: BaseException | None, formatted: traceback.TracebackException | None) -> None:
+    """Leave out Unisono's frames where it raised, and the middle of deep stacks, in all causes."""
     while error is not None and formatted is not None:
         theirs = [frame for frame in formatted.stack if not frame.filename.startswith(_PACKAGE)]
         if theirs and _is_refusal(error):
             formatted.stack[:] = theirs
+        if len(formatted.stack) > 3 * _FRAMES_AT_EITHER_END and not _shows_all():
+            formatted.stack = _DeepStack(formatted.stack)
+        for one, said in zip(
+            getattr(error, "exceptions", ()), formatted.exceptions or (), strict=False
+        ):
+            _shorten(one, said)
         if formatted.__cause__ is not None:
             error, formatted = error.__cause__, formatted.__cause__
         else:
