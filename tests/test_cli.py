@@ -23,7 +23,7 @@ from unisono.cli import main
         (["-n", "-1", "x.py"], "`-n` must be a whole number of at least 1, but is '-1'"),
         (["-n", "x", "x.py"], "`-n` must be a whole number of at least 1, but is 'x'"),
         (["--threads", "0", "x.py"], "`--threads` must be a whole number of at least 1"),
-        (["-n", "100000", "x.py"], "`-n` must be at most"),
+        (["-n", "100000", __file__], "`-n` must be at most"),
         (["--restarts", "-1", "x.py"], "`--restarts` must be a whole number of at least 0"),
         (["--restarts", "2.5", "x.py"], "`--restarts` must be a whole number of at least 0"),
         (["--stall-timeout", "0", "x.py"], "`--stall-timeout` must be a number of seconds above 0"),

@@ -18,7 +18,7 @@ from unisono.launch.exceptions import (
     summary_line,
     traceback_text,
 )
-from unisono.launch.job import num_workers_at_most
+from unisono.launch.report import ending
 from unisono.world import World, world
 
 
@@ -57,7 +57,7 @@ def test_so_is_the_rest_of_its_chain() -> None:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda: num_workers_at_most("two"),  # type: ignore[arg-type]  # a slip within Unisono
+        lambda: ending("two"),  # type: ignore[arg-type]  # a slip within Unisono
         lambda: world({"RANK": "0", "WORLD_SIZE": "1"}.__getitem__),  # type: ignore[arg-type]
     ],
 )

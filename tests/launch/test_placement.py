@@ -133,7 +133,8 @@ def test_an_order_of_gpus_that_the_user_has_set_is_kept() -> None:
             "`--gpus` must name a GPU for every 2 workers, but names 2 (0,3) for 5 workers: start "
             "at most 4, or have them share GPUs with `--workers-per-gpu 3`.",
         ),
-        (FOUR, {}, {"workers_per_gpu": 1000}, "`-n` must be at most"),
+        (FOUR, {}, {"workers_per_gpu": 1000}, "`-n` must be at most 1,024, but is 4,000: start"),
+        (CPUS, {}, {"workers": 1025}, "`-n` must be at most 1,024, but is 1,025: start about"),
         (FOUR, {"UNISONO_WORKERS_PER_GPU": "two"}, {}, "`UNISONO_WORKERS_PER_GPU` must be a whole"),
         (
             FOUR,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from unisono.cli.endings import Refusal, check_script
-from unisono.launch.job import MODULE, SCRIPT, too_many_workers
+from unisono.launch.job import MODULE, SCRIPT
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones take none
@@ -77,16 +77,9 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
-def _num_workers(text: str) -> int:
-    number = _positive(text)
-    if reason := too_many_workers("-n", number):
-        raise Refusal(reason)
-    return number
-
-
 _AT_LEAST_1 = "a whole number of at least 1"
 COUNT = Text("n", _positive, _AT_LEAST_1, "2")
-WORKERS = Text("workers", _num_workers, _AT_LEAST_1, "2")
+WORKERS = Text("workers", _positive, _AT_LEAST_1, "2")
 NOT_NEGATIVE = Text("n", _not_negative, "a whole number of at least 0", "1")
 
 

@@ -29,9 +29,10 @@ from unisono.launch.gpus import (
     choose_gpus,
     visible_gpus,
 )
-from unisono.launch.job import too_many_workers
 from unisono.launch.nvml import gpus_of_driver
 from unisono.world import WORKERS_PER_GPU_VARIABLE, num_devices, workers_per_gpu
+
+_WORKERS_AT_MOST = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,7 @@ def place_workers(
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.
     """
-    if asked.workers is not None and (reason := too_many_workers(names.workers, asked.workers)):
-        raise ValueError(reason)
+    _refuse_too_many(names, asked.workers or 1)
     gpus = _gpus(names, asked, environ, machine)
     if not gpus:
         if asked.workers_per_gpu is not None:
@@ -92,8 +92,7 @@ def place_workers(
         return Placement(asked.workers or machine.num_cores, variables=hidden)
     each = workers_per_gpu(environ) if asked.workers_per_gpu is None else asked.workers_per_gpu
     num_workers = asked.workers or len(gpus) * each
-    if reason := too_many_workers(names.workers, num_workers):
-        raise ValueError(reason)
+    _refuse_too_many(names, num_workers)
     if num_workers > len(gpus) * each:
         raise ValueError(_too_few_gpus(names, gpus, num_workers, each, asked))
     return Placement(
@@ -102,6 +101,14 @@ def place_workers(
         _variables(gpus, each, environ, is_chosen=asked.gpus is not None),
         _said_on_cpu(names, machine) if asked.workers is None else "",
     )
+
+
+def _refuse_too_many(names: OptionNames, num_workers: int) -> None:
+    if num_workers > _WORKERS_AT_MOST:
+        raise ValueError(
+            f"`{names.workers}` must be at most {_WORKERS_AT_MOST:,}, but is {num_workers:,}: "
+            f"start about one worker for each core."
+        )
 
 
 def _gpus(
