@@ -4,6 +4,8 @@ import os
 
 import pytest
 import torch
+from tests.train import test_refused_operation as refusing
+from tests.train.test_refused_operation import Backward, Forward
 from torch import nn
 
 import unisono
@@ -20,27 +22,6 @@ DATA = torch.arange(48.0).view(16, 3) / 48
 
 def switches():
     return [read() for read in SWITCHES]
-
-
-class RefusedBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        places = torch.arange(gradient.numel(), device=gradient.device)
-        return torch.zeros_like(gradient).put_(places, gradient * 2)
-
-
-class Backward(nn.Module):
-    def forward(self, x):
-        return RefusedBackward.apply(x)
-
-
-class Forward(nn.Module):
-    def forward(self, x):
-        return torch.zeros_like(x).put_(torch.arange(x.numel(), device=x.device), x * 2)
 
 
 class Model(nn.Module):
@@ -133,7 +114,7 @@ def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call)
         CALLS[call](trainer)
     assert seen.value.module == "rest.1"
     assert "`put_` has none: it is called in `rest.1` of the model (Forward), " in str(seen.value)
-    assert seen.value.file == __file__
+    assert seen.value.file == refusing.__file__
     assert "put_ does not have a deterministic implementation" in str(seen.value.__cause__)
     assert switches() == before
     # The same on the CPU, and where it is allowed.
@@ -143,14 +124,16 @@ def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call)
 
 def test_a_backward_pass_without_one_is_named_after_one_more_pass(accelerator):
     trainer, _ = make("sim", nn.ReLU(), Backward())
-    anomaly = torch.is_anomaly_enabled()
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     with pytest.raises(unisono.NondeterministicError) as seen:
         CALLS["fit"](trainer)
     assert seen.value.module == "rest.1"
     assert "in the backward pass of `rest.1` of the model (Backward), " in str(seen.value)
     assert trainer.run.model.passes == 2
-    assert torch.is_anomaly_enabled() == anomaly
-    assert not any(module._forward_hooks for module in trainer.run.model.modules())
+    assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == anomaly
+    for module in trainer.run.model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
     CALLS["evaluate"](trainer)  # has no backward pass
     digests = []
     for device, options in (("cpu", {}), ("sim", {"exact": False})):
@@ -235,20 +218,6 @@ def test_that_a_run_is_not_exact_is_said_once(accelerator, capfd):
     said = capfd.readouterr()
     assert (said.out + said.err).count("`exact=False`: operations without a deterministic") == 1
     assert trainer.run.fixed["exact"] is False
-
-
-def test_a_run_that_resumes_otherwise_is_warned(accelerator, tmp_path, capfd):
-    for exact, steps in ((True, 1), (False, 2)):
-        trainer, _ = make("sim", exact=exact, directory=tmp_path / "run")
-        trainer.fit(DATA, batch_size=8, steps=steps)
-    said = capfd.readouterr()
-    assert (said.out + said.err).count("exact was True in the checkpoint and is False now") == 1
-
-
-@pytest.mark.parametrize("exact", [None, 1, "yes"])
-def test_another_word_is_refused(exact):
-    with pytest.raises(TypeError, match=f"`exact` must be True or False, but is {exact!r}"):
-        make("cpu", exact=exact)
 
 
 @pytest.mark.parametrize(

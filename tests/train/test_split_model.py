@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.splitting.models import CNN, GPT, Dense
+from tests.train.test_refused_operation import PutBackward
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -220,20 +221,9 @@ def test_what_is_not_finite_is_found_in_a_split_model(accelerator):
         trainer.fit(data(Bad), batch_size=BATCH_SIZE, steps=2)
 
 
-class Refused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        places = torch.arange(gradient.numel(), device=gradient.device)
-        return torch.zeros_like(gradient).put_(places, gradient)
-
-
 class Layer(nn.Linear):
     def forward(self, x):
-        return Refused.apply(super().forward(x))
+        return PutBackward.apply(super().forward(x))
 
 
 def test_operations_without_a_deterministic_form_are_found(accelerator):
