@@ -346,15 +346,6 @@ def test_a_well_sealed_checkpoint_of_another_form_is_passed_over(tmp_path, text,
     assert "step-000000000009 is passed over: run.json must have" in capsys.readouterr().out
 
 
-def test_options_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`directory` must say where"):
-        fit(None, 1, checkpoint_every=3)
-    with pytest.raises(ValueError, match="`keep` must be at least 1, but is 0"):
-        fit(tmp_path, 1, keep=0)
-    with pytest.raises(ValueError, match="`resume` must be one of"):
-        fit(tmp_path, 1, resume="maybe")
-
-
 def checkpoints(directory):
     """List them, whole or not."""
     folder = directory / "checkpoints"

@@ -126,14 +126,6 @@ def test_the_model_has_tensors_of_its_own_before_and_after():
     assert run.model.weight.grad is None
 
 
-def test_a_schedule_made_for_the_optimizer_works():
-    run = make()
-    schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
-    for _ in train(run, data(), batch_size=4, steps=3):
-        schedule.step()
-    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.0125)
-
-
 def test_optimizer_state_can_be_saved_and_loaded_between_loops():
     def trained(interrupt):
         torch.manual_seed(0)
@@ -190,20 +182,6 @@ def test_wrong_input_is_refused_before_any_training(options, error, message):
     with pytest.raises(error, match=message):
         run.steps(options.pop("dataset"), **options)
     assert run.position.step == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"shards": 0}, ValueError, "`shards` must be at least 1, but is 0"),
-        ({"shards": "2"}, TypeError, "`shards` must be a whole number, but is '2'"),
-        ({"seed": -1}, ValueError, "`seed` must be at least 0, but is -1"),
-        ({"seed": 2**64}, ValueError, f"`seed` must be below {2**64}, but is {2**64}: pass `seed="),
-    ],
-)
-def test_wrong_options_are_refused_at_construction(options, error, message):
-    with pytest.raises(error, match=message):
-        make(**options)
 
 
 def test_a_nan_loss_is_named_and_reaches_no_parameter():
