@@ -86,10 +86,6 @@ def joined(shards, reductions):
     return {name: [entry.tolist() for entry in whole[name]] for name in reductions}
 
 
-def test_rows_of_samples_come_in_the_order_of_the_dataset():
-    assert joined(lists(), {"x": "cat"}) == {"x": [[0, 1, 2, 3, 4, 5, 6]]}
-
-
 @pytest.mark.parametrize(
     ("reductions", "of_shard_1", "expected"),
     [

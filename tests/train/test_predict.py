@@ -81,30 +81,6 @@ def test_the_same_bits_on_one_to_four_workers(tmp_path):
     ]
 
 
-def lose_one(path):
-    trainer = make()
-    dataset = TensorDataset(torch.randn(40, 5, generator=torch.Generator().manual_seed(1)))
-    loss = lambda model, batch: model(batch[0]).square().mean()  # noqa: E731
-    trainer = unisono.Trainer(trainer.run.model, trainer.run.optimizer, loss, shards=4)
-    trainer.fit(dataset, batch_size=8, epochs=1)
-    first = trainer.predict(dataset, batch_size=8, path=path).clone()
-    trainer.fit(dataset, batch_size=8, epochs=3)
-    return first, trainer.predict(dataset, batch_size=8), trainer.digest()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("in_a_file", [False, True])
-@pytest.mark.parametrize("fault", ["kill:rank=0,step=12", "kill:rank=1,step=3"])
-def test_a_replacement_is_told_what_was_predicted(tmp_path, monkeypatch, fault, in_a_file):
-    path = tmp_path / "rows.safetensors" if in_a_file else None
-    wanted = lose_one(path)
-    monkeypatch.setenv("UNISONO_FAULTS", fault)
-    for seen in unisono.launch(lose_one, path, workers=3):
-        assert torch.equal(seen[0], wanted[0])
-        assert torch.equal(seen[1], wanted[1])
-        assert seen[2] == wanted[2]
-
-
 @pytest.mark.parametrize(
     ("forward", "kind", "words"),
     [
@@ -313,8 +289,8 @@ def train_and_predict(where, paths):
     return [each[:2].tolist() for each in rows], trainer.digest()
 
 
-def and_kill(monkeypatch, where, paths):
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=8")
+def and_kill(monkeypatch, where, paths, rank=1):
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank={rank},step=8")
     return unisono.launch(train_and_predict, where, paths, workers=2)
 
 
@@ -328,11 +304,13 @@ def test_rows_within_a_loop_leave_recovery_as_it_was(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [[None], ["one", "one"], ["first", "second"]])
-def test_a_replacement_gets_the_rows_of_every_prediction(monkeypatch, tmp_path, names, capfd):
+@pytest.mark.parametrize(
+    ("rank", "names"), [(0, [None]), (1, ["one", "one"]), (0, ["first", "second"])]
+)
+def test_a_replacement_gets_the_rows_of_every_prediction(monkeypatch, tmp_path, rank, names, capfd):
     paths = [name and tmp_path / name for name in names]
     expected = unisono.launch(train_and_predict, "outside", paths, workers=1)[0]
     assert expected[0] == [[100 * shift, 100 * shift + 1] for shift in range(len(names))]
-    assert and_kill(monkeypatch, "outside", paths) == [expected, expected]
+    assert and_kill(monkeypatch, "outside", paths, rank) == [expected, expected]
     assert "not replaced" not in capfd.readouterr().err
     assert sorted(os.listdir(tmp_path)) == sorted({name for name in names if name})

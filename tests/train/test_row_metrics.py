@@ -1,16 +1,12 @@
 """Metrics that are plain functions get the rows of the whole dataset, once, in its order."""
 
 import importlib
-import json
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from tests.classified import cross_entropy as loss_of
-from tests.warm.processes import run
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -149,40 +145,21 @@ def test_what_is_no_row_or_no_number_is_refused(metric, forward, kind, words):
         make().evaluate(data(30), batch_size=10, metrics={"it": metric}, **options)
 
 
-PROGRAM = __file__
+def measured(marker=None):
+    """Evaluate; with a marker, rank 1 is killed in the midst of it, once."""
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [False, True])
-def test_results_are_the_same_on_any_number_of_workers(tmp_path, kills):
-    said = {}
-    for workers in (1, 2, 3):
-        path = tmp_path / f"{workers}.json"
-        environment = {"KILLS": str(tmp_path / "killed")} if kills and workers == 2 else {}
-        done = run(
-            [sys.executable, "-m", "unisono", "run", "-n", str(workers), PROGRAM, str(path)],
-            env={**os.environ, **environment},
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        said[workers] = path.read_text()
-    assert said[1] == said[2] == said[3]
-    assert (tmp_path / "killed").exists() is kills
-
-
-def main(path):
     def loss(model, batch):
-        marker = os.environ.get("KILLS")
-        if marker and not Path(marker).exists() and os.environ["RANK"] == "1":
-            Path(marker).touch()
+        if marker is not None and not marker.exists() and os.environ["RANK"] == "1":
+            marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return loss_of(model, batch)
 
-    trainer = make(loss=loss)
-    found = trainer.evaluate(data(), batch_size=10, metrics={"auc": auc})
-    if trainer.run.world.rank == 0:
-        Path(path).write_text(json.dumps(found))
+    return make(loss=loss).evaluate(data(), batch_size=10, metrics={"auc": auc})
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+@pytest.mark.slow
+def test_results_are_the_same_on_any_number_of_workers_also_if_one_is_killed(tmp_path):
+    alone, marker = measured(), tmp_path / "killed"
+    assert unisono.launch(measured, workers=3) == [alone] * 3
+    assert unisono.launch(measured, marker, workers=2) == [alone] * 2
+    assert marker.exists()

@@ -59,13 +59,6 @@ def test_fit_says_what_it_did(capsys):
     assert sum("validation loss" in line for line in lines) == 2
 
 
-def test_fit_in_parts_is_fit_at_once():
-    parts, whole = make(), make()
-    for total in (1, 2, 3):
-        parts.fit(data(), batch_size=10, epochs=total)
-    assert whole.fit(data(), batch_size=10, epochs=3).digest == parts.digest()
-
-
 @pytest.mark.parametrize("wrap", [Items, Lists, lambda d: Subset(d, range(50)), lambda d: list(d)])
 def test_every_kind_of_dataset_gives_the_same_bits(wrap):
     plain, other = make(), make()
@@ -126,18 +119,6 @@ def test_tied_weights_are_saved_once(tmp_path):
     )
     trainer.save(tmp_path / "tied.safetensors")
     assert load_file(tmp_path / "tied.safetensors").keys() == {"a.weight", "a.bias", "b.bias"}
-
-
-def nan_on_one():
-    trainer = make(shards=4)
-    bad = data()
-    bad.tensors[0][33] = float("nan")
-    trainer.fit(bad, batch_size=10, epochs=1, shuffle=False)
-
-
-def test_a_nan_loss_on_one_worker_ends_all_and_is_named():
-    with pytest.raises(unisono.NonFiniteLossError, match="in step 3 for shard 1"):
-        unisono.launch(nan_on_one, workers=3)
 
 
 def different_starts():
