@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from unisono.launch.gpus import IN_PYTHON, IN_SHELL
 from unisono.launch.placement import Asked, Machine, Placement, place_workers
@@ -190,35 +188,6 @@ def test_who_has_not_said_how_many_is_told_of_cores_if_the_program_computes_on_t
     assert place_workers(IN_SHELL, Asked(workers=1), {}, ONE).on_cpu == ""
     assert place_workers(IN_SHELL, Asked(gpus="none"), {}, ONE).on_cpu == ""
     assert place_workers(IN_SHELL, Asked(), {}, CPUS).on_cpu == ""
-
-
-@given(
-    st.integers(1, 9),
-    st.integers(1, 4),
-    st.none() | st.integers(1, 40),
-    st.none() | st.lists(st.integers(0, 8), min_size=1, unique=True),
-)
-def test_every_worker_has_a_gpu_and_no_gpu_has_too_many(
-    num_gpus: int, sharing: int, workers: int | None, listed: list[int] | None
-) -> None:
-    machine = Machine(8, tuple(f"GPU-{place}x" for place in range(num_gpus)))
-    gpus = None if listed is None else ",".join(map(str, listed))
-    num_seen = num_gpus if listed is None else len(listed)
-    is_there = listed is None or max(listed) < num_gpus
-    if not is_there or (workers or 0) > num_seen * sharing:
-        with pytest.raises(ValueError):
-            place_workers(IN_SHELL, Asked(workers, gpus, sharing), {}, machine)
-        return
-    placement = place_workers(IN_SHELL, Asked(workers, gpus, sharing), {}, machine)
-    assert workers in (None, placement.num_workers)
-    places = [
-        local_rank // int(placement.variables["UNISONO_WORKERS_PER_GPU"])
-        for local_rank in range(placement.num_workers)
-    ]
-    assert max(places) < len(placement.gpus) == num_seen
-    assert max(map(places.count, places)) <= sharing
-    if workers is None:
-        assert {places.count(place) for place in range(len(placement.gpus))} == {sharing}
 
 
 @pytest.mark.parametrize("num_cores", [1, 3, 8])

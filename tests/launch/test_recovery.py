@@ -240,11 +240,6 @@ def test_a_program_that_had_not_begun_can_always_be_run() -> None:
     assert too_often.actions == (GiveUp(),)
 
 
-def test_losses_long_ago_are_forgotten() -> None:
-    events = [lost_at(0, PERIOD_S * n) for n in range(10)]
-    assert after(*events, restarts=1).state.losses == (PERIOD_S * 9,)
-
-
 # All who compute together stop, and go on.
 
 
@@ -465,11 +460,6 @@ def test_who_asks_for_an_outcome_does_not_join_a_loop() -> None:
     waiting = (AGREED, *lost(2), *stopped(0, 1), ask(2, 1, RESULT))
     assert types_of(after(*waiting, LOOP_BEGAN)) == [(2, "Refused")]
     assert after(*waiting, LOOP_BEGAN, *paused(0, 1)).state.membership == Membership((0, 1), 0, 2)
-
-
-def test_a_lead_that_was_lost_comes_back_as_one_of_the_others() -> None:
-    events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), ask(0, 1, LOOP), *paused(1, 2))
-    assert after(*events).state.membership == Membership((0, 1, 2), 1, 2)
 
 
 def test_the_lead_stays_when_another_is_lost_even_where_a_lower_rank_is_back() -> None:
@@ -799,20 +789,6 @@ def test_whatever_happens_workers_go_on_together_or_stand_still(
             move(world, f"stop {rank}" if rank % 2 else f"lose {rank}", 0.0)
     if not world.has_ended:
         assert all(worker.stop is None for worker in world.workers.values())
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.permutations([0, 1, 2, 3]), st.integers(0, 4))
-def test_the_order_in_which_workers_stop_does_not_matter(order: list[int], num_lost: int) -> None:
-    gone, left = sorted(order[:num_lost]), order[num_lost:]
-    one = after(*lost(*gone), *stopped(*left), workers=4, restarts=9)
-    other = after(*lost(*gone), *stopped(*sorted(left)), workers=4, restarts=9)
-    assert (one.state.membership, one.state.generation) == (
-        other.state.membership,
-        other.state.generation,
-    )
-    if left and gone:
-        assert types_of(one) == types_of(other) == [(rank, "Continue") for rank in sorted(left)]
 
 
 def test_every_decision_gives_its_reason() -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from unisono.launch import stall_watch
 from unisono.launch.stall_watch import StallWatch, processor_time
@@ -90,24 +88,6 @@ def test_quiet_for_so_long_is_stalled(quiet_s: dict[int, float], expected: list[
     seen = Observation((1,), is_stopped=True)
     workers = {rank: replace(seen, quiet_s=seconds) for rank, seconds in quiet_s.items()}
     assert stalled(workers, 60.0) == expected
-
-
-@pytest.mark.slow
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([FREE, AWAITED, STOPPED])), min_size=1),
-    st.floats(0.0, 10.0),
-)
-def test_quiet_is_the_time_since_the_last_sign_of_life(
-    sights: list[tuple[int, tuple[bool, bool]]], passed_s: float
-) -> None:
-    last, how = sights[-1]
-    same = 0
-    for (beat, how), (before, _) in zip(reversed(sights), reversed(sights[:-1]), strict=False):
-        if beat != last or before != last or how == FREE:
-            break
-        same += 1
-    assert looks(*sights, passed_s=passed_s) == pytest.approx(same * min(passed_s, 2.0))
 
 
 # The kernel's word.

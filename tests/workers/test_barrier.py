@@ -223,13 +223,6 @@ def test_a_long_wait_is_told_once_by_one_rank(control_of, monkeypatch):
     assert "rank 2" in said[0]
 
 
-def test_messages_pass_through_the_page(control_of):
-    control = control_of(2)
-    control.post(1, b"hello")
-    assert control.posted(1) == b"hello"
-    assert control.posted(0) == b""
-
-
 def test_what_the_launcher_wishes_is_seen_through_every_mapping(control_of):
     control = control_of(2)
     other = ControlBlock(os.dup(control.fd), 2)
