@@ -73,8 +73,6 @@ def check(monkeypatch, capfd, faults, options, *, exchange="shared", workers=3, 
     ("fault", "loop"),
     [
         ("kill:rank=0,step=8,at=update", "own"),
-        pytest.param("kill:rank=1,step=8", "own", marks=pytest.mark.slow),
-        pytest.param("kill:rank=0,step=8,at=update", "trainer", marks=pytest.mark.slow),
         pytest.param("kill:rank=1,step=8", "trainer", marks=pytest.mark.slow),
     ],
 )
