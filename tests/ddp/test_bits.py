@@ -40,11 +40,18 @@ def all_of(results):
     return {digest for result in results for digest in result.values()}
 
 
-def test_no_option_and_no_backend_changes_a_bit_on_three_ranks(on_ranks):
-    ours = all_of(on_ranks("unisono", 3, digests, "ours"))
-    gloo = all_of(on_ranks("gloo", 3, digests, "ours"))
+def long(world_size, dtype=torch.float32):
+    return pytest.param(world_size, dtype, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "dtype"),
+    [(3, torch.float32), *map(long, (1, 2, 4, 5)), long(3, torch.float64), long(3, torch.bfloat16)],
+)
+def test_no_option_and_no_backend_changes_a_bit(on_ranks, world_size, dtype):
+    ours = all_of(on_ranks("unisono", world_size, digests, "ours", dtype))
     assert len(ours) == 1
-    assert ours == gloo
+    assert ours == all_of(on_ranks("gloo", world_size, digests, "ours", dtype))
 
 
 def test_torchs_class_on_gloo_changes_bits_with_the_size_of_buckets(on_ranks):
@@ -60,22 +67,6 @@ def test_torchs_class_on_our_backend_has_the_same_bits_unless_gradients_are_view
         for divided in ("views, kept", "everything", "copied together"):
             assert result.pop(divided) != result["as it is"]  # x / 3 is not x · (1/3)
     assert all_of(results) == all_of(on_ranks("unisono", 3, digests, "ours"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("world_size", [1, 2, 4, 5])
-def test_no_option_and_no_backend_changes_a_bit(on_ranks, world_size):
-    ours = all_of(on_ranks("unisono", world_size, digests, "ours"))
-    assert len(ours) == 1
-    assert ours == all_of(on_ranks("gloo", world_size, digests, "ours"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_that_holds_for_other_dtypes(on_ranks, dtype):
-    ours = all_of(on_ranks("unisono", 3, digests, "ours", dtype))
-    assert len(ours) == 1
-    assert ours == all_of(on_ranks("gloo", 3, digests, "ours", dtype))
 
 
 def ask_for_the_reducer_in_python():

@@ -98,12 +98,6 @@ def test_two_jobs_at_once_do_not_mix(job):  # noqa: F811
     assert said[1].value == said[3].value == {"0": pids[1], "1": pids[3]}, said
 
 
-def test_a_second_job_of_the_same_name_follows_the_first(job):  # noqa: F811
-    for _ in range(3):
-        said = job.run(lambda rank: len(meet_once()), 2)
-        assert [one.value for one in said] == [2, 2], said
-
-
 def test_a_rank_0_that_was_killed_is_not_found(job):  # noqa: F811
     first = job.start(meet_once, 0, 2)
     job.wait_for_rank_0(2)
