@@ -57,22 +57,3 @@ def test_precisions_that_are_set_by_their_new_names_travel_too():
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     assert unisono.launch(precisions, workers=1) == [(before[0], "bf16")]
     set_modes(caller_modes())  # which the old names can no longer tell
-
-
-@pytest.mark.slow
-def test_what_the_caller_computes_in_float64_so_do_workers():
-    def train():
-        torch.manual_seed(0)
-        model = torch.nn.Linear(2, 1)
-        trainer = unisono.Trainer(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            lambda model, batch: (model(batch[0]) ** 2).mean(),
-            shards=2,
-            callbacks=[],
-        )
-        data = torch.utils.data.TensorDataset(torch.randn(8, 2))
-        return trainer.fit(data, batch_size=4, epochs=1).digest, model.weight.dtype
-
-    torch.set_default_dtype(torch.float64)
-    assert unisono.launch(train, workers=2) == [train()] * 2

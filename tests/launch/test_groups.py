@@ -74,10 +74,6 @@ def test_a_program_may_have_a_store_of_its_own_at_the_port_it_was_given() -> Non
     assert done == ["done\n"] * 2
 
 
-def test_one_worker_is_a_group_too() -> None:
-    assert unisono.launch(run_script, "groups.py", "plain", "gloo", workers=1) == ["done\n"]
-
-
 def test_without_a_network_ranks_meet_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "reserved_port", lambda: None)
     done = unisono.launch(run_script, "groups.py", CLASSICS, "unisono", workers=2)

@@ -78,22 +78,6 @@ def test_the_exception_of_the_worker_is_raised_from_its_traceback() -> None:
     assert "in fail_on" in cause.remote_traceback.splitlines()[1]
 
 
-def test_what_unisono_refuses_is_shown_where_the_program_called_it() -> None:
-    def train() -> None:
-        model = torch.nn.Linear(1, 1)
-        run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in run.steps([1.0], batch_size=0, steps=1):
-            pass
-
-    with pytest.raises(ValueError, match="batch_size") as raised:
-        unisono.launch(train, workers=1)
-    cause = raised.value.__cause__
-    assert isinstance(cause, unisono.WorkerError)
-    files = re.findall('File "(.*)", line', cause.remote_traceback)
-    assert files == [__file__]
-    assert "ValueError: `batch_size` must" in cause.remote_traceback.splitlines()[-1]
-
-
 def test_exceptions_with_arguments_of_their_own_keep_their_fields() -> None:
     def fail() -> None:
         raise OddError("odd", detail=3)
@@ -195,17 +179,6 @@ def test_a_dead_server_is_replaced() -> None:
     server_pool().give_back(server)
     assert server.pid != pid
     assert unisono.launch(who_am_i, workers=1) == [(0, 1)]
-
-
-def test_shared_memory_is_the_same_on_all_workers() -> None:
-    def write_and_read() -> list[int]:
-        team = context().team()
-        values = team.memory(0, 64).flat(0, 2, torch.int64)
-        values[team.world.rank] = team.world.rank + 10
-        team.meet("test")
-        return values.tolist()
-
-    assert unisono.launch(write_and_read, workers=2) == [[10, 11]] * 2
 
 
 def test_released_memory_is_given_back() -> None:
