@@ -71,15 +71,6 @@ def test_two_runs_draw_different_numbers(unisono_run: Run) -> None:
         ("message", 1, "left with exit status 1; the others were ended:\nout of beer\n"),
         ("kill", 137, "worker 1 of 3 was killed by SIGKILL (most often"),
         ("leave", 1, "worker 1 of 3 finished its program while worker"),
-        # test_launch.py and test_crashes.py start workers that end so, too
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (
-                ("exit", 7, "worker 1 of 3 left with exit status 7"),
-                ("segfault", 139, "worker 1 of 3 was killed by SIGSEGV (a segmentation fault"),
-                ("vanish", 1, "worker 1 of 3 left with exit status 0 in the middle of its program"),
-            )
-        ),
     ],
 )
 def test_the_first_failure_is_shown_once(
@@ -88,7 +79,7 @@ def test_the_first_failure_is_shown_once(
     done = unisono_run("-n", 3, PROGRAMS / "fail.py", way)
     assert words in done.stderr
     assert done.stderr.count("unisono: ") == 1
-    assert done.stderr.count("Traceback") == (way in ("raise", "leave", "vanish"))
+    assert done.stderr.count("Traceback") == (way in ("raise", "leave"))
     assert done.returncode == status
 
 
@@ -229,16 +220,6 @@ def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed:
     out, err = "" if " >&-" in f" {closed}" else "out\n", "" if "2>" in closed else "err\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, out * 2, err * 2)
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["''"] * 2
-
-
-@pytest.mark.slow
-def test_a_killed_server_takes_its_workers_along_and_is_explained(running) -> None:
-    job = running()
-    job.server.kill()
-    _, err = job.launcher.communicate(timeout=30)
-    assert job.all_go()
-    assert "the process that starts the workers must live as long as they do" in err
-    assert job.launcher.returncode == 1
 
 
 def _files_under(folder: Path) -> list[Path]:

@@ -159,8 +159,9 @@ def train_and_die(name, marker, call):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sam", "line search"])
-@pytest.mark.parametrize("call", [3, 4, 8])
+@pytest.mark.parametrize(
+    ("name", "call"), [("sam", 3), ("sam", 4), ("line search", 3), ("line search", 8)]
+)
 def test_a_worker_may_be_lost_in_any_evaluation(tmp_path, name, call):
     alone = closures.train(name)
     marker = tmp_path / "killed"

@@ -104,8 +104,7 @@ def test_one_shard_has_the_bits_of_a_plain_loop(name):
 def test_the_number_of_workers_and_losses_of_them_change_nothing(name, monkeypatch):
     alone = train(name)
     assert alone[1] != 0.05
-    for workers in (2, 3):
-        assert unisono.launch(train, name, workers=workers) == [alone] * workers
+    assert unisono.launch(train, name, workers=3) == [alone] * 3
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=5,at=update")
     assert unisono.launch(train, name, workers=2) == [alone] * 2
 
