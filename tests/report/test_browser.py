@@ -100,8 +100,8 @@ def drawn(page):
 def test_curves_and_phases_are_drawn(usual):
     watched, page = usual
     plots = drawn(page)
-    assert plots["loss"]["curves"] == 3  # thin, thick, validation
-    assert plots["Samples per second"]["curves"] == 2
+    assert plots["loss"]["curves"] == 2  # training, validation
+    assert plots["Samples per second"]["curves"] == 1
     assert plots["Learning rate"]["curves"] == 1
     assert plots["Over the run"]["bars"] > 500
     assert sorted(plots["By worker"]["rows"]) == ["worker 0", "worker 1", "worker 2", "worker 3"]
@@ -135,9 +135,9 @@ def test_a_legend_hides_and_shows(usual):
     _, page = usual
     button = page.locator("button", has_text="validation").first
     button.click()
-    assert drawn(page)["loss"]["curves"] == 2
+    assert drawn(page)["loss"]["curves"] == 1
     button.click()
-    assert drawn(page)["loss"]["curves"] == 3
+    assert drawn(page)["loss"]["curves"] == 2
 
 
 def test_the_policy_stops_what_a_page_must_not_do(usual):

@@ -13,9 +13,8 @@ from unisono.cli import main
 from unisono.report import curves, times, why
 from unisono.report.comparison import digests_in_words
 from unisono.report.document import MARK
-from unisono.report.figure import drawn_marks, small
+from unisono.report.figure import small
 from unisono.report.history import gather
-from unisono.report.marks import Mark, Severity
 from unisono.report.page import command_line, report
 
 
@@ -105,7 +104,7 @@ def test_there_is_no_tick_between_two_steps(num_steps, tick):
     assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
 
 
-@pytest.mark.parametrize("num_steps", [20, 200, 2000])  # dots; thin and thick; means and a band
+@pytest.mark.parametrize("num_steps", [20, 2000])  # dots; means
 def test_what_is_not_finite_is_told_where_it_is_not_drawn(num_steps):
     lines = list(run_lines(num_steps=num_steps, lost_at=-99))
     for line in lines:
@@ -114,23 +113,6 @@ def test_what_is_not_finite_is_told_where_it_is_not_drawn(num_steps):
     loss, accuracy, *_ = curves.learning(history_of(*lines))
     assert loss.note.endswith("Not finite, so not drawn: 3 steps.")
     assert "finite" not in accuracy.note
-
-
-def test_a_failure_after_the_last_step_is_marked():
-    (figure, *_) = curves.learning(history_of(*run_lines(num_steps=9, lost_at=-99, fails=True)))
-    (badge,) = figure.layout["annotations"]
-    assert (badge["x"], badge["text"]) == (9.0, "1")
-    assert figure.layout["xaxis"]["range"][1] >= 9
-
-
-def mark(step):
-    return Mark(step, 0.0, Severity.BAD, f"at {step}")
-
-
-def test_badges_that_are_near_are_one():
-    marks = [mark(step) for step in [0, 1, 50, 120]]
-    found = drawn_marks(marks, 0, 100)["annotations"]
-    assert [(badge["x"], badge["text"]) for badge in found] == [(0, "1–2"), (50, "3")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""However long the row, what is kept is small, and its means, least and greatest are true."""
+"""However long the row, what is kept is small, and its means are true."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.report.series import Series, smoothed
+from unisono.report.series import Series
 
 
 def filled(values, max_stretches=4):
@@ -42,7 +42,7 @@ def test_stretches_cover_all_values_once(values, max_stretches):
     )
     for v in kept:
         part = values[v.first_step : v.last_step + 1]
-        assert (v.low, v.high, v.mean) == (min(part), max(part), sum(part) / len(part))
+        assert v.mean == sum(part) / len(part)
 
 
 def test_a_mean_is_over_samples():
@@ -58,17 +58,3 @@ def test_what_is_not_finite_is_counted_and_leaves_means_alone():
     assert [v.num_not_finite for v in series.values] == [1, 2, 0]
     assert series.first_not_finite == 1
     assert (series.last, series.last_step) == (5.0, 4)
-
-
-@pytest.mark.parametrize(
-    ("means", "reach", "result"),
-    [
-        ([], 2, []),
-        ([1.0, 2.0, 6.0], 0, [1.0, 2.0, 6.0]),
-        ([1.0, 2.0, 6.0], 1, [1.5, 3.0, 4.0]),
-        ([1.0, None, 6.0], 1, [1.0, None, 6.0]),
-        ([1.0, None, 6.0], 2, [3.5, None, 3.5]),
-    ],
-)
-def test_smoothing_takes_the_neighbours_that_there_are(means, reach, result):
-    assert smoothed(means, reach) == result

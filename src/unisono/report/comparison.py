@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.quantities import amount, count, duration
-from unisono.report.curves import over_steps, validation_trace
+from unisono.report.curves import over_steps, series_trace, validation_trace
 from unisono.report.document import rendered
 from unisono.report.events import End
-from unisono.report.figure import SERIES_COLOURS, Figure, Key, curve_trace, series_colour
+from unisono.report.figure import SERIES_COLOURS, Figure, Key, series_colour
 from unisono.report.history import History, identity
 from unisono.report.page import script_name, state
-from unisono.report.series import Series, smoothed
+from unisono.report.series import Series
 from unisono.report.text import in_plot, name, value
 
 MAX_RUNS = SERIES_COLOURS
-_SMOOTH_PART = 60
 
 
 @dataclass(frozen=True)
@@ -119,10 +118,8 @@ def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
 
 def _line(series: Series, runs: Sequence[History], number: int) -> dict[str, Any]:
     label = runs[number].name
-    means = [one.mean for one in series.values]
-    return curve_trace(
-        [one.middle_step for one in series.values],
-        smoothed(means, len(means) // _SMOOTH_PART),
+    return series_trace(
+        series,
         label,
         series_colour(number),
         width=_width(number, runs),

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.report.marks import Mark
 from unisono.report.text import in_plot
 
 SERIES_COLOURS = 8
-_NEAR = 0.022  # of an axis: two badges nearer than this would lie upon each other
-_MAX_TEXTS = 8
 
 
 @dataclass(frozen=True)
@@ -82,65 +79,6 @@ def curve_trace(
         "hovertemplate": f"step %{{x:,.0f}}<br>{in_plot(label)}: %{{y:.5g}}<extra></extra>",
         "legendgroup": label,
         **change,
-    }
-
-
-def band_traces(
-    xs: Sequence[float], pairs: Sequence[Sequence[float]], label: str, colour: str
-) -> list[dict[str, Any]]:
-    """Return the traces of a band between two curves.
-
-    Args:
-        xs: the steps.
-        pairs: the lower and the upper end at each.
-        label: what it belongs to.
-        colour: that of what it belongs to, such as ``var(--s0)``.
-    """
-    common: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": xs,
-        "line": {"width": 0, "color": colour},
-        "hoverinfo": "skip",
-        "legendgroup": label,
-    }
-    fill = {"fill": "tonexty", "fillcolor": colour.replace("var(--s", "var(--band")}
-    low, high = ([pair[i] for pair in pairs] for i in (0, 1))
-    return [{**common, "y": low}, {**common, "y": high, **fill}]
-
-
-def drawn_marks(marks: Sequence[Mark], low: float, high: float) -> dict[str, Any]:
-    """Return the part of a layout that draws marks: a line each, and a badge above the plot.
-
-    Badges have the numbers of marks, from 1; marks that are near each other share one.
-
-    Args:
-        marks: all of a run.
-        low: the first step on the axis.
-        high: the last one.
-    """
-    groups: list[list[tuple[int, Mark]]] = []
-    for number, mark in sorted(enumerate(marks, 1), key=lambda one: (one[1].step, one[0])):
-        if low <= mark.step <= high:
-            if not groups or mark.step - groups[-1][0][1].step > _NEAR * (high - low):
-                groups.append([])
-            groups[-1].append((number, mark))
-    badges = [_badge(group) for group in groups]
-    return {
-        "shapes": [{"x0": b["x"], "x1": b["x"], "line": {"color": b["bgcolor"]}} for b in badges],
-        "annotations": badges,
-    }
-
-
-def _badge(group: Sequence[tuple[int, Mark]]) -> dict[str, Any]:
-    (first, mark), (last, _) = group[0], group[-1]
-    texts = [in_plot(f"{number}: {one.text}") for number, one in group[:_MAX_TEXTS]]
-    return {
-        "x": mark.step,
-        "yanchor": "bottom",
-        "text": str(first) if first == last else f"{first}–{last}",
-        "hovertext": "<br>".join(texts),
-        "bgcolor": f"var(--{mark.severity.value or 'muted'})",
     }
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from unisono.report.events import End, Evaluation, Event, StepDone
 from unisono.report.follow import EventReader, events_file
-from unisono.report.marks import Mark, Severity, mark_of
+from unisono.report.marks import Mark, mark_of
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
@@ -22,7 +22,6 @@ from unisono.report.slowdown import Slowdown
 from unisono.report.time_spent import TimeSpent
 
 MAX_METRICS = 12
-MAX_GROUPS = 6
 MAX_MARKS = 200
 MAX_EVALUATIONS = 20_000
 
@@ -55,9 +54,9 @@ class History:
     means: dict[str, Series] = field(default_factory=dict)  # each metric of training
     validation: dict[str, ValidationCurve] = field(default_factory=dict)  # …of evaluation
     metrics_left_out: set[str] = field(default_factory=set)  # as there are too many
-    learning_rates: list[Series] = field(default_factory=list)  # one a group of parameters
+    learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
     gradient_norm: Series = field(default_factory=Series)
-    samples_per_second: Series = field(default_factory=lambda: Series(max_stretches=300))
+    samples_per_second: Series = field(default_factory=Series)
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
     spent: TimeSpent = field(default_factory=TimeSpent)  # the rest of the time
     findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
@@ -105,11 +104,9 @@ class History:
                 series.add(step.step, value, num_samples or 1)
                 if series.first_not_finite == step.step:
                     text = f"{name} is {value} for the first time"
-                    self._mark(Mark(step.step, step.time_unix_s, Severity.BAD, text))
-        for group, rate in enumerate(step.learning_rates[:MAX_GROUPS]):
-            if group == len(self.learning_rates):
-                self.learning_rates.append(Series())
-            self.learning_rates[group].add(step.step, rate)
+                    self._mark(Mark(step.step, step.time_unix_s, text))
+        if step.learning_rates:
+            self.learning_rate.add(step.step, step.learning_rates[0])
         if step.gradient_norm is not None:
             self.gradient_norm.add(step.step, step.gradient_norm)
         if step.seconds:

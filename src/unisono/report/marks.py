@@ -1,21 +1,11 @@
-"""What happened once in a run, in words, and how bad that is."""
+"""What happened once in a run, in words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from unisono.quantities import plural
 from unisono.report.events import End, Event, Failure, Interrupted, Start, WentBack, Workers
-
-
-class Severity(Enum):
-    """How bad something is; the value is its class in the style sheet."""
-
-    BAD = "bad"
-    WARN = "warn"
-    GOOD = "good"
-    NEUTRAL = ""
 
 
 @dataclass(frozen=True)
@@ -24,34 +14,32 @@ class Mark:
 
     step: int
     time_unix_s: float
-    severity: Severity
     text: str
 
 
 def mark_of(event: Event) -> Mark | None:
     """Return what an event tells of that happens once; None of what is usual."""
     said = _said(event)
-    return None if said is None else Mark(event.step, event.time_unix_s, *said)
+    return None if said is None else Mark(event.step, event.time_unix_s, said)
 
 
-def _said(event: Event) -> tuple[Severity, str] | None:
+def _said(event: Event) -> str | None:
     match event:
         case Start(step=step, world_size=world_size) if step > 0:
             workers = f" on {plural(world_size, 'worker')}" if world_size else ""
-            return Severity.NEUTRAL, f"started again at step {step}{workers}"
-        case Workers(lost=lost, joined=joined):
-            good = Severity.GOOD if joined else Severity.NEUTRAL
-            return Severity.BAD if lost else good, event.in_words
+            return f"started again at step {step}{workers}"
+        case Workers():
+            return event.in_words
         case WentBack(step=step, from_step=None):
-            return Severity.WARN, f"went back to step {step}"
+            return f"went back to step {step}"
         case WentBack(step=step, from_step=int(from_step)):
             words = f"went back to step {step} from step {from_step}"
-            return Severity.WARN, f"{words}: {from_step - step} came again, with the same result"
+            return f"{words}: {from_step - step} came again, with the same result"
         case Interrupted():
-            return Severity.NEUTRAL, f"interrupted {event.in_words}"
+            return f"interrupted {event.in_words}"
         case Failure(rank=rank):
             whose = "" if rank is None else f"worker {rank}: "
-            return Severity.BAD, f"{whose}{event.in_words}"
+            return f"{whose}{event.in_words}"
         case End(step=step, stopped_early=True):
-            return Severity.NEUTRAL, f"stopped early after {step} steps"
+            return f"stopped early after {step} steps"
     return None

@@ -23,15 +23,6 @@
     return value;
   }
 
-  // What all badges of marks and the lines below them have in common.
-  function template(style) {
-    const font = { size: 10, color: style.getPropertyValue("--surface").trim() };
-    const badge = { y: 1, yref: "y domain", showarrow: false, borderpad: 2, font };
-    const line = { width: 1, dash: "dot" };
-    const below = { type: "line", y0: 0, y1: 1, yref: "y domain", line };
-    return { layout: { annotationdefaults: badge, shapedefaults: below } };
-  }
-
   function axis(own, style) {
     const colour = (name) => style.getPropertyValue(name).trim();
     return {
@@ -46,12 +37,9 @@
 
   function layoutOf(own, style) {
     const layout = coloured(own, style);
-    const hasAbove = (layout.annotations || []).some((one) => one.yanchor === "bottom");
-    const top = hasAbove ? 26 : 10;
     const surface = style.getPropertyValue("--surface").trim();
     const result = {
       ...layout,
-      template: template(style),
       showlegend: false,
       paper_bgcolor: surface,
       plot_bgcolor: surface,
@@ -61,8 +49,8 @@
         color: style.getPropertyValue("--ink").trim(),
       },
       margin: narrow.matches
-        ? { l: 44, r: 8, t: top, b: 40 }
-        : { l: 56, r: 12, t: top, b: 42 },
+        ? { l: 44, r: 8, t: 10, b: 40 }
+        : { l: 56, r: 12, t: 10, b: 42 },
       hoverlabel: {
         bgcolor: style.getPropertyValue("--card").trim(),
         bordercolor: style.getPropertyValue("--line").trim(),

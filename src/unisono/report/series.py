@@ -1,4 +1,4 @@
-"""How is a long row of numbers kept small? As means, least and greatest values of its stretches.
+"""How is a long row of numbers kept small? As means of its stretches.
 
 However many values come, at most ``max_stretches`` are kept: when there are as many, each two
 neighbours become one, and each new one takes twice as many values. ::
@@ -20,8 +20,6 @@ class Values:
     last_step: int
     total: float = 0.0
     weight: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
     num_not_finite: int = 0
 
     def absorb(self, later: Values, /) -> None:
@@ -29,8 +27,6 @@ class Values:
         self.last_step = later.last_step
         self.total += later.total
         self.weight += later.weight
-        self.low = min(self.low, later.low)
-        self.high = max(self.high, later.high)
         self.num_not_finite += later.num_not_finite
 
     @property
@@ -55,7 +51,7 @@ class Series:
         first_not_finite: the first step whose value was not finite, or None.
     """
 
-    def __init__(self, max_stretches: int = 800) -> None:
+    def __init__(self, max_stretches: int = 300) -> None:
         assert max_stretches >= 2
         self.values: list[Values] = []
         self.width = 1
@@ -72,10 +68,6 @@ class Series:
         if math.isfinite(value):
             one.total += value * weight
             one.weight += weight
-            if value < one.low:
-                one.low = value
-            if value > one.high:
-                one.high = value
         else:
             one.num_not_finite += 1
             if self.first_not_finite is None:
@@ -100,17 +92,3 @@ class Series:
             one.absorb(next_one)
         del self.values[1::2]
         self.width *= 2
-
-
-def smoothed(means: list[float | None], reach: int) -> list[float | None]:
-    """Return at each place the mean over the places at most ``reach`` away that have a value."""
-    totals, counts = [0.0], [0]
-    for mean in means:
-        totals.append(totals[-1] + (mean or 0.0))
-        counts.append(counts[-1] + (mean is not None))
-    result: list[float | None] = []
-    for i, mean in enumerate(means):
-        low, high = max(0, i - reach), min(len(means), i + reach + 1)
-        count = counts[high] - counts[low]
-        result.append(None if mean is None else (totals[high] - totals[low]) / count)
-    return result

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from unisono.quantities import plural
-from unisono.report.curves import over_steps, step_axis
+from unisono.report.curves import step_axis
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key
 from unisono.report.history import History
@@ -32,9 +32,12 @@ def by_phase(history: History) -> Figure:
         )
         for key in PHASE_KEYS
     ]
-    layout = over_steps(data, history.marks)
-    layout["xaxis"] = step_axis(stretches[0].first_step, stretches[-1].last_step + 1)
-    layout |= {"barmode": "stack", "bargap": 0, "yaxis": {"title": {"text": "ms"}}}
+    layout: dict[str, Any] = {
+        "xaxis": step_axis(stretches[0].first_step, stretches[-1].last_step + 1),
+        "yaxis": {"title": {"text": "ms"}},
+        "barmode": "stack",
+        "bargap": 0,
+    }
     note = "A step's time, in the mean of the workers"
     note += f" and of {width} steps a bar." if width > 1 else "."
     totals = [sum(bars) for bars in zip(*[trace["y"] for trace in data], strict=True)]
