@@ -194,18 +194,6 @@ def test_a_whole_update_is_the_optimizers_fault():
     assert "worker 0 alone updates" in one.sentence
 
 
-def test_small_batches_and_short_passes_are_told_in_the_report():
-    times = spent(noise=0.01)
-    times[..., BY_SHARE] *= 0.05
-    judged = found(with_waiting(times), shards=4)
-    assert {one.cause for one in judged} == {
-        SlowdownCause.SMALL_BATCHES,
-        SlowdownCause.SHORT_PASSES,
-    }
-    assert any("each worker computes 2 shards a step" in one.line for one in judged)
-    assert any("`shards=2`, with other bits" in one.line for one in judged)
-
-
 def test_an_evaluation_between_two_steps_is_no_callback():
     times = spent()
     times[::10, :, COLUMNS.index("between")] += 0.5

@@ -38,7 +38,6 @@ from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain
 from unisono.procfs import thread_times
-from unisono.report.slowdown import ADVICE
 from unisono.report.slowness import slowdowns_in
 
 NAME = "events.jsonl"
@@ -226,8 +225,7 @@ class EventLog(Callback):
         """Say what has made the steps slower than they could be, if that is worth a line."""
         with suppress(OSError):  # the journal has complained
             for one in slowdowns_in(path, {**fit.facts, "step": self._begun_at}) or ():
-                if one.cause not in ADVICE:
-                    say_alone(fit, one.line)
+                say_alone(fit, one.line)
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Tell whether this worker writes how the call ends."""

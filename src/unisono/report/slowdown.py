@@ -18,12 +18,6 @@ class SlowdownCause(enum.Enum):
     BETWEEN = "between steps"
     BUSY = "busy machine"
     WHOLE_UPDATE = "whole update"
-    SHORT_PASSES = "short passes"
-    SMALL_BATCHES = "small batches"
-
-
-ADVICE = (SlowdownCause.SHORT_PASSES, SlowdownCause.SMALL_BATCHES)
-"""What the report alone says: nothing is wrong there, but it might be faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +27,15 @@ class Slowdown:
     cause: SlowdownCause
     cost: float  # of the steps' time
     sentence: str
-    remedy: str  # what to do; empty where there is nothing
+    remedy: str  # what to do
     rank: int | None = None  # of the worker that it is about; None: no single one
 
     @property
     def line(self) -> str:
         """All of it."""
-        advice = f": {self.remedy}" if self.remedy else ""
-        return f"{self.sentence}{self.costs}{advice}"
+        return f"{self.sentence}{self.costs}: {self.remedy}"
 
     @property
     def costs(self) -> str:
         """What it costs, to stand behind the sentence."""
-        return f", which costs {percent(self.cost)} of the time" if self.cost else ""
+        return f", which costs {percent(self.cost)} of the time"

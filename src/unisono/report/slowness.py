@@ -40,9 +40,8 @@ _OF_MEDIAN = 1.4826 * 1.2533  # median deviation to standard deviation, its mean
 _CORE_COSTS = 0.1  # virtual cores differ by less at any time
 _BUSY = 0.1  # of the time: on a free machine workers wait less for a core
 _LOADING_COSTS, _BETWEEN_COSTS, _WORTH_S = 0.2, 0.15, 1e-3
-_SHORT_PASS_S, _SMALL_S, _SMALL_COSTS = 1e-3, 0.02, 0.3
 
-_BETWEEN, _LOADING, _FORWARD, _BACKWARD, _WAITING, _SUMMING, _UPDATING = range(len(COLUMNS))
+_BETWEEN, _LOADING, _FORWARD, _BACKWARD, *_, _UPDATING = range(len(COLUMNS))
 _OWN = [_BETWEEN, _LOADING, _FORWARD, _BACKWARD]  # what a worker does before it waits
 _BY_SHARE = [_LOADING, _FORWARD, _BACKWARD]
 
@@ -95,7 +94,7 @@ def judge(sample: StepSample, facts: RunFacts) -> tuple[Slowdown, ...]:
         usual = sorted(several, key=lambda one: one.cost)[len(several) // 2]
         cost = sum(one.cost for one in several) / len(sample.windows)
         excused = 0.0 if rank is None else _delayed_more(sample.delayed, rank)
-        least = {SlowdownCause.CORE: _CORE_COSTS, SlowdownCause.SHORT_PASSES: 0.0}.get(cause, COSTS)
+        least = _CORE_COSTS if cause is SlowdownCause.CORE else COSTS
         if len(several) > 1 and cost - excused >= least:
             told.append(replace(usual, cost=cost))
     delayed = list(sample.delayed.values())
@@ -123,13 +122,11 @@ class _Judgement:
     def findings(self) -> Iterator[Slowdown]:
         """Give what costs time."""
         yield from self._common()
-        yield from self._short_passes()
         if len(self._ranks) < 2:
             return
         yield from self._uneven()
         yield from self._slow_worker()
         yield from self._whole_update()
-        yield from self._small_batches()
 
     def _common(self) -> Iterator[Slowdown]:
         """What all workers do, and take long for."""
@@ -207,33 +204,6 @@ class _Judgement:
             "the workers"
         )
         yield Slowdown(SlowdownCause.WHOLE_UPDATE, cost, sentence, remedy)
-
-    def _short_passes(self) -> Iterator[Slowdown]:
-        num_passes = int(self._shards.max())
-        passes_s = float(
-            np.median(self._usual[:, [_FORWARD, _BACKWARD]].sum(axis=1) / self._shards)
-        )
-        if num_passes < 2 or passes_s >= _SHORT_PASS_S:
-            return
-        sentence = (
-            f"each worker computes {num_passes} shards a step, whose passes take "
-            f"{duration(passes_s)} each, which may be mostly torch's overhead"
-        )
-        remedy = f"try `shards={len(self._ranks)}`, with other bits"
-        yield Slowdown(SlowdownCause.SHORT_PASSES, 0.0, sentence, remedy)
-
-    def _small_batches(self) -> Iterator[Slowdown]:
-        passes_s = float(np.median(self._usual[:, _BY_SHARE].sum(axis=1)))
-        fixed = self._usual[:, [_SUMMING, _UPDATING]].sum(axis=1)
-        fixed_s = float(np.median(fixed)) + float(self._usual[:, _WAITING].min())
-        if self._step_s >= _SMALL_S or fixed_s < _SMALL_COSTS * (passes_s + fixed_s):
-            return
-        sentence = (
-            f"batches are small: what comes with every step (meetings, sum, update) takes "
-            f"{duration(fixed_s)} beside {duration(passes_s)} of loading and passes"
-        )
-        remedy = "a larger `batch_size` has fewer steps, with other results"
-        yield Slowdown(SlowdownCause.SMALL_BATCHES, fixed_s / self._step_s, sentence, remedy)
 
     def _compared(self, at: int) -> _Compared:
         """Compare a worker with the others, within each step, so that what all have cancels."""

@@ -15,7 +15,7 @@ from unisono.quantities import amount, duration, plural
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
-from unisono.report.slowdown import ADVICE, Slowdown
+from unisono.report.slowdown import Slowdown
 from unisono.report.status import RunStatus, WorkerLine, worker_lines
 from unisono.report.text import name, plain, program_of
 
@@ -186,8 +186,7 @@ def _trouble(progress: RunProgress, now_unix_s: float) -> str:
 
 
 def _slowness(findings: Sequence[Slowdown]) -> str:
-    told = next((one for one in findings if one.cause not in ADVICE), None)
-    return "" if told is None else f"{told.sentence}{told.costs}"
+    return f"{findings[0].sentence}{findings[0].costs}" if findings else ""
 
 
 def _last_words(progress: RunProgress) -> str:
