@@ -73,4 +73,4 @@ def test_a_noun_goes_with_its_number():
 
 
 def test_a_share_has_a_blank_before_its_sign():
-    assert (percent(0.284), percent(0.284, 1)) == ("28 %", "28.4 %")
+    assert percent(0.284) == "28 %"

@@ -29,9 +29,9 @@ def amount(number: float | None) -> str:
     return count(number) if 1e4 <= abs(number) < 1e12 else f"{number:.4g}"
 
 
-def percent(share: float, digits: int = 0) -> str:
+def percent(share: float) -> str:
     """Write a share as people do."""
-    return f"{share * 100:.{digits}f} %"
+    return f"{share * 100:.0f} %"
 
 
 def size(num_bytes: float | None) -> str:

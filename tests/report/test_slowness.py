@@ -188,12 +188,6 @@ def test_whoever_has_more_shards_is_not_slow_for_that(shards, fitting):
     ]
 
 
-def test_a_whole_update_is_the_optimizers_fault():
-    (one,) = found(spent(updating=(0, 3e-3)))
-    assert one.cause is SlowdownCause.WHOLE_UPDATE
-    assert "worker 0 alone updates" in one.sentence
-
-
 def test_an_evaluation_between_two_steps_is_no_callback():
     times = spent()
     times[::10, :, COLUMNS.index("between")] += 0.5

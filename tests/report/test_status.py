@@ -21,7 +21,6 @@ def test_of_no_events_nothing_is_known():
 def test_steps_are_counted_as_done():
     made = status_of(start_line(), step(0, 1), step(1, 2))
     assert made.progress.num_done == 2
-    assert made.progress.last_step_by_rank == {0: 1, 1: 1}
     assert made.steps_per_s == pytest.approx(1.0)
     assert made.samples_per_s == pytest.approx(64.0)
 
@@ -54,7 +53,6 @@ def test_who_was_lost_is_known_until_another_has_come():
     assert made.progress.lost == {1}
     assert made.progress.ranks == (0,)
     assert made.progress.named[1].pid == 4001
-    assert made.progress.last_step_by_rank[1] == 0
     come = workers(5, 9.0, ranks=[0, 1], pids=[4000, 77], joined=[1])
     made = status_of(start_line(), step(0, 0.5), lost, come)
     assert made.progress.lost == set()
@@ -102,9 +100,9 @@ def test_a_worker_lost_in_a_step_has_no_times():
 
 
 def test_the_newest_memory_of_each_device_is_known():
-    told = {"allocated_bytes": [10, None], "peak_bytes": [30, 40]}
+    told = {"allocated_bytes": [10, None]}
     made = status_of(start_line(), {**step(0, 1), **told}, step(1, 2))
-    assert made.memory == {0: (10, 30), 1: (None, 40)}
+    assert made.memory == {0: 10, 1: None}
     assert status_of(start_line(), {**step(0, 1), **told}, start_line(step=1)).memory == {}
 
 

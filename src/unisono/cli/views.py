@@ -52,9 +52,9 @@ def top(directory: str, once: bool) -> None:
     DIRECTORY is what the script passes as `Trainer(..., directory=...)`. Nothing is written there,
     and the run is not slowed down.
 
-    Each line has a worker's step, the part of its newest steps that each phase took, its time a
-    step without waiting for others, and, where the run is on this machine, the state of its
-    process, its memory and its share of a core. `!` is a worker that the others wait for.
+    Each line has the part of a worker's newest steps that each phase took, its time a step
+    without waiting for others, and, where the run is on this machine, the state of its process,
+    its memory and its share of a core. `!` is a worker that the others wait for.
 
     \b
     Examples:

@@ -85,7 +85,7 @@ def _row(run: History, number: int) -> ComparedRun:
         count(len(progress.ranks)),
         "–" if speed is None else count(speed),
         amount(loss.last if loss else None),
-        duration(run.seconds),
+        duration(progress.seconds),
     ]
     colour, shown = series_colour(number), digest[:16] if digest else None
     return ComparedRun(name(run.name), script_name(run), colour, numbers, shown, identity(run))

@@ -14,7 +14,7 @@ import time
 from importlib import resources
 from typing import Any
 
-from unisono.quantities import count, duration, percent
+from unisono.quantities import count, duration
 from unisono.report.figure import small
 from unisono.report.text import moment, plain, value
 
@@ -52,8 +52,8 @@ def rendered(template: str, **context: Any) -> str:
         finalize=lambda shown: shown if isinstance(shown, Markup) else plain(shown),
         trim_blocks=True,
     )
-    filters = {"count": count, "duration": duration, "percent": percent}
-    environment.filters |= {**filters, "moment": moment, "value": value}
+    filters = {"count": count, "duration": duration, "moment": moment, "value": value}
+    environment.filters |= filters
     environment.policies["json.dumps_function"] = _as_json
     library, script = get_plotlyjs(), _resource("page.js")
     return MARK + environment.get_template(template).render(

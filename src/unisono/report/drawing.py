@@ -7,7 +7,7 @@ whom there is nothing to tell. ::
     step 3 of 9  ━━━━━━━━━━━━━  33 %   │ as many lines as there is room for
     numbers · what was kept            │
     trouble · message                  ┘
-    rank  step  time goes to …         one line a worker
+    rank  state  time goes to …        one line a worker
     ! what slows the steps
 """
 
@@ -156,16 +156,14 @@ def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: in
 def _columns(workers: Sequence[WorkerLine]) -> Iterator[Column]:
     yield Column("rank", 0, lambda w: str(w.rank))
     yield Column("pid", 80, lambda w: "–" if w.pid is None else str(w.pid), style="dim")
-    yield Column("state", 24, _state, "left", min_width=7)
-    yield Column("step", 0, lambda w: "–" if w.num_done is None else f"{w.num_done:,}")
+    yield Column("state", 0, _state, "left", min_width=7)
     for phase, (head, style) in _PHASES.items():
         yield Column(head, 72, partial(_share, phase), style=style, min_width=4)
     yield Column("ms/step", 36, _work, min_width=8)
-    has_devices = any(worker.device for worker in workers)
+    has_devices = any(worker.device_bytes for worker in workers)
     if has_devices:
-        yield Column("device", 40, lambda w: size(w.device and w.device.now), min_width=8)
-        yield Column("most", 100, lambda w: size(w.device and w.device.most), min_width=8)
-    from_width = 110 if has_devices else 40
+        yield Column("device", 40, lambda w: size(w.device_bytes), min_width=8)
+    from_width = 100 if has_devices else 40
     yield Column("memory", from_width, lambda w: size(w.process.memory_bytes), min_width=8)
     yield Column("CPU", 72, _cpu, min_width=4)
 

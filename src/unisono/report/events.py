@@ -55,7 +55,6 @@ class Start(Event):
     num_parameters: fields.Count
     loader_workers: fields.Count
     divided_by_speed: fields.Flag
-    started_unix_s: fields.Seconds
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,10 @@ class StepDone(Event):
     summing_s: fields.Column
     updating_s: fields.Column
     allocated_bytes: fields.OptionalCounts
-    peak_bytes: fields.OptionalCounts
 
     def __post_init__(self) -> None:
         num_ranks = len(self.ranks)
-        columns = (*self.phases, self.allocated_bytes, self.peak_bytes)
+        columns = (*self.phases, self.allocated_bytes)
         if not set(map(len, columns)) <= {0, num_ranks}:
             raise ValueError(f"a column has not one entry for each of {num_ranks} ranks")
 
@@ -168,8 +166,6 @@ class End(Event):
     samples_per_second: fields.Seconds
     digest: fields.Text
     stopped_early: fields.Flag
-    snapshots_s: fields.Seconds
-    disk_s: fields.Seconds
 
 
 _EVENTS: dict[str, type[Event]] = {

@@ -69,14 +69,9 @@ def write_comparison(
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Name each folder by as many of its last parts as tell them all apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    longest = max(map(len, parts))
-    for num_parts in range(1, longest + 1):
-        names = ["/".join(one[-num_parts:]) for one in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{name} ({number})" for number, name in enumerate(map(str, folders), 1)]
+    """Name each folder by its last part, or as it was given where these do not tell all apart."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else list(map(str, folders))
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> Path:

@@ -12,14 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from unisono.report.events import End, Evaluation, Event, StepDone
+from unisono.report.events import Evaluation, Event, StepDone
 from unisono.report.follow import EventReader, events_file
 from unisono.report.marks import Mark, mark_of
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
 from unisono.report.slowdown import Slowdown
-from unisono.report.time_spent import TimeSpent
 
 MAX_METRICS = 12
 MAX_MARKS = 200
@@ -58,7 +57,6 @@ class History:
     gradient_norm: Series = field(default_factory=Series)
     samples_per_second: Series = field(default_factory=Series)
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
-    spent: TimeSpent = field(default_factory=TimeSpent)  # the rest of the time
     findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
     num_marks: int = 0  # how many there were; at most MAX_MARKS are kept
@@ -66,30 +64,14 @@ class History:
 
     @property
     def mean_samples_per_second(self) -> float | None:
-        """As the end of the run says, or else samples over the time of steps."""
-        if self._only_end is not None and self._only_end.samples_per_second is not None:
-            return self._only_end.samples_per_second
+        """Samples over the time of steps."""
         kept = self.samples_per_second.values
         return sum(one.total for one in kept) / sum(one.weight for one in kept) if kept else None
-
-    @property
-    def seconds(self) -> float:
-        """As the end of the run says, or else the time from line to line."""
-        if self._only_end is not None and self._only_end.seconds is not None:
-            return self._only_end.seconds
-        return self.progress.seconds
-
-    @property
-    def _only_end(self) -> End | None:
-        """The end of a run that was fitted once; another's covers its last fit alone."""
-        ended = self.progress.ended
-        return ended if isinstance(ended, End) and self.progress.num_starts == 1 else None
 
     def add(self, event: Event) -> None:
         """Add the next event."""
         if not self.progress.add(event):
             return
-        self.spent.add(event)
         if event is not self.progress.first and (mark := mark_of(event)) is not None:
             self._mark(mark)
         if isinstance(event, StepDone):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.quantities import amount, count, duration, plural
-from unisono.report import curves, times, why
+from unisono.report import curves, times
 from unisono.report.document import rendered
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.history import History, identity
 from unisono.report.run_progress import RunProgress
-from unisono.report.text import moment, name, program_of, value
+from unisono.report.text import moment, name, program_of
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,10 @@ def report(history: History) -> str:
         history=history,
         script_name=script_name(history),
         state=state(progress),
-        origin=list(_origin(start)) if start else [],
         tiles=list(_tiles(history)),
         learning=curves.learning(history),
         speed=curves.others(history),
-        why=why.said(history) if has_times else [],
-        parts=why.parts(history),
+        why=why_not_faster(history) if has_times else [],
         phases=[times.by_phase(history), times.by_worker(history)] if has_times else [],
         phase_keys=times.PHASE_KEYS,
         counts=list(_counts(history)),
@@ -84,14 +82,6 @@ def state(progress: RunProgress) -> State:
     )
 
 
-def _origin(start: Start) -> Iterator[str]:
-    yield f"Began {moment(start.time_unix_s)}"
-    if start.host:
-        yield start.host
-    if "processor" in start.machine:
-        yield value(start.machine["processor"])
-
-
 def _tiles(history: History) -> Iterator[Tile]:
     progress, start = history.progress, history.progress.latest
     goal = f"of {count(start.end_step)}" if start and start.end_step else ""
@@ -105,8 +95,8 @@ def _tiles(history: History) -> Iterator[Tile]:
     workers = count(len(progress.ranks)) if progress.ranks else "–"
     yield Tile("Workers", workers, plural(shards, "shard") if shards else "")
     fits = f"in {progress.num_starts} fits" if progress.num_starts > 1 else ""
-    yield Tile("Time in fit", duration(history.seconds or None), fits)
-    yield Tile("Workers lost", count(progress.num_lost), _recovered(progress))
+    yield Tile("Time in fit", duration(progress.seconds or None), fits)
+    yield Tile("Workers lost", count(progress.num_lost), "")
     if isinstance(progress.ended, End) and progress.ended.digest:
         yield Tile("Digest", progress.ended.digest[:12], "equal in equal runs", is_long=True)
 
@@ -122,20 +112,21 @@ def _learning_tiles(history: History) -> Iterator[Tile]:
             yield Tile(f"Best validation {metric}", amount(found), f"after {plural(step, 'step')}")
 
 
-def _recovered(progress: RunProgress) -> str:
-    if progress.num_went_back:
-        return f"went back {plural(progress.num_went_back, 'time')}"
-    if progress.num_lost:
-        return "" if isinstance(progress.ended, Failure) else "and the run went on"
-    return "none"
+def why_not_faster(history: History) -> list[str]:
+    """Say in sentences what costs time."""
+    if history.findings:
+        return [f"{one.line[0].upper()}{one.line[1:]}." for one in history.findings]
+    if len(history.phases.by_rank) < 2:
+        return ["Nothing stands out: the time goes into computing."]
+    if history.findings is None:
+        return ["The steps were too few to tell whether a worker is slow."]
+    return ["Nothing stands out: no worker is slow, and the machine was not too busy."]
 
 
 def _counts(history: History) -> Iterator[str]:
     progress = history.progress
     if not history.marks:
         yield "Nothing went wrong." if progress.ended else "Nothing went wrong so far."
-    if progress.num_evaluations:
-        yield f"{plural(progress.num_evaluations, 'evaluation')}."
     if progress.checkpoint is None:
         yield "No checkpoint was written."
     else:
@@ -144,24 +135,16 @@ def _counts(history: History) -> Iterator[str]:
 
 
 def _where(start: Start) -> dict[str, object]:
-    found = {f"{key} version": one for key, one in start.versions.items()}
+    found: dict[str, object] = {"began": moment(start.time_unix_s)}
+    found |= {f"{key} version": one for key, one in start.versions.items()}
     found |= {key.replace("_", " "): one for key, one in start.machine.items()}
     facts = {
         "host": start.host,
         "parameters": None if start.num_parameters is None else count(start.num_parameters),
         "workers at the begin": start.world_size,
         "loader processes a worker": start.loader_workers,
-        "processes": _processes(start.pids),
-        "folder": start.folder,
-        "command": shlex.join(start.command) or None,
     }
     return found | {key: one for key, one in facts.items() if one is not None}
-
-
-def _processes(pids: Sequence[int | None]) -> str | None:
-    if all(pid is None for pid in pids):
-        return None
-    return ", ".join("not known" if pid is None else str(pid) for pid in pids)
 
 
 def _commands(start: Start) -> str:

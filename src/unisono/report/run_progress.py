@@ -27,7 +27,7 @@ from unisono.report.events import (
 )
 from unisono.report.process_status import Named
 
-MAX_WORKERS = 256  # of whom processes and last steps are kept
+MAX_WORKERS = 256  # whose processes are kept
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,9 @@ class RunProgress:
     num_done: int = 0  # steps done
     epoch: int | None = None  # of the last of them, counted from 0
     last_step: StepDone | None = None  # that step, where the latest fit has done one
-    last_step_by_rank: dict[int, int] = field(default_factory=dict)  # …that each worker ended
     num_steps: int = 0  # steps in the events, each counted once
     num_again: int = 0  # how many repeat a step
     evaluation: Evaluation | None = None  # the newest
-    num_evaluations: int = 0
     checkpoint: Checkpoint | None = None  # the newest
     num_checkpoints: int = 0
     ranks: tuple[int, ...] = ()  # who computes
@@ -87,7 +85,6 @@ class RunProgress:
                 self._add_went_back(event)
             case Evaluation():
                 self.evaluation = event
-                self.num_evaluations += 1
             case Checkpoint():
                 self.checkpoint = event
                 self.num_checkpoints += 1
@@ -111,14 +108,13 @@ class RunProgress:
         self.num_starts += 1
         self.num_done, self.epoch, self.last_step = start.step, start.epoch, None
         self.ranks = start.ranks or self.ranks
-        self.lost, self.named, self.last_step_by_rank, self.trouble = set(), {}, {}, None
+        self.lost, self.named, self.trouble = set(), {}, None
         self._name(start)
 
     def _add_step(self, step: StepDone) -> bool:
         if isinstance(self.ended, Failure):
             self.ended = None  # a replacement may fail, and the others go on
         self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step
-        self.last_step_by_rank |= dict.fromkeys(step.ranks[:MAX_WORKERS], step.step)
         self.ranks = step.ranks or self.ranks
         if step.step <= self._furthest:
             self.num_again += 1

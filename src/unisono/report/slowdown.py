@@ -17,7 +17,6 @@ class SlowdownCause(enum.Enum):
     LOADING = "loading"
     BETWEEN = "between steps"
     BUSY = "busy machine"
-    WHOLE_UPDATE = "whole update"
 
 
 @dataclass(frozen=True, slots=True)

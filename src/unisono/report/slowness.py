@@ -27,7 +27,7 @@ import numpy as np
 
 from unisono.quantities import duration
 from unisono.report.slowdown import Slowdown, SlowdownCause
-from unisono.report.step_sample import COLUMNS, Seconds, StepSample, StepWindow, sample_of
+from unisono.report.step_sample import Seconds, StepSample, StepWindow, sample_of
 
 COSTS = 0.05  # of the steps' time: less is not worth telling
 SLOW_BY = 0.08  # of what is usual: workers differ by less anyhow
@@ -41,7 +41,7 @@ _CORE_COSTS = 0.1  # virtual cores differ by less at any time
 _BUSY = 0.1  # of the time: on a free machine workers wait less for a core
 _LOADING_COSTS, _BETWEEN_COSTS, _WORTH_S = 0.2, 0.15, 1e-3
 
-_BETWEEN, _LOADING, _FORWARD, _BACKWARD, *_, _UPDATING = range(len(COLUMNS))
+_BETWEEN, _LOADING, _FORWARD, _BACKWARD = range(4)  # in COLUMNS
 _OWN = [_BETWEEN, _LOADING, _FORWARD, _BACKWARD]  # what a worker does before it waits
 _BY_SHARE = [_LOADING, _FORWARD, _BACKWARD]
 
@@ -126,7 +126,6 @@ class _Judgement:
             return
         yield from self._uneven()
         yield from self._slow_worker()
-        yield from self._whole_update()
 
     def _common(self) -> Iterator[Slowdown]:
         """What all workers do, and take long for."""
@@ -188,22 +187,6 @@ class _Judgement:
         yield Slowdown(
             SlowdownCause.UNEVEN, min(by_share_s, seen_s) / self._step_s, sentence, remedy
         )
-
-    def _whole_update(self) -> Iterator[Slowdown]:
-        updating = self._usual[:, _UPDATING]
-        at, update_s = int(updating.argmax()), float(updating.max())
-        if float(np.delete(updating, at).max()) > update_s / 10:
-            return
-        cost = update_s * (1 - 1 / len(self._ranks)) / self._step_s
-        sentence = (
-            f"worker {self._ranks[at]} alone updates the parameters while the others wait "
-            f"({duration(update_s)} a step)"
-        )
-        remedy = (
-            "an element-wise optimizer without hooks, such as `torch.optim.AdamW`, is shared among "
-            "the workers"
-        )
-        yield Slowdown(SlowdownCause.WHOLE_UPDATE, cost, sentence, remedy)
 
     def _compared(self, at: int) -> _Compared:
         """Compare a worker with the others, within each step, so that what all have cancels."""

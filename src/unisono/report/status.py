@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from unisono.report.events import Event, Start, StepDone, Workers
 from unisono.report.phases import Spent, spent_by_rank
@@ -22,27 +21,20 @@ _MAX_RECENT = 500
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
-class TensorMemory(NamedTuple):
-    """What one worker's tensors take of its device, in bytes; None where a line does not say."""
-
-    now: int | None
-    most: int | None
-
-
 class RunStatus:
     """How a run stands, as far as its events have been added. Final.
 
     Attributes:
         progress: what it has come to.
         recent: the newest steps with the workers that there are now.
-        memory: what each of them took last of its device; empty on CPUs.
+        memory: the bytes that tensors of each took last of its device; empty on CPUs.
         findings: what slows the newest steps, the costliest first.
     """
 
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.recent: deque[StepDone] = deque(maxlen=_MAX_RECENT)
-        self.memory: dict[int, TensorMemory] = {}
+        self.memory: dict[int, int | None] = {}
         self.findings: tuple[Slowdown, ...] = ()
 
     def add(self, event: Event) -> None:
@@ -64,8 +56,8 @@ class RunStatus:
             0 <= step.time_unix_s - recent[0].time_unix_s < RECENT_S
         ):
             recent.popleft()
-        sizes = map(TensorMemory, step.allocated_bytes, step.peak_bytes)
-        self.memory |= dict(list(zip(step.ranks, sizes, strict=False))[:MAX_WORKERS])
+        sizes = zip(step.ranks, step.allocated_bytes, strict=False)
+        self.memory |= dict(list(sizes)[:MAX_WORKERS])
 
     @property
     def steps_per_s(self) -> float | None:
@@ -114,11 +106,10 @@ class WorkerLine:
     process: Process
     is_lost: bool = False  # and no other has come in its place
     has_ended: bool = False  # whether the run has, so that its process may
-    num_done: int | None = None  # steps that the run had done with the last one of this worker
     shares: Mapping[str, float] | None = None  # the part of its time that each phase took
     work_s: float | None = None  # its time a step, without waiting
     is_slow: bool = False  # whether it is slow
-    device: TensorMemory | None = None  # what it takes of its device; None on CPUs
+    device_bytes: int | None = None  # what its tensors take of its device; None on CPUs
 
     @property
     def state(self) -> str:
@@ -135,16 +126,14 @@ def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterato
     spent = status.by_rank
     for rank in sorted({*status.progress.ranks, *status.progress.lost}):
         named = status.progress.named.get(rank)
-        last_step = status.progress.last_step_by_rank.get(rank)
         yield WorkerLine(
             rank,
             None if named is None else named.pid,
             processes.get(rank, UNKNOWN),
             is_lost=rank in status.progress.lost,
             has_ended=status.progress.ended is not None,
-            num_done=None if last_step is None else last_step + 1,
             shares=spent[rank].shares if rank in spent else None,
             work_s=spent[rank].working_s if rank in spent else None,
             is_slow=rank == status.slow_rank,
-            device=status.memory.get(rank),
+            device_bytes=status.memory.get(rank),
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from unisono.quantities import plural
@@ -11,8 +9,6 @@ from unisono.report.curves import step_axis
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key
 from unisono.report.history import History
-
-_CUT = 4.0  # times the usual: a bar that is higher is cut, so that the others can be seen
 
 PHASE_KEYS = tuple(Key(phase, f"var(--{phase})", phase) for phase in (*PHASES, "between"))
 
@@ -40,11 +36,6 @@ def by_phase(history: History) -> Figure:
     }
     note = "A step's time, in the mean of the workers"
     note += f" and of {width} steps a bar." if width > 1 else "."
-    totals = [sum(bars) for bars in zip(*[trace["y"] for trace in data], strict=True)]
-    usual = median(totals)
-    if usual > 0 and max(totals) > _CUT * usual:
-        layout["yaxis"]["range"] = [0, _CUT * usual]
-        note += f" Bars above {_CUT * usual:.3g} ms are cut: double-click to see them whole."
     return Figure("Over the run", note, data, layout, 300, is_wide=True)
 
 
@@ -62,12 +53,17 @@ def by_worker(history: History) -> Figure:
         )
         for i, key in enumerate(PHASE_KEYS[: len(PHASES)])
     ]
-    layout = {"barmode": "stack", "bargap": 0.25, "xaxis": {"title": {"text": "ms a step"}}}
+    layout = {
+        "xaxis": {"title": {"text": "ms a step"}},
+        "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+        "barmode": "stack",
+        "bargap": 0.25,
+    }
     note = "A step's time in each worker, in the mean of the steps that it took part in."
     if history.phases.has_left_out:
         note += f" Only the first {plural(len(ranks), 'worker')} are drawn."
-    layout |= {"yaxis": _worker_axis(ranks)}
-    return Figure("By worker", note, data, layout, _height_px(96, len(ranks)), is_wide=True)
+    height_px = 96 + 26 * max(len(ranks), 2)
+    return Figure("By worker", note, data, layout, height_px, is_wide=True)
 
 
 def _bars(key: Key, hover: str, **rest: Any) -> dict[str, Any]:
@@ -85,15 +81,3 @@ def _bars(key: Key, hover: str, **rest: Any) -> dict[str, Any]:
         "legendgroup": key.group,
         **rest,
     }
-
-
-def _worker_axis(ranks: Sequence[int]) -> dict[str, Any]:
-    """Return an axis with a row for each worker."""
-    names = [f"worker {rank}" for rank in ranks]
-    order = {"categoryorder": "array", "categoryarray": names}
-    return {"autorange": "reversed", "type": "category", "automargin": True, **order}
-
-
-def _height_px(around_px: int, num_rows: int) -> int:
-    """Return the height of a figure with so many rows and so much around them."""
-    return around_px + 26 * max(num_rows, 2)
