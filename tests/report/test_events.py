@@ -65,7 +65,7 @@ def test_a_step_has_its_columns():
         ),
         (
             {"event": "end", "time_unix_s": 1, "step": 3, "digest": "ab"},
-            End(1.0, 3, None, None, "ab", False, None, None),
+            End(1.0, 3, None, None, "ab", False),
         ),
         (
             {"event": "workers", "time_unix_s": 1, "step": 3, "ranks": [0], "lost": [1]},
