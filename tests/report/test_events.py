@@ -57,7 +57,7 @@ def test_a_step_has_its_columns():
         ({"event": "checkpoint", "time_unix_s": 1, "step": 3}, Checkpoint(1.0, 3)),
         (
             {"event": "evaluation", "time_unix_s": 1, "step": 3, "means": {"loss": 2}},
-            Evaluation(1.0, 3, None, None, {"loss": 2.0}),
+            Evaluation(1.0, 3, None, {"loss": 2.0}),
         ),
         (
             {"event": "failure", "time_unix_s": 1, "step": 3, "error": "E", "message": "m"},
@@ -80,13 +80,13 @@ def test_each_event_is_read(line, event):
 def test_a_metric_of_several_numbers_hides_no_other():
     means = {"loss": 2.5, "f1": [0.5, "nan"], "confusion": [[1, 2], [3, 4]]}
     found = read(event="evaluation", time_unix_s=1, step=3, means=means)
-    assert found == Evaluation(1.0, 3, None, None, {"loss": 2.5})
+    assert found == Evaluation(1.0, 3, None, {"loss": 2.5})
 
 
 def test_a_start_with_nothing_but_its_step_is_read():
     start = read(event="start", step=0, surprise=[1])
     assert isinstance(start, Start)
-    assert (start.seed, start.command, start.identity) == (None, (), {})
+    assert (start.shards, start.command, start.identity) == (None, (), {})
     assert math.isnan(start.time_unix_s)
 
 

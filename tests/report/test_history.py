@@ -18,7 +18,7 @@ def test_a_run_is_gathered(tmp_path):
     assert isinstance(history.progress.ended, End)
     assert len(history.marks) == 2
     assert history.marks[0].text == "worker 1 was killed by SIGKILL"
-    assert history.validation["loss"].steps == [100, 200, 300]
+    assert history.validation["loss"].values[-1].last_step == 300
     assert sorted(history.phases.by_rank) == [0, 1, 2, 3]
     assert history.phases.by_rank[1].num_steps == 288
     assert history.progress.ranks == (0, 1, 2, 3)
@@ -46,14 +46,13 @@ def test_no_more_metrics_are_kept_than_are_drawn():
 
 
 def test_the_best_value_is_the_least_loss_or_the_greatest_else():
-    curve = history_of(
+    history = history_of(
         *(
-            {"event": "evaluation", "step": i, "means": {"x": value}}
+            {"event": "evaluation", "step": i, "means": {"loss": value, "x": value}}
             for i, value in enumerate([3, 1, "nan", 4, "inf"])
         )
-    ).validation["x"]
-    assert curve.best(is_low_good=True) == (1, 1.0)
-    assert curve.best(is_low_good=False) == (3, 4.0)
+    )
+    assert history.best == {"loss": (1, 1.0), "x": (3, 4.0)}
 
 
 @pytest.mark.parametrize(

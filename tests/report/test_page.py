@@ -10,7 +10,7 @@ from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, write_run
 
 from unisono.cli import main
-from unisono.report import curves, times
+from unisono.report import curves
 from unisono.report.comparison import digests_in_words
 from unisono.report.document import MARK
 from unisono.report.figure import small
@@ -85,7 +85,7 @@ def test_plots_are_made_of_what_plotly_knows():
 
     history = history_of(*run_lines())
     figures = [*curves.learning(history), *curves.others(history)]
-    figures += [times.by_phase(history), times.by_worker(history)]
+    figures += [curves.by_phase(history), curves.by_worker(history)]
     assert len(figures) == 7
     text = json.dumps([small(figure.spec) for figure in figures])
     for spec in json.loads(re.sub(r"var\(--[a-z0-9]+\)", "#123456", text)):
@@ -100,7 +100,7 @@ def test_plots_are_made_of_what_plotly_knows():
 @pytest.mark.parametrize(("num_steps", "tick"), [(1, 1), (3, 1), (100, None)])
 def test_there_is_no_tick_between_two_steps(num_steps, tick):
     history = history_of(*run_lines(num_steps=num_steps, lost_at=-99))
-    figures = [*curves.learning(history), times.by_phase(history)]
+    figures = [*curves.learning(history), curves.by_phase(history)]
     assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
 
 

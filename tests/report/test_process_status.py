@@ -1,6 +1,5 @@
 """What is believed of a process number, and what is read of its process."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from unisono.report.process_status import GONE, UNKNOWN, Named, Processes, ProcessState
+from unisono.report.process_status import GONE, UNKNOWN, Named, ProcessState, processes_of
 
 LATER_UNIX_S = 4e9
 
@@ -22,49 +21,38 @@ def child():
     process.communicate()
 
 
-def look(processes, pid, at_unix_s=LATER_UNIX_S):
-    return processes.look({3: Named(pid, at_unix_s)})[3]
+def look(pid, at_unix_s=LATER_UNIX_S):
+    return processes_of({3: Named(pid, at_unix_s)})[3]
 
 
-def comes_to(processes, pid, state):
+def comes_to(pid, state):
     until_s = time.monotonic() + 10
-    while look(processes, pid).state is not state and time.monotonic() < until_s:
+    while look(pid).state is not state and time.monotonic() < until_s:
         time.sleep(0.01)
-    return look(processes, pid)
+    return look(pid)
 
 
 def test_a_process_is_seen_until_it_has_ended(child):
-    processes = Processes()
-    assert look(processes, child.pid).state is ProcessState.RUNNING
+    assert look(child.pid).state is ProcessState.RUNNING
     child.send_signal(signal.SIGSTOP)
-    assert comes_to(processes, child.pid, ProcessState.STOPPED).memory_bytes > 0
+    assert comes_to(child.pid, ProcessState.STOPPED).memory_bytes > 0
     child.kill()
-    assert comes_to(processes, child.pid, ProcessState.GONE) == GONE  # nobody has waited for it
+    assert comes_to(child.pid, ProcessState.GONE) == GONE  # nobody has waited for it
     child.wait()
-    assert look(processes, child.pid) == GONE
+    assert look(child.pid) == GONE
 
 
 def test_a_process_that_began_after_it_was_named_is_another(child):
     began_unix_s = psutil.Process(child.pid).create_time()
-    assert look(Processes(), child.pid, began_unix_s - 1.9).state is ProcessState.RUNNING
-    assert look(Processes(), child.pid, began_unix_s - 2.1) == GONE
-
-
-def test_processor_time_is_seen_from_two_looks():
-    processes = Processes()
-    assert look(processes, os.getpid()).cpu is None
-    until_s = time.process_time() + 0.1
-    while time.process_time() < until_s:
-        pass
-    assert look(processes, os.getpid()).cpu > 0.01
-    assert look(processes, os.getpid()).cpu is not None
+    assert look(child.pid, began_unix_s - 1.9).state is ProcessState.RUNNING
+    assert look(child.pid, began_unix_s - 2.1) == GONE
 
 
 @pytest.mark.parametrize("pid", [2**22 + 1, 2**53])
 def test_a_process_that_is_not_there_is_gone(pid):
-    assert look(Processes(), pid) == GONE
+    assert look(pid) == GONE
 
 
 def test_nobody_is_called_gone_where_processes_are_hidden(monkeypatch):
     monkeypatch.setattr(psutil, "pid_exists", lambda pid: False)
-    assert look(Processes(), 2**22 + 1) == UNKNOWN
+    assert look(2**22 + 1) == UNKNOWN

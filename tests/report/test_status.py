@@ -58,7 +58,7 @@ def test_who_was_lost_is_known_until_another_has_come():
     assert made.progress.lost == set()
     assert made.progress.named[1] == Named(77, BEGAN_UNIX_S + 9.0)
     assert made.progress.trouble.text == "worker 1 was killed by SIGKILL"
-    assert made.progress.trouble.num_lost == 1
+    assert made.progress.num_lost == 1
 
 
 def test_whoever_comes_without_a_process_number_has_not_that_of_the_one_before():

@@ -12,9 +12,8 @@ from unisono.report.process_status import GONE, Process, ProcessState
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, see
 
-BUSY = Process(ProcessState.RUNNING, 0.98, 300_000_000)
-IDLE = Process(ProcessState.RUNNING, 0.01, 300_000_000)
-STOPPED = Process(ProcessState.STOPPED, 0.0)
+BUSY = Process(ProcessState.RUNNING, 300_000_000)
+STOPPED = Process(ProcessState.STOPPED)
 BOTH_BUSY = {0: BUSY, 1: BUSY}
 
 
@@ -136,7 +135,7 @@ def test_the_last_words_of_a_run_that_failed():
     [
         ({0: GONE, 1: GONE}, 5.9, Condition.STILL),  # a replacement may come
         ({0: GONE, 1: GONE}, 6.1, Condition.GONE),
-        ({0: GONE, 1: IDLE}, 60.0, Condition.STILL),
+        ({0: GONE, 1: BUSY}, 60.0, Condition.STILL),
         ({0: GONE}, 60.0, Condition.STILL),
         ({}, 6000.0, Condition.STILL),  # on another host nobody knows
     ],

@@ -53,8 +53,8 @@ def top(directory: str, once: bool) -> None:
     and the run is not slowed down.
 
     Each line has the part of a worker's newest steps that each phase took, its time a step
-    without waiting for others, and, where the run is on this machine, the state of its process,
-    its memory and its share of a core. `!` is a worker that the others wait for.
+    without waiting for others, and, where the run is on this machine, the state of its process
+    and its memory. `!` is a worker that the others wait for.
 
     \b
     Examples:

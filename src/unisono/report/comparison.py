@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.quantities import amount, count, duration
-from unisono.report.curves import over_steps, series_trace, validation_trace
+from unisono.report.curves import DIAMONDS, over_steps, series_trace
 from unisono.report.document import rendered
 from unisono.report.events import End
 from unisono.report.figure import SERIES_COLOURS, Figure, Key, series_colour
 from unisono.report.history import History, identity
-from unisono.report.page import script_name, state
+from unisono.report.page import state
 from unisono.report.series import Series
 from unisono.report.text import in_plot, name, value
 
@@ -24,7 +24,6 @@ class ComparedRun:
     """One run in the table of all."""
 
     name: str
-    script: str
     colour: str
     numbers: Sequence[str]
     digest: str | None
@@ -88,7 +87,7 @@ def _row(run: History, number: int) -> ComparedRun:
         duration(progress.seconds),
     ]
     colour, shown = series_colour(number), digest[:16] if digest else None
-    return ComparedRun(name(run.name), script_name(run), colour, numbers, shown, identity(run))
+    return ComparedRun(name(run.name), colour, numbers, shown, identity(run))
 
 
 def _figures(runs: Sequence[History]) -> list[Figure]:
@@ -109,8 +108,9 @@ def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
         if title in run.validation:
             has_both = has_both or bool(data)
             line = {"color": series_colour(i), "width": _width(i, runs), "dash": "dot"}
-            curve, label = run.validation[title], f"{run.name}, validation"
-            data.append(validation_trace(curve, label, "", line=line, legendgroup=_group(i)))
+            change = {**DIAMONDS, "line": line, "legendgroup": _group(i)}
+            label = f"{run.name}, validation"
+            data.append(series_trace(run.validation[title], label, "", **change))
     note = "Where curves are equal, the first is seen beneath the others. "
     note += "Dotted, with diamonds: validation." if has_both else ""
     return Figure(name(title), note, data, over_steps(data), 340 if is_wide else 280, (), is_wide)

@@ -1,4 +1,4 @@
-"""Curves over the steps: metrics, learning rate, speed, norm of the gradients."""
+"""What is drawn of a run: curves over its steps, and bars of where its time goes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.quantities import plural
+from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key, curve_trace, series_colour
-from unisono.report.history import History, ValidationCurve
+from unisono.report.history import History
 from unisono.report.series import Series
 from unisono.report.text import name
 
-_FEW_DOTS = 60  # validations that get a dot each
+DIAMONDS: dict[str, Any] = {"num_dots": 60, "marker": {"size": 7, "symbol": "diamond"}}
 _FEW_STEPS = 8  # so few that a tick for each has room
+PHASE_KEYS = tuple(Key(phase, f"var(--{phase})", phase) for phase in (*PHASES, "between"))
 
 
 def learning(history: History) -> list[Figure]:
@@ -41,7 +43,7 @@ def _metric(history: History, metric: str, *, is_wide: bool) -> Figure:
         keys.append(Key("training", series_colour(0), "training"))
     if metric in history.validation:
         colour = series_colour(1)
-        data.append(validation_trace(history.validation[metric], "validation", colour))
+        data.append(series_trace(history.validation[metric], "validation", colour, **DIAMONDS))
         keys.append(Key("validation", colour, "validation"))
     height_px = 340 if is_wide else 260
     return Figure(name(metric), note, data, over_steps(data), height_px, tuple(keys), is_wide)
@@ -66,15 +68,6 @@ def _note(series: Series) -> str:
     return " ".join(notes)
 
 
-def validation_trace(
-    validation: ValidationCurve, label: str, colour: str, **change: Any
-) -> dict[str, Any]:
-    """Return the trace of what evaluations said; ``change`` is as for :func:`curve_trace`."""
-    marker = {"size": 7, "symbol": "diamond"}
-    steps, values = validation.steps, validation.values
-    return curve_trace(steps, values, label, colour, num_dots=_FEW_DOTS, marker=marker, **change)
-
-
 def over_steps(data: Sequence[dict[str, Any]], *, from_zero: bool = False) -> dict[str, Any]:
     """Return a layout whose horizontal axis counts steps."""
     ends = [trace["x"][i] for trace in data for i in (0, -1) if trace["x"]]
@@ -90,3 +83,73 @@ def step_axis(low: float, high: float) -> dict[str, Any]:
     """Return an axis that counts steps; there is none between two."""
     axis: dict[str, Any] = {"title": {"text": "step"}, "range": [low, high]}
     return axis | {"dtick": 1} if high - low < _FEW_STEPS else axis
+
+
+def by_phase(history: History) -> Figure:
+    """Return how long each phase of a step took, over the run."""
+    phases = history.phases.over_steps
+    stretches, width = phases["between"].values, phases["between"].width
+    data = [
+        _bars(
+            key,
+            f"step %{{x:,.0f}}<br>{key.label}: %{{y:.3g}} ms",
+            x=[one.first_step for one in stretches],
+            y=[(one.mean or 0.0) * 1e3 for one in phases[key.label].values],
+            width=[max(one.last_step - one.first_step + 1, 1) for one in stretches],
+            offset=0,
+        )
+        for key in PHASE_KEYS
+    ]
+    layout: dict[str, Any] = {
+        "xaxis": step_axis(stretches[0].first_step, stretches[-1].last_step + 1),
+        "yaxis": {"title": {"text": "ms"}},
+        "barmode": "stack",
+        "bargap": 0,
+    }
+    note = "A step's time, in the mean of the workers"
+    note += f" and of {width} steps a bar." if width > 1 else "."
+    return Figure("Over the run", note, data, layout, 300, is_wide=True)
+
+
+def by_worker(history: History) -> Figure:
+    """Return how long each phase of a step took in each worker."""
+    spent = history.phases.by_rank
+    ranks = sorted(spent)
+    data = [
+        _bars(
+            key,
+            f"%{{y}}<br>{key.label}: %{{x:.3g}} ms a step",
+            orientation="h",
+            y=[f"worker {rank}" for rank in ranks],
+            x=[spent[rank].phases_s[i] / spent[rank].num_steps * 1e3 for rank in ranks],
+        )
+        for i, key in enumerate(PHASE_KEYS[: len(PHASES)])
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "ms a step"}},
+        "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+        "barmode": "stack",
+        "bargap": 0.25,
+    }
+    note = "A step's time in each worker, in the mean of the steps that it took part in."
+    if history.phases.has_left_out:
+        note += f" Only the first {plural(len(ranks), 'worker')} are drawn."
+    height_px = 96 + 26 * max(len(ranks), 2)
+    return Figure("By worker", note, data, layout, height_px, is_wide=True)
+
+
+def _bars(key: Key, hover: str, **rest: Any) -> dict[str, Any]:
+    """Return a trace of bars, all of one phase.
+
+    Args:
+        key: the phase.
+        hover: the text of a bar under the pointer, as plotly's template.
+        rest: where the bars are, in plotly's words.
+    """
+    return {
+        "type": "bar",
+        "marker": {"color": key.colour, "line": {"width": 0}},
+        "hovertemplate": f"{hover}<extra></extra>",
+        "legendgroup": key.group,
+        **rest,
+    }

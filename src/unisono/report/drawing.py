@@ -165,7 +165,6 @@ def _columns(workers: Sequence[WorkerLine]) -> Iterator[Column]:
         yield Column("device", 40, lambda w: size(w.device_bytes), min_width=8)
     from_width = 100 if has_devices else 40
     yield Column("memory", from_width, lambda w: size(w.process.memory_bytes), min_width=8)
-    yield Column("CPU", 72, _cpu, min_width=4)
 
 
 def _state(worker: WorkerLine) -> Text:
@@ -182,8 +181,3 @@ def _work(worker: WorkerLine) -> Text:
     ms = worker.work_s * 1e3
     shown = f"{ms:,.0f}" if ms >= 1000 else f"{ms:.3g}"
     return Text(f"{shown}!", "bold yellow") if worker.is_slow else Text(shown)
-
-
-def _cpu(worker: WorkerLine) -> str:
-    cpu = worker.process.cpu
-    return "–" if cpu is None else f"{min(cpu, 999):.0%}"

@@ -35,14 +35,11 @@ class Event:
 class Start(Event):
     """A fit, or one that starts again, begins."""
 
-    format: fields.Count
     epoch: fields.Count
     end_step: fields.Count
     steps_per_epoch: fields.Count
-    num_samples: fields.Count
     batch_size: fields.Count
     shards: fields.Count
-    seed: fields.Whole
     world_size: fields.Count
     ranks: fields.Counts
     pids: fields.OptionalCounts
@@ -123,7 +120,6 @@ class Evaluation(Event):
     """The means over a validation set."""
 
     epoch: fields.Count
-    seconds: fields.Seconds
     means: fields.Means
 
 

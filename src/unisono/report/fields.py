@@ -36,18 +36,11 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _whole(value: Any) -> int:
-    # True is an int in Python, and no number of anything.
-    if type(value) is not int or abs(value) > MAX_NUMBER:
-        raise ValueError("must hold whole numbers of a sane size")
-    return value
-
-
 def _count(value: Any) -> int:
-    number = _whole(value)
-    if number < 0:
-        raise ValueError("must hold whole numbers from 0")
-    return number
+    # True is an int in Python, and no number of anything.
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise ValueError("must hold whole numbers from 0, of a sane size")
+    return value
 
 
 def _number(value: Any) -> float:
@@ -113,7 +106,6 @@ def readers_of(record: type[Any]) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 Step: TypeAlias = Annotated[int, _count]  # every line must have one
-Whole: TypeAlias = Annotated[int | None, _optional(_whole)]
 Count: TypeAlias = Annotated[int | None, _optional(_count)]
 Counts: TypeAlias = Annotated[tuple[int, ...], _tuple_of(_count)]
 OptionalCounts: TypeAlias = Annotated[tuple[int | None, ...], _tuple_of(_optional(_count))]

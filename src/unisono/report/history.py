@@ -10,7 +10,6 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from unisono.report.events import Evaluation, Event, StepDone
 from unisono.report.follow import EventReader, events_file
@@ -22,26 +21,6 @@ from unisono.report.slowdown import Slowdown
 
 MAX_METRICS = 12
 MAX_MARKS = 200
-MAX_EVALUATIONS = 20_000
-
-
-@dataclass
-class ValidationCurve:
-    """A metric's values on the validation set, by step."""
-
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-    def best(self, *, is_low_good: bool) -> tuple[int, float] | None:
-        """Return the step and the value of the best finite one."""
-        finite = [(v, s) for s, v in zip(self.steps, self.values, strict=True) if math.isfinite(v)]
-        if not finite:
-            return None
-        value, step = min(finite) if is_low_good else max(finite, key=lambda pair: pair[0])
-        return step, value
-
-
-C = TypeVar("C", Series, ValidationCurve)
 
 
 @dataclass
@@ -51,7 +30,10 @@ class History:
     name: str = ""  # what the run is called where there are several
     progress: RunProgress = field(default_factory=RunProgress)
     means: dict[str, Series] = field(default_factory=dict)  # each metric of training
-    validation: dict[str, ValidationCurve] = field(default_factory=dict)  # …of evaluation
+    validation: dict[str, Series] = field(default_factory=dict)  # …of evaluation
+    best: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # least loss, greatest of others, with its step
     metrics_left_out: set[str] = field(default_factory=set)  # as there are too many
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
     gradient_norm: Series = field(default_factory=Series)
@@ -82,7 +64,7 @@ class History:
     def _add_step(self, step: StepDone) -> None:
         num_samples = step.num_samples or 0
         for name, value in step.means.items():
-            if (series := self._curve(self.means, name, Series)) is not None:
+            if (series := self._curve(self.means, name)) is not None:
                 series.add(step.step, value, num_samples or 1)
                 if series.first_not_finite == step.step:
                     text = f"{name} is {value} for the first time"
@@ -97,19 +79,23 @@ class History:
 
     def _add_evaluation(self, event: Evaluation) -> None:
         for name, value in event.means.items():
-            curve = self._curve(self.validation, name, ValidationCurve)
-            if curve is not None and len(curve.steps) < MAX_EVALUATIONS:
-                curve.steps.append(event.step)
-                curve.values.append(value)
+            if (series := self._curve(self.validation, name)) is not None:
+                series.add(event.step, value)
+                found = self.best.get(name)
+                is_better = found is None or (
+                    value < found[1] if name == "loss" else value > found[1]
+                )
+                if math.isfinite(value) and is_better:
+                    self.best[name] = event.step, value
 
-    def _curve(self, curves: dict[str, C], name: str, new: type[C]) -> C | None:
+    def _curve(self, curves: dict[str, Series], name: str) -> Series | None:
         """Return the curve of a metric; None if there are too many."""
         if name not in curves:
             if len(curves) == MAX_METRICS:
                 if len(self.metrics_left_out) < MAX_METRICS:
                     self.metrics_left_out.add(name)
                 return None
-            curves[name] = new()
+            curves[name] = Series()
         return curves[name]
 
     def _mark(self, mark: Mark) -> None:
@@ -152,17 +138,5 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
 def identity(history: History) -> dict[str, object]:
     """Return all that fixes the bits of a run, by name."""
     start = history.progress.first
-    if start is None:
-        return {}
-    found: dict[str, object] = {
-        key.replace("_", " "): value for key, value in start.identity.items()
-    }
-    facts = {
-        "seed": start.seed,
-        "shards": start.shards,
-        "batch size": start.batch_size,
-        "dataset length": start.num_samples,
-    }
-    return found | {
-        key: value for key, value in facts.items() if value is not None and key not in found
-    }
+    facts = start.identity if start else {}
+    return {key.replace("_", " "): value for key, value in facts.items()}

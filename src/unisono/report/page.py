@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.quantities import amount, count, duration, plural
-from unisono.report import curves, times
+from unisono.report import curves
 from unisono.report.document import rendered
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.history import History, identity
@@ -47,8 +47,8 @@ def report(history: History) -> str:
         learning=curves.learning(history),
         speed=curves.others(history),
         why=why_not_faster(history) if has_times else [],
-        phases=[times.by_phase(history), times.by_worker(history)] if has_times else [],
-        phase_keys=times.PHASE_KEYS,
+        phases=[curves.by_phase(history), curves.by_worker(history)] if has_times else [],
+        phase_keys=curves.PHASE_KEYS,
         counts=list(_counts(history)),
         fixed=identity(history),
         where=_where(start) if start else {},
@@ -106,9 +106,8 @@ def _learning_tiles(history: History) -> Iterator[Tile]:
     if loss is not None and loss.last is not None:
         yield Tile("Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}")
     for metric in ("loss", "accuracy"):
-        curve = history.validation.get(metric)
-        if curve and (best := curve.best(is_low_good=metric == "loss")) is not None:
-            step, found = best
+        if metric in history.best:
+            step, found = history.best[metric]
             yield Tile(f"Best validation {metric}", amount(found), f"after {plural(step, 'step')}")
 
 

@@ -39,7 +39,6 @@ class Process:
     """What a process does now."""
 
     state: ProcessState  # unknown where nobody can tell from here
-    cpu: float | None = None  # processor time a second: 1.0 for one core; None before two looks
     memory_bytes: int | None = None  # in memory, with what it shares
 
 
@@ -47,31 +46,24 @@ UNKNOWN = Process(ProcessState.UNKNOWN)
 GONE = Process(ProcessState.GONE)
 
 
-class Processes:
-    """Looks at processes again and again. Final."""
+def processes_of(named: Mapping[int, Named]) -> dict[int, Process]:
+    """Tell what each rank's process does now."""
+    return {rank: _process(name) for rank, name in named.items()}
 
-    def __init__(self) -> None:
-        self._seen: dict[int, psutil.Process] = {}
 
-    def look(self, named: Mapping[int, Named]) -> dict[int, Process]:
-        """Tell what each rank's process does now."""
-        return {rank: self._look(name) for rank, name in named.items()}
-
-    def _look(self, name: Named) -> Process:
-        before = self._seen.get(name.pid)
-        is_same = before is not None and before.is_running()
-        try:
-            process = before if before is not None and is_same else psutil.Process(name.pid)
-            self._seen[name.pid] = process
-            with process.oneshot():
-                state, cpu = process.status(), process.cpu_percent() / 100
-                if state in _ENDED or process.create_time() > name.at_unix_s + _SLACK_S:
-                    return GONE
-                is_stopped, memory_bytes = state in _STOPPED, process.memory_info().rss
-        except psutil.NoSuchProcess:
-            # Where others' processes are hidden, the first one is, too.
-            return GONE if psutil.pid_exists(1) else UNKNOWN
-        except psutil.Error:
-            return UNKNOWN
-        found = ProcessState.STOPPED if is_stopped else ProcessState.RUNNING
-        return Process(found, cpu if is_same else None, memory_bytes)
+def _process(name: Named) -> Process:
+    try:
+        process = psutil.Process(name.pid)
+        with process.oneshot():
+            state = process.status()
+            if state in _ENDED or process.create_time() > name.at_unix_s + _SLACK_S:
+                return GONE
+            memory_bytes = process.memory_info().rss
+    except psutil.NoSuchProcess:
+        # Where others' processes are hidden, the first one is, too.
+        return GONE if psutil.pid_exists(1) else UNKNOWN
+    except psutil.Error:
+        return UNKNOWN
+    return Process(
+        ProcessState.STOPPED if state in _STOPPED else ProcessState.RUNNING, memory_bytes
+    )

@@ -25,18 +25,10 @@ from unisono.report.events import (
     WentBack,
     Workers,
 )
+from unisono.report.marks import Mark
 from unisono.report.process_status import Named
 
 MAX_WORKERS = 256  # whose processes are kept
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """The newest thing that happened to the workers of a fit, and how many it has lost so far."""
-
-    time_unix_s: float
-    text: str
-    num_lost: int
 
 
 @dataclass
@@ -58,8 +50,8 @@ class RunProgress:
     ranks: tuple[int, ...] = ()  # who computes
     lost: set[int] = field(default_factory=set)  # in the latest fit, and not replaced
     named: dict[int, Named] = field(default_factory=dict)  # processes, also of the lost
-    trouble: Trouble | None = None  # of the latest fit
-    num_lost: int = 0
+    trouble: Mark | None = None  # the newest thing that happened to workers of the latest fit
+    num_lost: int = 0  # workers
     num_went_back: int = 0  # how often steps came again
     began_unix_s: float = math.nan  # when the first line was written
     last_unix_s: float = math.nan  # when the last one was
@@ -129,8 +121,7 @@ class RunProgress:
         self.num_lost += len(event.lost)
         # That another has come in its place is less than why it was lost.
         if event.lost or self.trouble is None:
-            num_lost = len(event.lost) + (self.trouble.num_lost if self.trouble else 0)
-            self.trouble = Trouble(event.time_unix_s, event.in_words, num_lost)
+            self.trouble = Mark(event.step, event.time_unix_s, event.in_words)
         self._name(event)
 
     def _name(self, event: Start | Workers) -> None:

@@ -84,10 +84,7 @@ class RunStatus:
         found: dict[int, Spent] = {}
         for step in self.recent:
             for rank, spent in spent_by_rank(step):
-                if rank in found:
-                    found[rank].add(spent)
-                else:
-                    found[rank] = spent
+                found.setdefault(rank, Spent([0.0] * len(spent.phases_s), 0)).add(spent)
         return found
 
     @property

@@ -22,13 +22,12 @@ from rich.live import Live
 
 from unisono.report.drawing import draw
 from unisono.report.follow import FILE_NAME, EventReader, events_file, run_folder
-from unisono.report.process_status import Processes
+from unisono.report.process_status import processes_of
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, View, see
 
 REFRESH_S = 0.5
 RECENT_BYTES = 1 << 16  # some dozens of steps each time: more say nothing more, and cost
-_CPU_LOOK_S = 0.2
 _JUDGED_EVERY_S = 2.0
 _WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
@@ -43,7 +42,6 @@ class Watch:
 
     def __init__(self, directory: str | os.PathLike[str], host: str | None = None) -> None:
         self._path = Path(directory) / FILE_NAME
-        self._processes = Processes()
         self._host = os.uname().nodename if host is None else host
         self._judged_at_s = -math.inf
         self._begin()
@@ -64,7 +62,7 @@ class Watch:
             self._begin()  # not there yet, or set aside for the next run
         start = self._status.progress.latest
         is_here = start is not None and start.host == self._host
-        found = self._processes.look(self._status.progress.named) if is_here else {}
+        found = processes_of(self._status.progress.named) if is_here else {}
         self._judge()
         return see(self._status, found, time.time())
 
@@ -111,13 +109,13 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
 
 def _look_once(watch: Watch, directory: str | os.PathLike[str]) -> View:
     path = events_file(directory)
-    if watch.look().condition is Condition.AWAITED:
+    view = watch.look()
+    if view.condition is Condition.AWAITED:
         raise ValueError(
             f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has begun, or "
             "run this on a terminal without `--once`, which waits for it."
         )
-    time.sleep(_CPU_LOOK_S)  # processor time is seen from two looks
-    return watch.look()
+    return view
 
 
 def _show_live(watch: Watch, console: Console) -> View:

@@ -7,7 +7,7 @@ comes out of here as plain text on one line.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,7 +15,6 @@ from unisono.quantities import amount, duration, plural
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
-from unisono.report.slowdown import Slowdown
 from unisono.report.status import RunStatus, WorkerLine, worker_lines
 from unisono.report.text import name, plain, program_of
 
@@ -88,7 +87,7 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
         trouble=_trouble(progress, now_unix_s),
         message=_last_words(progress) or _why_still(progress, condition, still_s, now_unix_s),
         workers=tuple(worker_lines(status, processes)),
-        slowness=_slowness(status.findings),
+        slowness=status.findings[0].sentence + status.findings[0].costs if status.findings else "",
         is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
     )
 
@@ -180,13 +179,9 @@ def _trouble(progress: RunProgress, now_unix_s: float) -> str:
     if trouble is None:
         return ""
     said = f"{_line(trouble.text)}, {_ago(trouble.time_unix_s, now_unix_s)}"
-    if trouble.num_lost > 1:
-        return f"{trouble.num_lost:,} workers lost; the last: {said}"
+    if progress.num_lost > 1:
+        return f"{progress.num_lost:,} workers lost; the last: {said}"
     return said
-
-
-def _slowness(findings: Sequence[Slowdown]) -> str:
-    return f"{findings[0].sentence}{findings[0].costs}" if findings else ""
 
 
 def _last_words(progress: RunProgress) -> str:
