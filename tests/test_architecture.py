@@ -179,7 +179,7 @@ def test_the_report_stands_alone():
     assert {b for a, b in parts if a == "report"} <= known
     assert {a for a, b in parts if b == "report"} <= {"report", "cli", "callbacks"}
     readers = {b for a, b in edges() if part_of(a) == "callbacks" and part_of(b) == "report"}
-    reading = {"events", "follow", "slowdown", "slowness"}
+    reading = {"events", "follow", "slowness"}
     assert readers == {f"unisono.report.{name}" for name in reading}
 
 
