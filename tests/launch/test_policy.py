@@ -265,24 +265,6 @@ def test_what_is_known_better_than_from_the_status_is_told() -> None:
     assert exit_status(state) == 137
 
 
-def test_every_decision_gives_its_reason() -> None:
-    states = [start(2), after(ERROR_0), after(interrupted(2)), after(done(0))]
-    events: list[Event] = [
-        ERROR_0,
-        done(1),
-        exited(1, -9),
-        server_lost(1),
-        interrupted(2),
-        policy.time_passed,
-        left_behind(1),
-        policy.end_now,
-        interrupted(2, gently=True),
-    ]
-    for state in states:
-        for event in events:
-            assert event(state, 0.0).reason
-
-
 def test_a_message_that_would_fill_the_terminal_is_cut_at_the_top() -> None:
     message = f"KeyError: {'x' * 9999}"
     traceback = "Traceback …\n" + "  File …\n" * 9 + message
@@ -298,7 +280,6 @@ def test_a_message_that_would_fill_the_terminal_is_cut_at_the_top() -> None:
     [
         ((ERROR_0, PEER_LOST_1), "worker 0 of 2 raised an exception; the others were ended:"),
         ((ERROR_0, ERROR_1), "worker 0 of 2 raised an exception (the same on rank 1):"),
-        ((ERROR_0,), "worker 0 of 2 raised an exception; the others were ended:"),
         ((exited(1, -9),), "worker 1 of 2 was killed by SIGKILL (most often the system ran out"),
         ((exited(1, -11),), "killed by SIGSEGV (a segmentation fault"),
         ((exited(1, -40),), "was killed by signal 40"),
@@ -318,12 +299,6 @@ def test_messages_name_rank_and_cause(events: tuple[Event, ...], words: str) -> 
             (exited(0, 0), PEER_LOST_1),
             False,
             "worker 0 of 3 left with exit status 0 in the middle of its program (by `os._exit`?) "
-            "while worker 1 waited for it: every worker must",
-        ),
-        (
-            (exited(0, 0), PEER_LOST_1),
-            True,
-            "left with exit status 0 in the middle of its program (by `os._exit`?) "
             "while worker 1 waited for it: every worker must",
         ),
         ((exited(0, 0),), True, "in the middle of its program (by `os._exit`?): every worker"),

@@ -789,22 +789,3 @@ def test_whatever_happens_workers_go_on_together_or_stand_still(
             move(world, f"stop {rank}" if rank % 2 else f"lose {rank}", 0.0)
     if not world.has_ended:
         assert all(worker.stop is None for worker in world.workers.values())
-
-
-def test_every_decision_gives_its_reason() -> None:
-    events: list[Event] = [
-        READY,
-        unready("why"),
-        *lost(1),
-        gone(1),
-        *stopped(1),
-        *paused(1),
-        ask(2, 0, RESULT),
-        ask(2, 9, RESULT),
-        AGREED,
-        began(0, FACTS),
-        stop_wanted,
-    ]
-    for state in (start(3), after(*RUNNING).state, after(*lost(0, 1, 2)).state):
-        for event in events:
-            assert event(state).reason

@@ -103,15 +103,3 @@ def test_an_error_within_a_model_is_its_own():
 
     with pytest.raises(TypeError, match=r"^my own"):
         trainer(Broken(4, 2)).predict(PAIRS, batch_size=4)
-
-
-def test_validation_in_fit_says_it_too():
-    model = Two()
-    made = unisono.Trainer(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        lambda model, batch: nn.functional.cross_entropy(model(*batch[:2]), batch[2]),
-        shards=2,
-    )
-    with pytest.raises(TypeError, match="`validate_forward`"):
-        made.fit(TUPLES, batch_size=4, epochs=1, validate=TUPLES, validate_metrics={"n": len})

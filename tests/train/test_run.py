@@ -42,16 +42,6 @@ def test_steps_are_numbered_over_the_whole_run_and_epochs_are_totals():
     assert [s.number for s in train(run, data(), batch_size=4, steps=8, epochs=9)] == [6, 7]
 
 
-def test_a_run_that_stopped_within_an_epoch_goes_on_with_the_rest_of_it():
-    whole, parts = make(), make()
-    for _ in train(whole, data(11), batch_size=3, steps=10):
-        pass
-    for total in (1, 2, 5, 5, 9, 10):
-        for _ in train(parts, data(11), batch_size=3, steps=total):
-            pass
-    assert torch.equal(whole.model.weight, parts.model.weight)
-
-
 def test_the_loss_of_a_step_is_the_mean_over_its_samples():
     run, dataset = make(shards=3), data(10)
     before = nn.Linear(4, 2)
@@ -246,14 +236,6 @@ def test_another_batch_size_must_wait_for_the_epochs_end():
         pass
     with pytest.raises(ValueError, match="finish the epoch first"):
         run.steps(data(), batch_size=5, epochs=2)
-
-
-def test_an_exception_in_the_loop_leaves_an_ordinary_model():
-    run = make()
-    with pytest.raises(ZeroDivisionError):
-        for _ in train(run, data(), batch_size=4, steps=3):
-            1 / 0  # noqa: B018
-    run.model(torch.randn(1, 4)).sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.threads import in_threads
 
-from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.errors import PeerLostError, WaitTimeoutError
 from unisono.workers import futex, meeting_point
 from unisono.workers.barrier import Barrier
 from unisono.workers.control_block import MAILBOX_BYTES, ControlBlock
@@ -120,21 +120,6 @@ def test_one_that_came_and_then_left_held_nobody_up(control_of, how):
     assert meet(Barrier(control, 0), "the end")
 
 
-def test_who_waits_for_a_lost_one_stops_without_an_error(control_of):
-    control = control_of(3)
-
-    def work(rank):
-        if rank == 2:
-            control.leave(2, Departure.LOST)
-            return None
-        barrier = Barrier(control, rank)
-        stopped = not meet(barrier)
-        barrier.set_membership([0, 1])
-        return stopped, barrier.wait(), barrier.arrivals
-
-    assert in_threads(3, work) == [(True, True, 1), (True, True, 1), None]
-
-
 @pytest.mark.parametrize(
     ("first", "second", "error"),
     [
@@ -157,14 +142,6 @@ def test_one_of_several_missing_is_enough_to_stop(control_of, first, second, err
     assert seen is False if error is None else isinstance(seen, error)
 
 
-def test_a_lost_one_that_is_not_of_the_crew_holds_nobody_up(control_of):
-    control = control_of(2)
-    control.leave(1, Departure.LOST)
-    barrier = Barrier(control, 0)
-    barrier.set_membership([0])
-    assert [meet(barrier) for _ in range(3)] == [True] * 3
-
-
 @pytest.mark.parametrize("stale", [0, 40, 1000])
 def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control_of, stale):
     control = control_of(2)
@@ -179,19 +156,6 @@ def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control
 
     assert control.departure(1) == Departure.PRESENT
     assert in_threads(2, work) == [(True, 42)] * 2
-
-
-def test_those_who_come_for_different_reasons_are_told_so(control_of):
-    control = control_of(3)
-
-    def work(rank):
-        barrier = Barrier(control, rank)
-        meet(barrier, "digest")
-        meet(barrier, "save" if rank == 0 else "step 12")
-
-    for rank, error in enumerate(in_threads(3, work)):
-        assert isinstance(error, MismatchError)
-        assert f"rank {rank} came to `{'step 12' if rank else 'save'}`" in str(error)
 
 
 def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
