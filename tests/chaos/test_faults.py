@@ -267,12 +267,6 @@ def test_the_command_ends_well_and_tells_who_was_lost(tmp_path):
 # Killed at random instants: a short piece of what ``make chaos`` does at length.
 
 
-def test_a_seed_fixes_instants_and_victims():
-    assert driver.plan(5, 40, 300) == driver.plan(5, 40, 300)
-    assert driver.plan(5, 40, 300) != driver.plan(6, 40, 300)
-    assert {kill.aim for kill in driver.plan(5, 400, 300)} == {None, *driver.AIMS}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "seed"), [("shared", 2), long("shared", 3), ("sim", 2), long("staged", 3)]
