@@ -4,8 +4,8 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
-# Tests in three processes: on two cores, since many tests wait for processes of their own.
-PROCESSES := -n 3 --dist worksteal
+# Tests in two processes; each may start workers, so more would not be faster on two cores.
+TWO := -n 2 --dist worksteal
 # Loads torchmetrics, and with it SciPy and transformers: two seconds of each process.
 HEAVY := tests/train/test_metrics.py
 
@@ -15,10 +15,10 @@ demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono demo
 
 test: .venv/ready          ## every test, in about ten minutes on two cores
-	$(BIN)/python -m pytest -q $(PROCESSES) -m "not long and not gpu and not hosts"
+	$(BIN)/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts"
 
 fast: .venv/ready          ## the quick tests, in a minute on two cores
-	$(BIN)/python -m pytest -q $(PROCESSES) --ignore $(HEAVY) -m "not slow and not long and not gpu and not hosts"
+	$(BIN)/python -m pytest -q $(TWO) --ignore $(HEAVY) -m "not slow and not long and not gpu and not hosts"
 
 chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers, run 30 random programs; SEED=7 chooses the same again
 	$(BIN)/python -m pytest -q -m "long and not gpu"

@@ -87,4 +87,5 @@ def test_a_worker_that_is_killed_costs_nothing(monkeypatch, untouched, at):
     program = functools.partial(train, "torch", 2)
     results = unisono.launch(program, workers=3)
     assert [found for found, _ in results] == [alone] * 3
-    assert all(num_early > 0 for _, num_early in results)
+    # The replacement of rank 1 may join behind the last step.
+    assert all(num_early > 0 for rank, (_, num_early) in enumerate(results) if rank != 1)
