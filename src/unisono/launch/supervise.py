@@ -22,6 +22,7 @@ from functools import partial
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery
+from unisono.launch.death import Deaths
 from unisono.launch.devices import Devices
 from unisono.launch.environment import reserved_port
 from unisono.launch.failure_files import note_end
@@ -106,6 +107,7 @@ class _Supervision:
         self._is_one_of_several = bool(job.hosts)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
+        self._deaths = Deaths(self._control)
         self._devices = Devices(job, say)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
@@ -200,7 +202,7 @@ class _Supervision:
         self._desk.close()
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
-        del self._desk, self._hangs, self._watch
+        del self._desk, self._hangs, self._watch, self._deaths
         self._outputs.close()
         self._selector.close()
         self._control.close()
@@ -234,10 +236,13 @@ class _Supervision:
 
     def _look_for_hangs(self) -> None:
         working = self.state.alive - self.state.done
-        if self.state.stage is not policy.Stage.RUNNING or self._is_one_of_several:
+        if self.state.stage is not policy.Stage.RUNNING:
             return
         membership = self._desk.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
+        self._deaths.look(pids)
+        if self._is_one_of_several:
+            return
         self._hangs.look(
             Scene(
                 pids,
@@ -284,6 +289,7 @@ class _Supervision:
         self._forget_channel(rank)
         condemned = self._condemned.pop(rank, "")
         how = condemned if exit_code == -signal.SIGKILL else ""
+        how = how or self._deaths.how(exit_code)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""
