@@ -145,13 +145,6 @@ class Fit(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
 
-    @property
-    def keeping_s(self) -> Mapping[str, float]:
-        """How long this worker has waited for what is kept, in seconds, once all steps are done.
-
-        ``snapshots_s``: for copies of the state; ``disk_s``: for checkpoints to be written.
-        """
-
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker; None if it is not known, as of one on another host."""
 

@@ -195,7 +195,6 @@ class EventLog(Callback):
             "samples_per_second": summary.samples_per_second,
             "digest": summary.digest,
             "stopped_early": fit.step < fit.end_step,
-            **fit.keeping_s,
         }
         self._add(fit, "end", fit.step, facts)
         self._close()

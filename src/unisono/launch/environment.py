@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.job import Job
-from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE
+from unisono.workers.launcher_link import COMMAND_VARIABLE
 from unisono.world import HOSTS_VARIABLE
 
 ADDRESS = "127.0.0.1"
@@ -65,7 +65,6 @@ def _own(job: Job, rank: int) -> dict[str, str]:
     return {
         **{name: str(job.threads) for name in _THREAD_VARIABLES},
         "UNISONO_THREADS": str(job.threads),
-        STARTED_VARIABLE: str(job.started_unix_s),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(job.num_workers),
     }

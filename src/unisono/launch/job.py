@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,8 +55,6 @@ class Job:
     backend: str  # what runs the program's gloo process groups: gloo or unisono
     # where random generators start that no caller brings; the same on every worker
     seed: int = field(default_factory=fresh_seed)
-    # when the user asked for it, in seconds since 1970
-    started_unix_s: float = field(default_factory=time.time)
     master_port: int = 29500  # the port of MASTER_PORT, at which nothing listens
     hosts: tuple[int, ...] = ()  # of several hosts, each with a launcher: how many workers each has
     host: int = 0  # which of these hosts this is

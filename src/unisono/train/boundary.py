@@ -54,8 +54,6 @@ class Boundary:
         run, engine: as above.
         is_between_steps: no step is under way.
         has_ended: what the loop has led to is kept.
-        snapshots_s: how long snapshots have taken here, in seconds.
-        disk_s: how long this worker has waited for checkpoints on their way to the disk.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class Boundary:
         self.engine = engine
         self.is_between_steps = True
         self.has_ended = False
-        self.snapshots_s = self.disk_s = 0.0
         self.run, self._kept, self._team = run, run.kept, run.team
         self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
         self._checkpoints = run.checkpoints
@@ -271,9 +268,8 @@ class Boundary:
 
     def _checkpoint(self, slot: int, *, wait: bool) -> None:
         if self._checkpoints is not None:
-            start_s, step = time.monotonic(), self._kept.position.step
+            step = self._kept.position.step
             self._checkpoints.keep(self._memory.snapshots, slot, step, wait=wait)
-            self.disk_s += time.monotonic() - start_s
 
     def _snapshot(self, *, wait: bool) -> int | None:
         self.run.observer.before_snapshot()
@@ -282,7 +278,6 @@ class Boundary:
             self._kept.note_modes()
         slot = self.engine.take_snapshot(self._kept.position.step, self._collect, wait=wait)
         now_s = time.monotonic()
-        self.snapshots_s += now_s - start_s
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
         return slot
 
@@ -300,4 +295,3 @@ class Boundary:
                 is_told = True
                 if self._checkpoints is not None:
                     self._checkpoints.tell_slow_disk(notice_after_s)
-        self.disk_s += time.monotonic() - start_s

@@ -78,7 +78,6 @@ class FitUnderWay(Observer):
         self._memory, self._has_memory = MemoryWatch(run.device, run.team), not run.device.is_host
         self.end_step = run.position.step
         self.has_ended = False
-        self.keeping_s: Mapping[str, float] = {}
         self.rank, self.model, self.optimizer = run.world.rank, run.model, run.optimizer
 
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
@@ -208,10 +207,6 @@ class FitUnderWay(Observer):
         if signum := self._run.team.is_ended_by:
             # The launcher ends this process in the pause.
             self._fail(interruption(signum))
-
-    def note_keeping(self, snapshots_s: float, disk_s: float) -> None:
-        """See :class:`Observer`."""
-        self.keeping_s = {"snapshots_s": snapshots_s, "disk_s": disk_s}
 
     def _take(self, step: Step) -> None:
         try:

@@ -87,7 +87,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
-                run.observer.note_keeping(boundary.snapshots_s, boundary.disk_s)
                 if notes is not None:
                     notes.end()
                 return

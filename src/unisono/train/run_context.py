@@ -35,14 +35,6 @@ class Observer:
     def before_pause(self) -> None:
         """Called on every worker before all stop between two steps, maybe for good."""
 
-    def note_keeping(self, snapshots_s: float, disk_s: float) -> None:
-        """Called on every worker at the end of a loop.
-
-        Args:
-            snapshots_s: how long snapshots have taken on this worker, in seconds.
-            disk_s: how long it has waited for checkpoints on their way to the disk.
-        """
-
 
 @dataclass(slots=True)
 class RunContext:

@@ -6,21 +6,20 @@ import os
 import platform
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unisono.device import Device
-from unisono.procfs import read_stat, read_text
+from unisono.procfs import read_text
 from unisono.version import __version__
-from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE, has_launcher
+from unisono.workers.launcher_link import COMMAND_VARIABLE, has_launcher
 from unisono.world import world
 
 
 def surroundings(device: Device) -> dict[str, Any]:
-    """Say where this process runs, as JSON: command, folder, host, start, versions, machine.
+    """Say where this process runs, as JSON: command, folder, host, versions, machine.
 
     Args:
         device: where it computes; told of where it has a memory of its own.
@@ -30,7 +29,6 @@ def surroundings(device: Device) -> dict[str, Any]:
         "command": _command(),
         "folder": _folder(),
         "host": uname.node,
-        "started_unix_s": _started_unix_s(),
         "versions": {
             "unisono": __version__,
             "torch": torch.__version__,
@@ -65,20 +63,6 @@ def _command() -> list[str]:
     if here.started_by == "torchrun":
         return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
     return ["python", *sys.orig_argv[1:]]  # with `-m package.train`, as `sys.argv` has a path
-
-
-def _started_unix_s() -> float | None:
-    """Tell when the program was started, in seconds since 1970; None where nobody knows."""
-    if has_launcher():
-        try:
-            return float(os.environ[STARTED_VARIABLE])
-        except (KeyError, ValueError):
-            return None
-    stat = read_stat(os.getpid())
-    if stat is None:
-        return None
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
 
 
 def _processor() -> str:

@@ -36,9 +36,7 @@ STORE_VARIABLE = "UNISONO_STORE"
 PID_VARIABLE = "UNISONO_PID"
 INCARNATION_VARIABLE = "UNISONO_INCARNATION"
 RECOVERS_VARIABLE = "UNISONO_RECOVERS"
-# What the user has called, for reports.
-COMMAND_VARIABLE = "UNISONO_COMMAND"
-STARTED_VARIABLE = "UNISONO_STARTED"  # in seconds since 1970
+COMMAND_VARIABLE = "UNISONO_COMMAND"  # what the user has called, for reports
 
 Answer = TypeVar("Answer", bound=messages.ToWorker)
 
