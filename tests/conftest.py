@@ -36,6 +36,9 @@ forkserver._START = (
     f"server.load = lambda: (load(), pages['collapse']()); {_FROM}{_MAIN}"
 )
 
+# Nothing here loads CUDA, so a server that has loaded torch may serve whatever GPUs are named.
+forkserver._READ_AT_LOAD = tuple(one for one in forkserver._READ_AT_LOAD if one != "CUDA_")
+
 MANY = 500  # tests whose forks together cost more than the second that large pages take
 SETTLE_S = 20.0  # a worker's exit is told before the kernel has buried it
 # pytest's own, and torch's empty folder names

@@ -137,28 +137,34 @@ def other_peoples_warnings(monkeypatch):
         yield
 
 
-def all_of_them():
-    """Make one of each that is installed."""
-    installed = [make for name, (make, _) in LOGGERS.items() if importlib.util.find_spec(name)]
+def one_of_each(names):
+    """Make those that are installed."""
     takes_config = WandB, MLflow, Trackio
+    installed = [LOGGERS[name][0] for name in names if importlib.util.find_spec(name)]
     return [make(config={"depth": 3}) if make in takes_config else make() for make in installed]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # each package is loaded by three processes
-def test_each_step_is_logged_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "names",
+    [("tensorboard", "csv"), pytest.param(("wandb", "mlflow", "trackio"), marks=pytest.mark.long)],
+    ids="+".join,
+)
+def test_each_step_is_logged_once(tmp_path, monkeypatch, names):
     """The leader is killed, and the run stopped and resumed from before its last steps."""
     expected = train(tmp_path / "alone", CSVLog)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=4,at=updated")
-    fit = functools.partial(train, tmp_path / "run 1", all_of_them, checkpoint_every=2)
+    make = functools.partial(one_of_each, names)
+    fit = functools.partial(train, tmp_path / "run 1", make, checkpoint_every=2)
     unisono.launch(fit, 3, workers=2)
     monkeypatch.delenv("UNISONO_FAULTS")
     shutil.rmtree(max((tmp_path / "run 1" / "checkpoints").iterdir()))  # so steps come again
     assert fit(4) == expected
     wanted, _, _ = table(tmp_path / "alone")
-    for name, (_, read) in LOGGERS.items():
+    for name in names:
         if importlib.util.find_spec(name):
-            check(wanted, *read(tmp_path / "run 1"))
+            check(wanted, *LOGGERS[name][1](tmp_path / "run 1"))
 
 
 def check(wanted, curves, num_runs, config):

@@ -269,7 +269,7 @@ def test_the_command_ends_well_and_tells_who_was_lost(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("exchange", "seed"), [("shared", 2), long("shared", 3), ("sim", 2), long("staged", 3)]
+    ("exchange", "seed"), [("shared", 2), *map(long, ("shared", "sim", "staged"), (3, 2, 3))]
 )
 def test_random_kills_change_nothing(exchange, seed):
     skip_without(exchange)

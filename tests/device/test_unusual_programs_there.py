@@ -33,21 +33,27 @@ def test_programs_have_the_bits_of_the_cpu(accelerator):
 
 
 @functools.cache
-def found_alone():
-    names = list(unusual.PROGRAMS)
+def found_alone(every):
+    names = list(unusual.PROGRAMS)[::every]
     (alone,) = unisono.launch(unusual.run_all, names, "cpu", workers=1, restarts=0)
     return names, alone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
-    "exchange",
-    [ACCELERATED, *(pytest.param(name, marks=pytest.mark.long) for name in ("staged", "shared"))],
+    ("exchange", "workers", "every"),
+    [
+        (ACCELERATED, 3, 3),  # each third program
+        *(
+            pytest.param(exchange, workers, 1, marks=pytest.mark.long)
+            for exchange in (ACCELERATED, "staged", "shared")
+            for workers in (2, 3)
+        ),
+    ],
 )
-def test_programs_have_the_bits_of_one_worker(monkeypatch, exchange, workers):
+def test_programs_have_the_bits_of_one_worker(monkeypatch, exchange, workers, every):
     skip_without(exchange)
-    names, alone = found_alone()
+    names, alone = found_alone(every)
     for variable, value in variables_of(exchange).items():
         monkeypatch.setenv(variable, value)
     told = (names, device_of(exchange))

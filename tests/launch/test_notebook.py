@@ -343,17 +343,20 @@ def test_the_stop_button_while_the_fork_server_starts(own_kernel):
     assert own_kernel.value("unisono.launch(lambda: 7, workers=2)") == "[7, 7]"
 
 
-@pytest.mark.slow
-def test_everything_ends_with_the_kernel(own_kernel):
-    for end in (Kernel.restart, lambda kernel: kernel.process.kill()):
-        cell = own_kernel.start("unisono.launch(wait, workers=2)")
-        own_kernel.until(cell, "waiting\nwaiting")
-        processes = below(own_kernel)
-        assert len(processes) == 3
-        end(own_kernel)
-        assert all_gone(processes)
-        if end is Kernel.restart:
-            own_kernel.fine(DEFINITIONS)
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(Kernel.restart, marks=pytest.mark.long, id="restart"),
+        pytest.param(lambda kernel: kernel.process.kill(), id="killed"),
+    ],
+)
+def test_everything_ends_with_the_kernel(own_kernel, end):
+    cell = own_kernel.start("unisono.launch(wait, workers=2)")
+    own_kernel.until(cell, "waiting\nwaiting")
+    processes = below(own_kernel)
+    assert len(processes) == 3
+    end(own_kernel)
+    assert all_gone(processes)
 
 
 def told(notebook: nbformat.NotebookNode) -> list[str]:
@@ -364,6 +367,7 @@ def told(notebook: nbformat.NotebookNode) -> list[str]:
     return [line for text in texts for line in re.findall(lines, text, re.M)]
 
 
+@pytest.mark.long
 def test_the_example_tells_its_story_and_has_the_outputs_of_a_run(tmp_path):
     stored = nbformat.read(EXAMPLE, as_version=4)
     assert EXAMPLE.stat().st_size < 20_000

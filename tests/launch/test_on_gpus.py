@@ -43,7 +43,6 @@ def seen() -> list[str | None]:
             [[str(rank), "1,0", "2", ":4096:8"] for rank in range(3)],
         ),
         ({"gpus": "none"}, [[str(rank), "", None, None] for rank in range(3)]),
-        # the last, as other variables start another fork server
         ({}, [[str(rank), None, "1", ":4096:8"] for rank in range(2)]),
     ],
 )

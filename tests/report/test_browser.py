@@ -202,7 +202,7 @@ def far_away():
 
 
 @pytest.mark.parametrize(
-    "lines", [no_step, all_nan, pytest.param(far_away, marks=pytest.mark.long)]
+    "lines", [all_nan, *(pytest.param(one, marks=pytest.mark.long) for one in (no_step, far_away))]
 )
 def test_a_strange_run_has_a_page(tmp_path, opened, lines):
     path = write_report(write_run(tmp_path, lines()))

@@ -35,6 +35,8 @@ OF_THE_COMMAND = (
     "unisono.launch.run_script",
 )
 MAX_FD = 4096
+# As in conftest.py: nothing here loads CUDA.
+forkserver._READ_AT_LOAD = tuple(one for one in forkserver._READ_AT_LOAD if one != "CUDA_")
 AT_LOAD = forkserver.read_at_load(os.environ)
 FIRST_PATH = sys.path[1:]  # without the folder that `-m` has put there
 
