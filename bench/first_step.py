@@ -15,7 +15,7 @@ def main() -> None:
     dataset = TensorDataset(torch.randn(64, 16), torch.randint(4, (64,)))
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    run = unisono.Run(model, optimizer, seed=0)
+    run = unisono.Run(model, optimizer, shards=8, seed=0)
     for step in run.steps(dataset, batch_size=16, steps=1):
         with step:
             for inputs, targets in step.shards:

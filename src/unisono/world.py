@@ -256,10 +256,7 @@ def _told(value: int | None) -> str:
 
 
 def num_devices() -> int:
-    """Count the devices that shards default to, and workers without GPUs: usable cores, at most 8.
-
-    GPUs are not counted: the number of shards changes bits, and is not to depend on who has some.
-    """
+    """Count the workers that start where there are no GPUs: one for each usable core, at most 8."""
     return min(len(os.sched_getaffinity(0)), DEFAULT_DEVICES_AT_MOST)
 
 

@@ -188,18 +188,3 @@ def test_who_has_not_said_how_many_is_told_of_cores_if_the_program_computes_on_t
     assert place_workers(IN_SHELL, Asked(workers=1), {}, ONE).on_cpu == ""
     assert place_workers(IN_SHELL, Asked(gpus="none"), {}, ONE).on_cpu == ""
     assert place_workers(IN_SHELL, Asked(), {}, CPUS).on_cpu == ""
-
-
-@pytest.mark.parametrize("num_cores", [1, 3, 8])
-def test_the_default_number_of_shards_does_not_depend_on_gpus(
-    monkeypatch: pytest.MonkeyPatch, num_cores: int
-) -> None:
-    from unisono.train.run_options import RunOptions
-
-    monkeypatch.setattr("unisono.train.run_options.num_devices", lambda: num_cores)
-    for visible in ("", "0", "0,1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        monkeypatch.setenv("UNISONO_WORKERS_PER_GPU", "2")
-        assert RunOptions().num_shards(1) == num_cores
-        assert RunOptions().num_shards(num_cores) == num_cores
-        assert RunOptions().num_shards(16) == 16  # but on how many workers there are, if more

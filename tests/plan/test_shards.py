@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.plan.shards import assign, take_over
+from unisono.plan.shards import assign, default_shards, take_over
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,14 @@ from unisono.plan.shards import assign, take_over
 )
 def test_shards_are_divided_in_rank_order(shards, workers, expected):
     assert assign(shards, workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "shards"),
+    [(1, 1), (8, 1), (15, 1), (16, 2), (31, 2), (32, 4), (63, 4), (64, 8), (65, 8), (4096, 8)],
+)
+def test_the_default_is_a_power_of_two_with_eight_samples_a_shard(batch_size, shards):
+    assert default_shards(batch_size) == shards
 
 
 @settings(deadline=None)

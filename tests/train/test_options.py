@@ -57,13 +57,6 @@ def test_options_that_do_not_fit_are_refused(given, error, words):
         RunOptions(**given)
 
 
-def test_without_shards_there_are_as_many_as_cores_or_workers(monkeypatch):
-    monkeypatch.setattr("unisono.train.run_options.num_devices", lambda: 4)
-    assert [RunOptions().num_shards(workers) for workers in (1, 4, 6)] == [4, 4, 6]
-    with pytest.raises(ValueError, match=r"at least the number of workers \(3\), but is 2"):
-        RunOptions(shards=2).num_shards(3)
-
-
 def test_an_observer_follows_a_run_until_another_one_does():
     class Observer:
         def __init__(self):

@@ -8,14 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_DEFAULT_AT_MOST, _SAMPLES_AT_LEAST = 8, 8
 
-def assign(num_shards: int, num_workers: int, speeds: Sequence[float] | None = None) -> list[range]:
+
+def default_shards(batch_size: int) -> int:
+    """Choose S where the program does not: from the global batch alone, whatever the machine.
+
+    Returns:
+        The largest power of two, at most 8, that leaves 8 samples a shard; at least 1.
+    """
+    most = min(_DEFAULT_AT_MOST, batch_size // _SAMPLES_AT_LEAST)
+    return 1 << max(most, 1).bit_length() - 1
+
+
+def assign(
+    num_shards: int,
+    num_workers: int,
+    speeds: Sequence[float] | None = None,
+    *,
+    because: str = "",
+) -> list[range]:
     """Divide shards among workers, so that the last one to be done is done as early as can be.
 
     Args:
         num_shards: S, the fixed number of parts of every global batch.
         num_workers: W, those alive now, at most S.
         speeds: of each worker, in rank order, in shards a second or any other unit; None: equal.
+        because: why there are so many shards, for the error.
 
     Returns:
         One range a worker, in rank order, each with at least one shard; together they are
@@ -29,7 +48,7 @@ def assign(num_shards: int, num_workers: int, speeds: Sequence[float] | None = N
     if num_shards < num_workers:
         raise ValueError(
             f"`shards` must be at least the number of workers ({num_workers}), but is "
-            f"{num_shards}: pass `shards={num_workers}` or start fewer workers."
+            f"{num_shards}{because}: pass `shards={num_workers}` or start fewer workers."
         )
     if speeds is None:
         size, longer = divmod(num_shards, num_workers)

@@ -330,7 +330,7 @@ class FitUnderWay(Observer):
         return Summary(
             steps=run.position.step - tally.begun_at.step,
             samples=samples,
-            shards=run.shards,
+            shards=self._plan.samples.shards,
             workers=run.world.world_size,
             means=run.last.get("means", {}) if samples else {},
             validation=run.last.get("validation"),

@@ -69,7 +69,7 @@ class Totals:
         return here + self.end_step(plan, position) - position.step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoopPlan:
     """One loop of a run; see :meth:`unisono.Run.steps` for its arguments.
 
@@ -78,7 +78,8 @@ class LoopPlan:
     """
 
     reading: Reading  # the dataset, and how it is read
-    samples: SamplePlan  # which samples are computed where
+    # which samples are computed where; where `shards` is left out, a checkpoint may have other ones
+    samples: SamplePlan
     totals: Totals  # how far the run is to come
 
     def __post_init__(self) -> None:

@@ -14,14 +14,18 @@ from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.length import is_stream, length_of
 from unisono.errors import MismatchError
 from unisono.plan.samples import ENDLESS, SamplePlan
+from unisono.plan.shards import default_shards
 from unisono.train.run_context import RunContext
 from unisono.whole import check_whole
 
 
 def plan_samples(
-    reading: Reading, shards: int, seed: int, *, may_be_endless: bool = False
+    reading: Reading, shards: int | None, seed: int, *, may_be_endless: bool = False
 ) -> SamplePlan:
     """Plan which samples are computed where.
+
+    Args:
+        shards: S; None: what follows from the batch size.
 
     Raises:
         TypeError: the dataset has no samples or no length, or `batch_size` is not whole.
@@ -29,6 +33,7 @@ def plan_samples(
     """
     dataset, shuffle, sampler = reading.dataset, reading.shuffle, reading.sampler
     batch_size = check_whole("batch_size", reading.batch_size, at_least=1)
+    shards = default_shards(batch_size) if shards is None else shards
     length = length_of(dataset)
     if length == ENDLESS and not may_be_endless:
         raise TypeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from unisono.errors import CheckpointError
@@ -51,6 +52,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
     if "path" in answer:
+        plan.samples = replace(plan.samples, shards=answer["shards"])
         kept.position.move_to(**answer["position"])
         kept.last = answer["last"]
         checkpoints.begin(kept.position.step)
@@ -66,13 +68,11 @@ def _find(
 ) -> tuple[dict[str, Any], FoundCheckpoint | None]:
     """Look, as the leader; give what the others need to know, and what was found."""
     kept = run.kept
+    here = identity(plan.samples, run.fixed, run.device, is_kept=True)
+    if run.shards is None:
+        del here["shards"]  # the checkpoint's are taken
     try:
-        found = checkpoints.find(
-            plan.samples,
-            plan.totals,
-            identity(plan.samples, run.fixed, run.device, is_kept=True),
-            bytes_at_most(kept.model),
-        )
+        found = checkpoints.find(plan.samples, plan.totals, here, bytes_at_most(kept.model))
     except OSError as error:
         raise CheckpointError(
             f"`directory` must be a folder that can be read and written, or that can be made, but "
@@ -87,7 +87,8 @@ def _find(
             run.say(line)
     answer |= {name: facts[name] for name in ("position", "last")}
     answer |= {"path": found.path, "is_ahead": found.is_ahead}
-    return answer, found
+    shards = facts["identity"].get("shards")
+    return answer | {"shards": shards if type(shards) is int else plan.samples.shards}, found
 
 
 def _put_back(

@@ -26,6 +26,7 @@ from unisono.device import AUTO, drawn_without_seed
 from unisono.errors import PeerLostError
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
+from unisono.plan.shards import assign
 from unisono.state.contents import check_contents
 from unisono.state.digest import digest_of
 from unisono.state.position import Position
@@ -85,7 +86,8 @@ class Run:
             each, in a dict by name.
 
     Attributes:
-        shards: S, the number of parts of every global batch.
+        shards: S, the number of parts of every global batch; None before the first loop, if it was
+            left out.
         device: where this worker computes.
         has_joined: whether this worker joined the newest loop as a replacement, or on several hosts
             went back in it together with one.
@@ -134,7 +136,8 @@ class Run:
         self.joint_calls = context().join()
         self.team = self.joint_calls.team
         self.world = self.team.world
-        self.shards = options.num_shards(self.world.world_size)
+        if options.shards is not None:
+            assign(options.shards, self.world.world_size)  # refuses too few
         self.seed = options.seed
         self.device = device_of_run(model, options, self.world)
         check_contents(model, optimizer, self.device)
@@ -179,6 +182,7 @@ class Run:
             is_unseeded,
             exchange,
             self.device,
+            options.shards,
         )
         with memory_explained(self.context, "move of the model"):
             place_on(model, optimizer, self.device)
@@ -197,6 +201,11 @@ class Run:
             self.context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
         context().tell_device(self.device.name, self.device.model)
+
+    @property
+    def shards(self) -> int | None:
+        """S, the number of parts of every global batch; None as long as it is not known."""
+        return self.context.shards
 
     @property
     def position(self) -> Position:
@@ -266,8 +275,7 @@ class Run:
             collate_fn=collate_fn,
             pin_memory=pin_memory,
         )
-        samples = self.plan(reading, may_be_endless=epochs is None)
-        return self.begin_loop(LoopPlan(reading, samples, Totals(epochs, steps)))
+        return self.begin_loop(self.plan_loop(reading, epochs, steps))
 
     def begin_loop(
         self,
@@ -334,9 +342,14 @@ class Run:
                 raise
             return speak().decode()  # the next step finds out, and all go back
 
-    def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
-        """Plan which samples are computed where; raises as :meth:`steps` does."""
-        return plan_samples(reading, self.shards, self.seed, may_be_endless=may_be_endless)
+    def plan_loop(self, reading: Reading, epochs: int | None, steps: int | None) -> LoopPlan:
+        """Plan a loop over a dataset; raises as :meth:`steps` does."""
+        samples = plan_samples(reading, self.shards, self.seed, may_be_endless=epochs is None)
+        return LoopPlan(reading, samples, Totals(epochs, steps))
+
+    def plan(self, reading: Reading) -> SamplePlan:
+        """Plan one pass without training; raises as :meth:`steps` does."""
+        return plan_samples(reading, self.context.options.shards, self.seed)
 
     def say(self, line: str) -> None:
         """Show the user one line, in the terminal or the notebook."""

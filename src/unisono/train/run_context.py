@@ -49,6 +49,7 @@ class RunContext:
     is_unseeded: bool  # random numbers were drawn without a seed before the run was made
     exchange: str  # the name of what sums gradients
     device: Device  # where this worker computes
+    shards: int | None  # S; None before the first loop, if the program has left it out
     checkpoints: Checkpoints | None = None  # where they go; None: nowhere
     observer: Observer = field(default_factory=Observer)  # who follows the run now
     # computes a batch's loss; None in loops where the program does that

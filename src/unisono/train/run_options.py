@@ -14,13 +14,11 @@ from unisono.checkpoint.every import Every
 from unisono.device import AUTO
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
-from unisono.plan.shards import assign
 from unisono.state.optimizers import needs_closure, takes_closure
 from unisono.step.clipping import Clipping
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.loss_function import check_function
 from unisono.whole import check_whole
-from unisono.world import num_devices
 
 RESUME = ("auto", "never")
 PER_OPTIMIZER = ("clip_norm", "clip_value", "grad_scaler")  # one for all, or by name
@@ -94,19 +92,6 @@ class RunOptions:
     def scaler_of(self, name: str) -> torch.amp.GradScaler | None:
         """Give the scaler of an optimizer's losses, if it has one."""
         return _of(self.grad_scaler, name)
-
-    def num_shards(self, world_size: int) -> int:
-        """Give S: what was asked for, or else one shard for each core or worker.
-
-        Args:
-            world_size: how many workers there are.
-
-        Raises:
-            ValueError: there are more workers than shards.
-        """
-        shards = max(num_devices(), world_size) if self.shards is None else self.shards
-        assign(shards, world_size)
-        return shards
 
     def takes_closure(self, optimizer: Optimizer) -> bool:
         """Tell whether the optimizer is called with a closure."""

@@ -11,6 +11,8 @@ from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.exchange.choice import check_devices
 from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
+from unisono.plan.samples import SamplePlan
+from unisono.plan.shards import assign, default_shards
 from unisono.state.contents import signature
 from unisono.state.digest import digest_of
 from unisono.state.modes import told_modes
@@ -39,6 +41,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         CheckpointError: the newest checkpoint belongs to another run.
     """
     resume(run, plan)
+    _fix_shards(run, plan.samples)
     if run.goes_on:
         run.kept.last.pop("stopped_at", None)
     position = run.kept.position
@@ -60,6 +63,15 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         run.say_once(line)
     payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
     run.kinds = read_kinds(payload)
+
+
+def _fix_shards(run: RunContext, samples: SamplePlan) -> None:
+    """Keep S for the whole run: a program that leaves it out has that of its first loop."""
+    if run.shards is None:
+        is_default = samples.shards == default_shards(samples.batch_size)
+        because = f", the default for `batch_size={samples.batch_size}`" if is_default else ""
+        assign(samples.shards, run.team.world.world_size, because=because)
+        run.shards = samples.shards
 
 
 def tell_over(run: RunContext, totals: Totals) -> None:

@@ -56,7 +56,8 @@ class Trainer:
             the same way. For ``(sum, weight)`` the sum is differentiated, and the gradients are
             divided by the weight of the global batch.
         shards: S, the fixed number of parts of every global batch; at least the number of
-            workers. None: the number of cores, at most 8, or the number of workers if larger.
+            workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
+            loop's ``batch_size`` for each shard; at least 1.
         seed: for the order of samples and all random numbers in training; ≥ 0, < 2⁶⁴. Initial
             weights are drawn before: call ``torch.manual_seed`` before you make the model.
         directory: where checkpoints and the event file are written; None: nowhere. If workers
@@ -246,10 +247,9 @@ class Trainer:
             "pin_memory": pin_memory,
         }
         reading = Reading.of(dataset, batch_size, shuffle=shuffle, sampler=sampler, **how)
-        samples = run.plan(reading, may_be_endless=epochs is None)
-        if samples.is_endless and self._schedule.counts_epochs:
+        plan = run.plan_loop(reading, epochs, steps)
+        if plan.samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule_every")
-        plan = LoopPlan(reading, samples, Totals(epochs, steps))
         metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
         self._metrics(**metrics)
         find_means: Callable[[], dict[str, Any]] | None = None
