@@ -4,7 +4,8 @@ A loss function returns, for one shard,
 
 * a scalar: the mean over the shard's samples, or
 * a pair ``(sum, weight)``: the mean is then taken over the true global weight (e.g. of tokens), or
-* a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way.
+* a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way;
+  those that are integers or booleans are counts, and are added up.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from unisono.device import HOST
 from unisono.errors import NonFiniteLossError
+
+_COUNT = "\0"  # before the names of counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class ShardLoss:
 
     tensor: torch.Tensor  # what to differentiate: the mean, or the sum of a pair
     is_sum: bool  # whether it is the sum of a pair
-    # by name (`"loss"` first) the sum over the shard and its weight
+    # by name (`"loss"` first; of counts: see `name_of`) the sum over the shard and its weight
     scalars: dict[str, tuple[Scalar, Scalar]]
 
     @property
@@ -98,8 +102,23 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     scalars = {"loss": _sum_and_weight("loss", loss, num_samples)}
     for name, other in values.items():
         if name != "loss":
-            scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
+            if _is_count(other):
+                scalars[f"{_COUNT}{name}"] = _number(str(name), other), 1.0
+            else:
+                scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
     return ShardLoss(tensor, is_sum, scalars)
+
+
+def name_of(key: str) -> str:
+    """Give what a scalar is called whose key in :attr:`ShardLoss.scalars` is `key`."""
+    return key.removeprefix(_COUNT)
+
+
+def value_of(key: str, total: float, weight: float) -> float:
+    """Give a scalar's value over many shards, of the sums of its pairs: a count's is a sum."""
+    if key.startswith(_COUNT):
+        return total
+    return total / weight if weight else math.nan
 
 
 def is_known_bad(loss: ShardLoss) -> bool:
@@ -179,6 +198,13 @@ def check_differentiable(loss: ShardLoss) -> None:
 def is_pair(value: Any) -> bool:
     """Tell whether a value is a sum and its weight."""
     return isinstance(value, tuple) and len(value) == 2
+
+
+def _is_count(value: Any) -> bool:
+    """Tell whether a scalar is of an integer or boolean type."""
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return not isinstance(value, (float, tuple)) and np.asarray(value).dtype.kind in "biu"
 
 
 def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[Scalar, Scalar]:

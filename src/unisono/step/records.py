@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
-from unisono.step.loss import ShardLoss
+from unisono.step.loss import ShardLoss, name_of, value_of
 
 _HEAD = struct.Struct("<IIII")
 _PAIR_BYTES = 16
@@ -106,7 +106,8 @@ class Records:
             if record.form != Form.EMPTY and not is_alike:
                 raise MismatchError(
                     f"the loss function must return the same form and the same names for every "
-                    f"shard, but shards {speaker} and {shard} differ: return the same keys always."
+                    f"shard, but shards {speaker} and {shard} differ: return the same keys always, "
+                    f"each as an integer (a count) always or never."
                 )
         nothing = (0.0,) * len(first.pairs)
         pairs: list[Sequence[float]] = [record.pairs or nothing for record in records]
@@ -117,10 +118,8 @@ class Records:
                 f"the weights of a step's shards must add up to more than 0, but give "
                 f"{weights[0]}: return (sum, weight) with the number of things summed."
             )
-        means = {
-            name: value / weight if weight else math.nan
-            for name, value, weight in zip(_names_in(first.names), sums, weights, strict=True)
-        }
+        keys = _names_in(first.names)
+        means = dict(zip(map(name_of, keys), map(value_of, keys, sums, weights), strict=True))
         return StepTotals(first.form == Form.SUM, means, weights[0])
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
 from unisono.plan.seeds import seed_of
-from unisono.step.loss import read_loss
+from unisono.step.loss import name_of, read_loss, value_of
 from unisono.step.pending import PendingLosses
 from unisono.train import metric_states
 from unisono.train.metrics import Metrics, ShardMetrics
@@ -138,20 +138,22 @@ def _read(told: bytes) -> Sums:
 
 def _means(shards: list[Sums]) -> dict[str, float]:
     """Average over shards; a shard without samples has no sums."""
-    names = list(next(sums for sums in shards if sums))
-    if any(sums and set(sums) != set(names) for sums in shards):
+    shards = [sums for sums in shards if sums]
+    keys = list(shards[0])
+    if any(set(sums) != set(keys) for sums in shards) or len(set(map(name_of, keys))) < len(keys):
+        returned = sorted(sorted(map(name_of, sums)) for sums in shards)
         raise MismatchError(
             f"the loss function must return the same names for every shard, but returned "
-            f"{sorted(map(sorted, map(list, shards)))}: return the same keys always."
+            f"{returned}: return the same keys always, each as an integer (a count) always or "
+            f"never."
         )
     means = {}
-    for name in names:
+    for key in keys:
         whole = _nothing()
-        for sums in filter(None, shards):
-            for total, more in zip(whole, sums[name], strict=True):
+        for sums in shards:
+            for total, more in zip(whole, sums[key], strict=True):
                 total.add_all(more)
-        sum_of_all, weight_of_all = (total.rounded() for total in whole)
-        means[name] = sum_of_all / weight_of_all if weight_of_all else float("nan")
+        means[name_of(key)] = value_of(key, *(total.rounded() for total in whole))
     return means
 
 

@@ -182,7 +182,7 @@ class Step:
 
         Args:
             loss: the mean over the shard (a scalar), or ``(sum, weight)``, or a dict with
-                ``"loss"`` and further scalars or pairs.
+                ``"loss"`` and further scalars or pairs, or integers, which are added up.
 
         Raises:
             TypeError, ValueError: it is no such loss.

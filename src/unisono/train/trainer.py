@@ -53,8 +53,9 @@ class Trainer:
             GAN's do, use :class:`unisono.Run` and ``step.update``.
         loss: a function of (model, batch of one shard). It returns the mean loss, or
             ``(sum, weight)``, or a dict with ``"loss"`` and further scalars, which are averaged in
-            the same way. For ``(sum, weight)`` the sum is differentiated, and the gradients are
-            divided by the weight of the global batch.
+            the same way; integers and booleans are counts, which are added up. For
+            ``(sum, weight)`` the sum is differentiated, and the gradients are divided by the
+            weight of the global batch.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
             loop's ``batch_size`` for each shard; at least 1.
