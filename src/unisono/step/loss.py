@@ -109,16 +109,9 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     return ShardLoss(tensor, is_sum, scalars)
 
 
-def name_of(key: str) -> str:
-    """Give what a scalar is called whose key in :attr:`ShardLoss.scalars` is `key`."""
-    return key.removeprefix(_COUNT)
-
-
-def value_of(key: str, total: float, weight: float) -> float:
-    """Give a scalar's value over many shards, of the sums of its pairs: a count's is a sum."""
-    if key.startswith(_COUNT):
-        return total
-    return total / weight if weight else math.nan
+def name_of(key: str) -> tuple[str, bool]:
+    """Say what a scalar is called, and whether it is a count; `key`: of `ShardLoss.scalars`."""
+    return key.removeprefix(_COUNT), key.startswith(_COUNT)
 
 
 def is_known_bad(loss: ShardLoss) -> bool:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
-from unisono.step.loss import ShardLoss, name_of, value_of
+from unisono.step.loss import ShardLoss, name_of
 
 _HEAD = struct.Struct("<IIII")
 _PAIR_BYTES = 16
@@ -118,8 +118,12 @@ class Records:
                 f"the weights of a step's shards must add up to more than 0, but give "
                 f"{weights[0]}: return (sum, weight) with the number of things summed."
             )
-        keys = _names_in(first.names)
-        means = dict(zip(map(name_of, keys), map(value_of, keys, sums, weights), strict=True))
+        means = {
+            name: value if is_count else value / weight if weight else math.nan
+            for (name, is_count), value, weight in zip(
+                _names_in(first.names), sums, weights, strict=True
+            )
+        }
         return StepTotals(first.form == Form.SUM, means, weights[0])
 
 
@@ -142,8 +146,8 @@ def _read(row: memoryview) -> Record:
 
 # Every step has the same names.
 @functools.lru_cache(maxsize=64)
-def _names_in(text: bytes) -> tuple[str, ...]:
-    return tuple(map(str, json.loads(text)))
+def _names_in(text: bytes) -> tuple[tuple[str, bool], ...]:
+    return tuple(map(name_of, json.loads(text)))
 
 
 @functools.lru_cache(maxsize=64)

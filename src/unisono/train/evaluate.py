@@ -17,7 +17,7 @@ from torch import nn
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
 from unisono.plan.seeds import seed_of
-from unisono.step.loss import name_of, read_loss, value_of
+from unisono.step.loss import name_of, read_loss
 from unisono.step.pending import PendingLosses
 from unisono.train import metric_states
 from unisono.train.metrics import Metrics, ShardMetrics
@@ -139,21 +139,23 @@ def _read(told: bytes) -> Sums:
 def _means(shards: list[Sums]) -> dict[str, float]:
     """Average over shards; a shard without samples has no sums."""
     shards = [sums for sums in shards if sums]
-    keys = list(shards[0])
-    if any(set(sums) != set(keys) for sums in shards) or len(set(map(name_of, keys))) < len(keys):
-        returned = sorted(sorted(map(name_of, sums)) for sums in shards)
+    named = {key: name_of(key) for key in shards[0]}
+    is_twice = len(dict(named.values())) < len(named)
+    if is_twice or any(sums.keys() != named.keys() for sums in shards):
+        returned = sorted(sorted(name_of(key)[0] for key in sums) for sums in shards)
         raise MismatchError(
             f"the loss function must return the same names for every shard, but returned "
             f"{returned}: return the same keys always, each as an integer (a count) always or "
             f"never."
         )
     means = {}
-    for key in keys:
+    for key, (name, is_count) in named.items():
         whole = _nothing()
         for sums in shards:
-            for total, more in zip(whole, sums[key], strict=True):
-                total.add_all(more)
-        means[name_of(key)] = value_of(key, *(total.rounded() for total in whole))
+            for each, more in zip(whole, sums[key], strict=True):
+                each.add_all(more)
+        total, weight = (each.rounded() for each in whole)
+        means[name] = total if is_count else total / weight if weight else float("nan")
     return means
 
 
