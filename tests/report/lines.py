@@ -4,7 +4,7 @@ from tests.report.synthetic import BEGAN_UNIX_S, event, step_line, to_bytes
 
 from unisono.report.events import read_event
 from unisono.report.history import History
-from unisono.report.status import RunStatus
+from unisono.report.view import RunStatus
 
 # Seconds in each phase; what is not waiting is eight milliseconds.
 ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]

@@ -12,8 +12,8 @@ from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, w
 from unisono.cli import main
 from unisono.report import curves
 from unisono.report.comparison import digests_in_words
+from unisono.report.curves import small
 from unisono.report.document import MARK
-from unisono.report.figure import small
 from unisono.report.history import gather
 from unisono.report.page import command_line, report, why_not_faster
 

@@ -9,7 +9,7 @@ from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 from unisono.report.events import End, Failure, read_event
 from unisono.report.history import History
 from unisono.report.run_progress import RunProgress
-from unisono.report.status import RunStatus
+from unisono.report.view import RunStatus
 
 
 def events(lines):

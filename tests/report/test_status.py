@@ -7,7 +7,7 @@ from tests.report.synthetic import BEGAN_UNIX_S, PHASES, start_line
 from unisono.report.phases import Spent
 from unisono.report.process_status import Named
 from unisono.report.slowdown import Slowdown, SlowdownCause
-from unisono.report.status import RECENT_S, RECENT_STEPS
+from unisono.report.view import RECENT_S, RECENT_STEPS
 
 
 def test_of_no_events_nothing_is_known():

@@ -9,8 +9,7 @@ from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 from unisono.report.events import read_event
 from unisono.report.page import state
 from unisono.report.process_status import GONE, Process, ProcessState
-from unisono.report.status import RunStatus
-from unisono.report.view import Condition, see
+from unisono.report.view import Condition, RunStatus, see
 
 BUSY = Process(ProcessState.RUNNING, 300_000_000)
 STOPPED = Process(ProcessState.STOPPED)

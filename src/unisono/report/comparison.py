@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.quantities import amount, count, duration
-from unisono.report.curves import DIAMONDS, over_steps, series_trace
+from unisono.report.curves import (
+    DIAMONDS,
+    SERIES_COLOURS,
+    Figure,
+    Key,
+    over_steps,
+    series_colour,
+    series_trace,
+)
 from unisono.report.document import rendered
 from unisono.report.events import End
-from unisono.report.figure import SERIES_COLOURS, Figure, Key, series_colour
 from unisono.report.history import History, identity
 from unisono.report.page import state
 from unisono.report.series import Series

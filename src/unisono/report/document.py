@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from unisono.quantities import count, duration
-from unisono.report.figure import small
+from unisono.report.curves import small
 from unisono.report.text import moment, plain, value
 
 MARK = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="Unisono">\n'

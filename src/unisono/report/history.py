@@ -11,9 +11,8 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from unisono.report.events import Evaluation, Event, StepDone
+from unisono.report.events import Evaluation, Event, Mark, StepDone, mark_of
 from unisono.report.follow import EventReader, events_file
-from unisono.report.marks import Mark, mark_of
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series

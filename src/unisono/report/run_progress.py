@@ -20,12 +20,12 @@ from unisono.report.events import (
     Evaluation,
     Event,
     Failure,
+    Mark,
     Start,
     StepDone,
     WentBack,
     Workers,
 )
-from unisono.report.marks import Mark
 from unisono.report.process_status import Named
 
 MAX_WORKERS = 256  # whose processes are kept
