@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unisono.speedup.efficiency import CAUSES, efficiencies
-from unisono.speedup.hosts_formula import on_hosts
+from unisono.speedup.efficiency import CAUSES, efficiencies, on_hosts
 from unisono.speedup.measured_steps import Measured, Seconds, timed_steps, without_pauses
 
 

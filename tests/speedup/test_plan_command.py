@@ -16,7 +16,7 @@ from tests.speedup.test_efficiency import measured, told
 from tests.speedup.test_measured_steps import TRAINING
 
 from unisono.cli import main
-from unisono.speedup.hosts_formula import on_hosts
+from unisono.speedup.efficiency import on_hosts
 from unisono.speedup.plan_table import PlanAnswer
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "plan"]

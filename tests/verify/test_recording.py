@@ -12,9 +12,9 @@ from unisono.verify.digests import (
     row_hashes,
     sketch_of,
 )
-from unisono.verify.feed import feed_of
 from unisono.verify.module_hooks import name_without_wrappers
-from unisono.verify.raw_trace import Identities, RawTrace, read_trace
+from unisono.verify.reading import Identities, RawTrace, read_trace
+from unisono.verify.verifier import feed_of
 
 
 @hypothesis.given(st.integers(1, 700), st.floats(-3, 3), st.floats(-3, 3))

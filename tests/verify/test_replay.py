@@ -15,10 +15,10 @@ from unisono.verify.bit_checks import (
     compare,
     step_records,
 )
-from unisono.verify.raw_trace import RawTrace
+from unisono.verify.reading import RawTrace
 from unisono.verify.recorder import Limits
-from unisono.verify.replay import verify_resume
 from unisono.verify.trials import Program
+from unisono.verify.verifier import verify_resume
 
 PROGRAMS = Path(__file__).parent / "programs" / "resuming"
 

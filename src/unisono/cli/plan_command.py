@@ -114,7 +114,7 @@ def plan(
     from unisono.launch.job import working_folder
     from unisono.launch.placement import Asked, Machine, place_workers
     from unisono.notices import say
-    from unisono.speedup.hosts_formula import on_hosts
+    from unisono.speedup.efficiency import on_hosts
     from unisono.speedup.measured_steps import measure_steps
     from unisono.speedup.plan_table import PlanAnswer
     from unisono.verify.recorder import Limits

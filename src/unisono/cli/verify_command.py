@@ -83,9 +83,9 @@ def verify(
     from unisono.verify.findings import as_json as json_of
     from unisono.verify.findings import print_table
     from unisono.verify.recorder import Limits
-    from unisono.verify.replay import verify_resume
     from unisono.verify.trials import Program
     from unisono.verify.verifier import verify as verify_program
+    from unisono.verify.verifier import verify_resume
 
     if workers < 2 and not resumes:
         raise Refusal(

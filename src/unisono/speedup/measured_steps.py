@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.step.phase_timers import Phase
-from unisono.verify.raw_trace import RawTrace
+from unisono.verify.reading import RawTrace
 from unisono.verify.recorder import Limits
 from unisono.verify.trials import Program, Trial, trials_of
 

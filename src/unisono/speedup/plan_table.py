@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.quantities import duration, percent, size
-from unisono.speedup.efficiency import efficiencies
-from unisono.speedup.hosts_formula import OnHosts
+from unisono.speedup.efficiency import OnHosts, efficiencies
 from unisono.speedup.measured_steps import Measured
 
 _HEADS = (

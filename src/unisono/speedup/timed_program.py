@@ -19,8 +19,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.train.boundary import Boundary
 from unisono.train.run import Run
 from unisono.verify.observed import main
-from unisono.verify.recorder import Recorder
-from unisono.verify.wrapping import wrap
+from unisono.verify.recorder import Recorder, wrap
 
 _STEPS_AT_LEAST, _STEPS_AT_MOST = 6, 5000
 _WARM_UP_STEPS, _WARM_UP_S = 10, 1.0

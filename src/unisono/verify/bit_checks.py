@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from unisono.verdicts import Finding
 from unisono.verify.findings import CAUSES_FIRST, around_mistake, ok, unknown, wrong
-from unisono.verify.raw_trace import RawTrace
+from unisono.verify.reading import RawTrace
 
 Digests = Mapping[str, str]
 ExactRun = dict[tuple[int, str, int], Digests]

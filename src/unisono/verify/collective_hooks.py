@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from unisono.verify.recorder import Recorder
-from unisono.verify.wrapping import observe, wrap
+from unisono.verify.recorder import Recorder, observe, wrap
 
 # Those that put together what ranks have; a broadcast or a barrier does not.
 _SUMS = ("all_reduce", "reduce")

@@ -14,8 +14,7 @@ from unisono.step.engine import StepEngine
 from unisono.step.gradients import GradientStack
 from unisono.train.run_context import RunContext
 from unisono.verify.digests import bits_to_resume, digests_of, hash_of_sample
-from unisono.verify.recorder import Recorder
-from unisono.verify.wrapping import wrap
+from unisono.verify.recorder import Recorder, wrap
 
 
 class ExactHooks:

@@ -21,8 +21,7 @@ from torch.utils.data import dataloader as dataloader_module
 from torch.utils.data._utils import fetch as fetch_module
 
 from unisono.verify.digests import base_of, contents_of, digest_of, generator_digests
-from unisono.verify.recorder import Recorder
-from unisono.verify.wrapping import wrap
+from unisono.verify.recorder import Recorder, wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000
 _FETCHES_AT_MOST = 64  # in each process that reads

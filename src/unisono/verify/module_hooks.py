@@ -29,8 +29,7 @@ from unisono.verify.digests import (
     rows_of_tensors,
     storages_of,
 )
-from unisono.verify.recorder import BatchPlace, Recorder
-from unisono.verify.wrapping import observe, wrap
+from unisono.verify.recorder import BatchPlace, Recorder, observe, wrap
 
 # What wrappers of torch, Lightning and torch.compile put before a name.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")

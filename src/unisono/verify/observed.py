@@ -24,9 +24,8 @@ from unisono.verify.exact_hooks import ExactHooks
 from unisono.verify.loader_hooks import LoaderHooks
 from unisono.verify.module_hooks import ModuleHooks
 from unisono.verify.optimizer_hooks import OptimizerHooks
-from unisono.verify.recorder import Limits, Recorder
+from unisono.verify.recorder import Limits, Recorder, wrap
 from unisono.verify.scratch import copy_before_writing, unlink_target
-from unisono.verify.wrapping import wrap
 
 _SEED_OF_A_NEW_PROCESS = 67280421310721  # c10's default_rng_seed_val
 

@@ -19,8 +19,7 @@ from torch.optim.optimizer import (
 
 from unisono.verify.digests import bits_to_resume, digest_of_tensor, digests_of, sketch_of
 from unisono.verify.module_hooks import ModuleHooks
-from unisono.verify.recorder import Recorder
-from unisono.verify.wrapping import observe, wrap
+from unisono.verify.recorder import Recorder, observe, wrap
 
 _PASSES_AT_MOST = 64
 

@@ -1,21 +1,25 @@
 """What one process has done, as lines of JSON: one file for each rank, written as it happens.
 
-Nothing here may disturb the program: what cannot be recorded is left out.
+Nothing here may disturb the program: what cannot be recorded is left out. Hooks around functions
+that the program calls are put in place by :func:`wrap` and :func:`observe`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 _POLL_S = 0.01
 _OTHERS_AT_MOST_S = 20.0
@@ -142,3 +146,34 @@ class Recorder:
 
     def _done_path(self, rank: int) -> Path:
         return Path(self.options.folder) / f"rank{rank}.done"
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
+    """Have `around` called in a function's place, with that function before its arguments.
+
+    Args:
+        owner: the class or module that has it.
+        name: of the function.
+        around: the hook.
+        also: other modules that have the same function under that name.
+    """
+    before = getattr(owner, name)
+
+    @functools.wraps(before)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(before, *args, **kwargs)
+
+    for place in (owner, *also):
+        setattr(place, name, wrapped)
+
+
+def observe(recorder: Recorder, owner: Any, name: str, see: Callable[..., None]) -> None:
+    """Have `see` called before a function, with its arguments, unless Unisono trains."""
+
+    def around(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_exact and not torch.compiler.is_compiling():
+            with recorder.guarded():
+                see(*args, **kwargs)
+        return before(*args, **kwargs)
+
+    wrap(owner, name, around)

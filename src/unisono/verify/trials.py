@@ -20,7 +20,7 @@ from unisono.launch.job import MODULE, Job
 from unisono.launch.report import failure_message
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.supervise import supervise
-from unisono.verify.raw_trace import RawTrace, read_trace
+from unisono.verify.reading import RawTrace, read_trace
 from unisono.verify.recorder import Limits
 from unisono.verify.scratch import copy_folder
 

@@ -1,4 +1,9 @@
-"""Verifies one program: runs it, reads what was recorded, asks all checks."""
+"""Verifies one program: runs it, reads what was recorded, asks all checks.
+
+*On several ranks and on one*, which reads what the ranks of the run before read together, or, with
+Unisono, on every number of workers. *After a stop*: it is stopped at several steps, started again,
+and compared with an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,24 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unisono.verdicts import Finding
-from unisono.verify.bit_checks import check_exact, exact_run
+from unisono.verify.bit_checks import (
+    KINDS,
+    WORKS,
+    Resumption,
+    StepRecord,
+    check_exact,
+    check_resumptions,
+    compare,
+    exact_run,
+    step_records,
+)
 from unisono.verify.evaluation_checks import check_evaluations, with_means_of_evaluations
-from unisono.verify.feed import feed_of
 from unisono.verify.findings import CAUSES_FIRST, Verdict, in_order, unknown
 from unisono.verify.gradient_checks import check_gradients
-from unisono.verify.raw_trace import Identities, RawTrace
-from unisono.verify.reading import resolve
+from unisono.verify.reading import Identities, RawTrace, resolve
 from unisono.verify.recorder import Limits
 from unisono.verify.sample_checks import check_samples
 from unisono.verify.state_checks import check_states
@@ -123,3 +137,139 @@ def _has_steps(trial: Trial) -> bool:
 def _passes_of_first_step(trace: RawTrace) -> int:
     kinds = [event["t"] for event in trace.of("backward", "step")]
     return kinds.index("step") if "step" in kinds else 0
+
+
+_NOT_SHARED = -1
+
+
+def feed_of(traces: Sequence[RawTrace], *, one_by_one: bool = False) -> dict[str, Any]:
+    """Return the samples of each iteration, as batches of ``[index, content]``.
+
+    Args:
+        traces: of all ranks.
+        one_by_one: give the ranks' batches one after the other, to a program that accumulates
+            more passes on fewer ranks, instead of putting them together.
+
+    Returns:
+        ``epochs`` by ``"loader/iteration"``, ``lengths`` of the loaders' datasets (-1: an index
+        means another sample on each rank), and global ``batch_sizes``, by loader.
+    """
+    identities = Identities(traces)
+    epochs, factors, lengths = {}, {}, {}
+    for place in sorted({place for trace in traces for place in trace.epochs}):
+        plans = [_batches(trace, place) for trace in traces if place in trace.epochs]
+        known = [plan for plan in plans if plan is not None]
+        if len(known) == len(plans):
+            loader, epoch = place
+            epochs[f"{loader}/{epoch}"], factors[loader] = _together(known, one_by_one)
+    for number, facts in traces[0].loaders.items():
+        is_shared = identities.are_shared(facts["dataset"])
+        lengths[str(number)] = facts["base_length"] if is_shared else _NOT_SHARED
+    sizes = _batch_sizes(traces, factors)
+    return {"epochs": epochs, "lengths": lengths, "batch_sizes": sizes}
+
+
+def _batches(trace: RawTrace, place: tuple[int, int]) -> list[list[list[Any]]] | None:
+    kept = trace.epochs[place].get("kept")
+    if kept is None:
+        return None
+    contents = trace.contents.get(trace.loaders[place[0]]["dataset"], {})
+    return [[[index, contents.get(index, "")] for index in batch] for batch in kept]
+
+
+def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
+    """Put the batches of ranks together, and say how many make one.
+
+    Ranks that read the same read it once.
+    """
+    if all(plan == plans[0] for plan in plans):
+        return plans[0], 1
+    rows = [[plan[at] for plan in plans if at < len(plan)] for at in range(max(map(len, plans)))]
+    if one_by_one:
+        return [batch for row in rows for batch in row], 1
+    return [[item for batch in row for item in batch] for row in rows], len(plans)
+
+
+def _batch_sizes(traces: Sequence[RawTrace], factors: dict[int, int]) -> dict[str, int]:
+    """Work out global batch sizes; a loader that nobody iterates over goes with its dataset's."""
+    loaders = traces[0].loaders
+    of_dataset = {loaders[k]["dataset"]: factor for k, factor in factors.items() if k in loaders}
+    sizes = {}
+    for number, facts in loaders.items():
+        factor = factors.get(number, of_dataset.get(facts["dataset"], len(traces)))
+        size = facts["batch_size"]
+        if factor > 1:
+            size = sum(t.loaders[number]["batch_size"] or 0 for t in traces if number in t.loaders)
+        if size:
+            sizes[str(number)] = size
+    return sizes
+
+
+_ALL_BATCHES = 10**9
+_STOPS = (0.25, 0.5, 0.75)
+"""Where a run is stopped, in parts of the undisturbed one."""
+
+Records = list[list[StepRecord]]
+
+
+def verify_resume(
+    program: Program,
+    world_size: int,
+    limits: Limits,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+) -> Verdict:
+    """Compare runs of a program that resumes by itself with an undisturbed one, bit for bit."""
+    limits = replace(limits, batches=_ALL_BATCHES, full_steps=0, replays=True)
+    with trials_of(program, limits, environ) as trials:
+        return _Replay(trials, world_size, limits, say).verdict()
+
+
+@dataclass(frozen=True)
+class _Replay:
+    _trials: Trials
+    _world_size: int
+    _limits: Limits
+    _say: Callable[[str], None]
+
+    def verdict(self) -> Verdict:
+        """Run, stop, resume and compare."""
+        self._say("running undisturbed")
+        trial, undisturbed = self._run(self._limits, "undisturbed")
+        num_steps = min(map(len, undisturbed))
+        if trial.failure or num_steps < 2:
+            return self._ended(trial, "The program took fewer than two steps of an optimizer.")
+        stops = sorted({max(1, round(num_steps * part)) for part in _STOPS})
+        resumptions = []
+        for stop in stops:
+            self._say(f"stopping after {stop} steps, and resuming")
+            trial, found = self._resume(undisturbed, stop, f"stopped-{stop}")
+            if trial.failure:
+                return self._ended(trial, f"Stopped after {stop} steps, it did not run again.")
+            resumptions.append(found)
+        self._say(f"stopping after {stops[-1]} steps, and resuming with damage")
+        trial, broken = self._resume(undisturbed, stops[-1], "damaged", damages=True)
+        if trial.failure:
+            return self._ended(trial, "The run that was damaged on purpose did not end.")
+        findings = in_order(check_resumptions(resumptions, broken), (*KINDS, WORKS))
+        return Verdict((self._world_size,), findings, is_exact=True)
+
+    def _run(self, limits: Limits, name: str, files: Path | None = None) -> tuple[Trial, Records]:
+        self._trials.limits = limits
+        trial = self._trials.run(self._world_size, name, files=files)
+        return trial, list(map(step_records, trial.traces))
+
+    def _resume(
+        self, undisturbed: Records, stop: int, name: str, *, damages: bool = False
+    ) -> tuple[Trial, Resumption]:
+        files = self._trials.folder / f"{name}-files"
+        trial, _ = self._run(replace(self._limits, steps=stop), name, files)
+        if trial.failure:
+            return trial, Resumption(stop)
+        limits = replace(self._limits, damages=damages)
+        trial, resumed = self._run(limits, f"{name}-resumed", files)
+        return trial, compare(undisturbed, resumed, stop)
+
+    def _ended(self, trial: Trial, why: str) -> Verdict:
+        findings = [unknown(check, why) for check in (*KINDS, WORKS)]
+        return Verdict((self._world_size,), findings, trial.trouble, trial.interrupted_by)
