@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unisono.c10d import group_rendezvous
+from unisono.c10d import group_member
 from unisono.c10d.group_memory import Layout
 from unisono.errors import RendezvousError
 from unisono.workers.proc import host_name
 
 
 def joined(store, rank, world_size, timeout_s):
-    with group_rendezvous.shared_memory(store, rank, world_size, timeout_s) as memory:
+    with group_member.shared_memory(store, rank, world_size, timeout_s) as memory:
         return memory
 
 
@@ -74,7 +74,7 @@ def test_a_left_over_that_nobody_replaces_is_explained(entry, reason):
 
 def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
     store = dist.HashStore()
-    with group_rendezvous.shared_memory(store, 0, 2, timeout_s=1) as memory:
+    with group_member.shared_memory(store, 0, 2, timeout_s=1) as memory:
         entry = json.loads(store.get("unisono"))
         store.set("unisono", json.dumps([*entry[:3], "unisono-c10d-0"]))
         with pytest.raises(RendezvousError, match="is not the memory that was told of"):
@@ -119,7 +119,7 @@ def test_the_others_hear_at_once_that_rank_0_cannot_make_the_memory(monkeypatch)
 
     store = dist.HashStore()
     with monkeypatch.context() as patch:
-        patch.setattr(group_rendezvous, "_map", fail)
+        patch.setattr(group_member, "_map", fail)
         with pytest.raises(RendezvousError, match="no addresses"):
             joined(store, 0, 2, timeout_s=60)
     with pytest.raises(RendezvousError, match="but failed: no addresses are left"):

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from unisono.callbacks import Progress
-from unisono.callbacks.display import Bar, Lines, display
 from unisono.callbacks.display_state import DisplayState
+from unisono.callbacks.progress import Bar, Lines, display
 from unisono.callbacks.summary import Summary
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from unisono.data_parallel.chunks import count_chunks, cut, places
-from unisono.data_parallel.joined import join
+from unisono.data_parallel.chunks import count_chunks, cut, join, places
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "one other")

@@ -16,10 +16,9 @@ from tests.warm.processes import start
 from tests.workers.forked import Job
 
 import unisono
-from unisono.ddp import cuda_device as device
 from unisono.ddp import init
-from unisono.ddp.cuda_device import choose, num_gpus
-from unisono.ddp.init_checks import Choice, agreed_seed, place_among
+from unisono.ddp import init_checks as device
+from unisono.ddp.init_checks import Choice, agreed_seed, choose, num_gpus, place_among
 from unisono.errors import MismatchError
 from unisono.workers import rendezvous
 from unisono.workers.rendezvous import RankPlaces

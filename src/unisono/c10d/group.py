@@ -17,7 +17,6 @@ from torch.autograd.profiler import record_function
 from torch.distributed import BarrierOptions, ProcessGroup
 
 import unisono.c10d.collectives as collectives
-from unisono.c10d.allreduce import all_reduce
 from unisono.c10d.board import Meetings
 from unisono.c10d.calls import (
     all_to_all_call,
@@ -27,6 +26,7 @@ from unisono.c10d.calls import (
     kind_of,
     rooted_call,
 )
+from unisono.c10d.collectives import all_reduce
 from unisono.c10d.group_member import GroupMember
 from unisono.c10d.reduction import reduction_of
 from unisono.c10d.uncompiled import never_compiled

@@ -54,21 +54,21 @@ class Observed:
         self._shown: DisplayState | None = None
 
     def start(self, state: DisplayState) -> None:
-        """See :class:`unisono.callbacks.display.Display`."""
+        """See :class:`unisono.callbacks.progress.Display`."""
         self.show(state)
 
     def show(self, state: DisplayState) -> None:
-        """See :class:`unisono.callbacks.display.Display`."""
+        """See :class:`unisono.callbacks.progress.Display`."""
         if state != self._shown:
             self._shown = state
             self._draw(state)
 
     def say(self, line: str) -> None:
-        """See :class:`unisono.callbacks.display.Display`."""
+        """See :class:`unisono.callbacks.progress.Display`."""
         print(line, flush=True)
 
     def stop(self, state: DisplayState) -> None:
-        """See :class:`unisono.callbacks.display.Display`."""
+        """See :class:`unisono.callbacks.progress.Display`."""
         # A worker that stops before the end may only have lost the lead; then another goes on.
         if state.is_over:
             self.show(state)

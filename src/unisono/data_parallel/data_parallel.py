@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel as TorchDataParallel
 
-from unisono.data_parallel.chunks import Inputs, count_chunks, cut, places
+from unisono.data_parallel.chunks import Inputs, count_chunks, cut, join, places
 from unisono.data_parallel.device_ids import Name, read_device, read_devices
 from unisono.data_parallel.forks import aliases, through_gate
-from unisono.data_parallel.joined import join
 from unisono.data_parallel.module_replica import Original, refuse_compiled
 from unisono.ddp.names import LoadsWithoutPrefix
 from unisono.device import HOST, Device

@@ -26,8 +26,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.ddp.cuda_device import choose, model_of, name_of, num_gpus
-from unisono.ddp.init_checks import Choice, agreed_seed, place_among
+from unisono.ddp.init_checks import (
+    Choice,
+    agreed_seed,
+    choose,
+    model_of,
+    name_of,
+    num_gpus,
+    place_among,
+)
 from unisono.errors import RendezvousError
 from unisono.notices import say
 from unisono.plan.seeds import seed_of

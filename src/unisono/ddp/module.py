@@ -14,8 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from unisono.c10d.group import Group
-from unisono.ddp.averaging import mean_in_order, sums_in_order
-from unisono.ddp.hook import Hook, InOrder, average
+from unisono.ddp.averaging import Hook, InOrder, average, mean_in_order, sums_in_order
 from unisono.ddp.lifetime import free_group_last
 from unisono.ddp.models import check_equal, describe
 from unisono.ddp.names import LoadsWithoutPrefix

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from unisono.doctor.machine_checks import machine_probes
-from unisono.doctor.settings_checks import judge_settings
+from unisono.doctor.machine_checks import judge_settings, machine_probes
 from unisono.doctor.torch_checks import torch_and_gpus
 from unisono.launch.nvml import gpus_of_driver
 from unisono.verdicts import UNKNOWN, WARNING, WRONG, Finding

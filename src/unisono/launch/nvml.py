@@ -32,7 +32,7 @@ class DriverGpu(NamedTuple):
 def gpus_of_driver() -> tuple[DriverGpu, ...]:
     """List the GPUs that processes of this user may use, in the order of `nvidia-smi`.
 
-    All of them, while ``ddp.cuda_device.num_gpus`` counts those that one process sees; none
+    All of them, while ``ddp.init_checks.num_gpus`` counts those that one process sees; none
     without NVIDIA's driver.
     """
     try:
