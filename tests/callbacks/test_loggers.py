@@ -219,7 +219,7 @@ class Run:
         print("end", status, file=self.file, flush=True)
 from types import SimpleNamespace
 begin = lambda opening: logger_feed.Sender(opening, Run)
-sys.modules["unisono.callbacks.fake"] = SimpleNamespace(begin=begin)
+sys.modules["fake"] = SimpleNamespace(Fake=SimpleNamespace(begin=begin))
 logger_feed.main()
 """
 
@@ -227,7 +227,8 @@ logger_feed.main()
 class Fake(Logger):
     """A logger that does as it is told, in place of the package `json`."""
 
-    product, package, home = "Fake", "json", "fake"
+    __module__ = "fake"  # as the process of the loggers finds it
+    product, package = "Fake", "json"
 
     def __init__(self, path=None, every=1, config=None, **settings):
         super().__init__(settings, config, path, every)

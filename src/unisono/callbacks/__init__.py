@@ -1,4 +1,4 @@
-"""Callbacks: progress, files, averages, decisions; one file each."""
+"""Callbacks: progress, files, averages, decisions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from unisono.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from unisono.callbacks.ema import EMA as EMA
     from unisono.callbacks.event_log import EventLog as EventLog
-    from unisono.callbacks.mlflow_run import MLflow as MLflow
     from unisono.callbacks.progress import Progress as Progress
-    from unisono.callbacks.tensorboard import TensorBoard as TensorBoard
-    from unisono.callbacks.trackio_run import Trackio as Trackio
-    from unisono.callbacks.wandb_run import WandB as WandB
+    from unisono.callbacks.trackers import MLflow as MLflow
+    from unisono.callbacks.trackers import TensorBoard as TensorBoard
+    from unisono.callbacks.trackers import Trackio as Trackio
+    from unisono.callbacks.trackers import WandB as WandB
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
@@ -43,12 +43,12 @@ _HOMES = {
     "EarlyStopping": "early_stopping",
     "EventLog": "event_log",
     "Fit": "callback",
-    "MLflow": "mlflow_run",
+    "MLflow": "trackers",
     "Progress": "progress",
-    "TensorBoard": "tensorboard",
+    "TensorBoard": "trackers",
     "Times": "callback",
-    "Trackio": "trackio_run",
-    "WandB": "wandb_run",
+    "Trackio": "trackers",
+    "WandB": "trackers",
 }
 
 __all__ = sorted(_HOMES)

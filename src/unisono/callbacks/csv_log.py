@@ -40,12 +40,17 @@ class CSVLog(Logger):
         ValueError: `every` is something else.
     """
 
-    product, package, home = "CSV", "csv", "csv_log"
+    product, package = "CSV", "csv"
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: str = "step") -> None:
         if every not in EVERY:
             raise ValueError(f"`every` must be one of {EVERY}, but is {every!r}.")
         super().__init__({"every": every}, None, path)
+
+    @staticmethod
+    def begin(opening: Opening) -> _Table:
+        """See :class:`Logger`."""
+        return _Table(opening)
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
@@ -165,11 +170,6 @@ class _Table:
                         self._last = max(self._last, step)
                         writer.writerow([*row, *[""] * (len(self._columns) - len(row))])
                 out.detach()  # it would close the file
-
-
-def begin(opening: Opening) -> _Table:
-    """Open the table, in the process of the loggers."""
-    return _Table(opening)
 
 
 def _row(event: StepDone, means: Any) -> Row:

@@ -22,13 +22,14 @@ import os
 import subprocess
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.event_log import EventLog
-from unisono.callbacks.logger_feed import RUN_FILE, no_numbers
+from unisono.callbacks.logger_feed import RUN_FILE, Opening, Reader, no_numbers
 from unisono.callbacks.place import path_of, say_alone, trouble_at
 from unisono.callbacks.summary import Summary
 from unisono.notices import shown
@@ -61,13 +62,11 @@ class Logger(Callback):
     Attributes:
         product: what it is called in messages.
         package: what must be installed; also the extra and the folder.
-        home: the file in `callbacks/` whose ``begin`` opens it, in the process of the loggers.
         path: where it writes in the call of ``fit`` under way.
     """
 
     product: ClassVar[str]
     package: ClassVar[str]
-    home: ClassVar[str]
 
     def __init__(
         self,
@@ -87,6 +86,11 @@ class Logger(Callback):
         self._every = check_whole("every", every, at_least=1)
         LOGGER.in_s()  # a wrong variable is told before training
         self.path = Path()
+
+    @staticmethod
+    @abstractmethod
+    def begin(opening: Opening) -> Reader:
+        """Open it, in the process of the loggers."""
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
@@ -108,7 +112,7 @@ class Logger(Callback):
         """Describe it to the process of the loggers."""
         return {
             "product": self.product,
-            "home": self.home,
+            "home": [type(self).__module__, type(self).__name__],
             "opening": {
                 "path": str(self.path),
                 "every": self._every,

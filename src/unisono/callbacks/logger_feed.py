@@ -70,7 +70,7 @@ class Opening(NamedTuple):
 
 
 class Reader(Protocol):
-    """One logger, as the event file is read for it; its home has a function ``begin``."""
+    """One logger, as the event file is read for it; its class has a function ``begin``."""
 
     def begin_again(self) -> None:
         """The file is read from its beginning, be it for the first time."""
@@ -227,7 +227,8 @@ class _Feed:
             self._say(logger["product"], f"{type(error).__name__}: {error}")
 
     def _follow(self, logger: dict[str, Any]) -> None:
-        home = importlib.import_module(f"unisono.callbacks.{logger['home']}")
+        module, name = logger["home"]
+        home = getattr(importlib.import_module(module), name)
         opening = {**logger["opening"], "path": Path(logger["opening"]["path"])}
         reader: Reader = home.begin(Opening(**opening, from_step=self._work["from_step"]))
         events = EventReader(self._work["events"])
