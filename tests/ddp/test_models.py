@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 
 import unisono
-from unisono.ddp.models import describe, difference
+from unisono.ddp.module import describe, difference
 from unisono.errors import MismatchError
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import EarlyStopping
-from unisono.callbacks.early_stopping import monitored
+from unisono.callbacks.best_validation import monitored
 
 torchmetrics = pytest.importorskip("torchmetrics")
 of_classes, regression = torchmetrics.classification, torchmetrics.regression

@@ -29,9 +29,8 @@ from unisono.c10d.calls import (
 from unisono.c10d.collectives import all_reduce
 from unisono.c10d.group_member import GroupMember
 from unisono.c10d.reduction import reduction_of
-from unisono.c10d.uncompiled import never_compiled
 from unisono.c10d.vectors import Vectors, as_vector, check_movable, listed, nested, parts, rows
-from unisono.c10d.work import GroupWork, ReceiveWork
+from unisono.c10d.work import GroupWork, ReceiveWork, never_compiled
 from unisono.forbidden import check_allowed
 from unisono.workers.allocator import keep_freed_memory
 
@@ -82,7 +81,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         store, rank, names, timeout_s: see :class:`~unisono.c10d.group_member.GroupMember`.
 
     Attributes:
-        backend_name: the backend that the program asked for; see :mod:`unisono.c10d.gloo`.
+        backend_name: the backend that the program asked for; see :mod:`unisono.c10d.registration`.
     """
 
     backend_name = "unisono"

@@ -2,20 +2,40 @@
 
 torch asks a Work for :meth:`wait`, :meth:`is_completed` and a future with a list of tensors; its
 C++ part sees the overrides of the first and the last.
+
+Our methods are kept out of ``torch.compile``, by a mark on their code. While a compiled program
+runs, torch may compile every Python function that is about to run. C++ (for example DDP's broadcast
+of buffers) calls our Python inside of such programs, and what moves bytes between processes must
+not be traced. torch's own decorator would load its compiler, a second of import, in every program;
+the mark that it sets does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import Work
 
 from unisono.c10d.execution import Call, Execution
 from unisono.c10d.messages import Messages, Receive
-from unisono.c10d.uncompiled import never_compiled
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def never_compiled(cls: _Class) -> _Class:
+    """Mark a class's methods, and whatever they call, as not to be compiled."""
+    marks: Any = torch._C._dynamo.eval_frame
+    skip = marks._FrameExecStrategy(marks._FrameAction.SKIP, marks._FrameAction.SKIP)
+    for method in vars(cls).values():
+        while isinstance(method, FunctionType):
+            marks.set_code_exec_strategy(method.__code__, skip)
+            method = getattr(method, "__wrapped__", None)
+    return cls
+
 
 # Calls a function at once and makes a future of what it returns, with a type that torch's hooks in
 # C++ ask for; what `Future.set_result` takes is of any type to them.

@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unisono.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
+    from unisono.callbacks.best_validation import BestCheckpoint as BestCheckpoint
+    from unisono.callbacks.best_validation import EarlyStopping as EarlyStopping
     from unisono.callbacks.callback import (
         Callback as Callback,
     )
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         Times as Times,
     )
     from unisono.callbacks.csv_log import CSVLog as CSVLog
-    from unisono.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from unisono.callbacks.ema import EMA as EMA
     from unisono.callbacks.event_log import EventLog as EventLog
     from unisono.callbacks.progress import Progress as Progress
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
-    "BestCheckpoint": "best_checkpoint",
+    "BestCheckpoint": "best_validation",
     "CSVLog": "csv_log",
     "Callback": "callback",
     "DeviceMemory": "callback",
     "DoneStep": "callback",
     "EMA": "ema",
-    "EarlyStopping": "early_stopping",
+    "EarlyStopping": "best_validation",
     "EventLog": "event_log",
     "Fit": "callback",
     "MLflow": "trackers",

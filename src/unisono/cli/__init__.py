@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 import unisono
-from unisono.cli.plan_command import plan
+from unisono.cli.observing import plan, verify
 from unisono.cli.run_command import run
 from unisono.cli.starting import demo, new
 from unisono.cli.suggestions import without_run
-from unisono.cli.verify_command import verify
 from unisono.cli.views import checkpoints, compare, doctor, report, top, where
 from unisono.launch.standard import open_standard_fds
 

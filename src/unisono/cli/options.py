@@ -86,13 +86,3 @@ NOT_NEGATIVE = Text("n", _not_negative, "a whole number of at least 0", "1")
 def seconds(example: str) -> Text:
     """Make what takes a number of seconds above 0."""
     return Text("seconds", _seconds, "a number of seconds above 0", example)
-
-
-timeout = click.option(
-    "--timeout",
-    "timeout_s",
-    type=seconds("600"),
-    default="300",
-    show_default=True,
-    help="After how long a run of the program is ended.",
-)

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from unisono.c10d.gloo import GLOO, check_backend
+from unisono.c10d.registration import GLOO, check_backend
 from unisono.cli.endings import leave, refusing
 from unisono.cli.options import COUNT, NOT_NEGATIVE, WORKERS, seconds, takes_script
 from unisono.cli.several_hosts import one_of_several, read_hosts, run_on_hosts

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from unisono.data_parallel.nests import mapped, tensors_in
+from unisono.data_parallel.chunks import mapped, tensors_in
 from unisono.plan.summation import Node
 
 Tensors = tuple[torch.Tensor, ...]

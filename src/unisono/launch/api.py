@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from unisono.c10d.gloo import GLOO, check_backend
+from unisono.c10d.registration import GLOO, check_backend
 from unisono.callbacks.cell import in_notebook
 from unisono.errors import WorkerError
 from unisono.launch.call import name_of, pack_call, unpack_result

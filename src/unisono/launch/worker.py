@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from unisono.c10d.gloo import GLOO, replace_gloo
+from unisono.c10d.registration import GLOO, replace_gloo
 from unisono.ddp.lifetime import free_groups_of_torchs_ddp_last
 from unisono.faults import Faults
 from unisono.hangs.collective_notes import note_collectives

@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from unisono.callbacks.early_stopping import monitored
+from unisono.callbacks.best_validation import monitored
 from unisono.state.several_optimizers import members_of
 
 INTERVALS = ("step", "epoch")

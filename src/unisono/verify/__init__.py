@@ -23,7 +23,7 @@ it every schedule, is what a program with that batch size would see. Its own ord
 
 **How are gradients compared?** A hook sees the gradient of every backward pass on every rank before
 it is averaged, and the optimizer's hook what is left of all in the end. Both are kept as linear
-sketches (:mod:`unisono.verify.sketches`). So the gradient of N ranks and that of one rank can both
+sketches (:mod:`unisono.verify.digests`). So the gradient of N ranks and that of one rank can both
 be written as weighted sums of the same local gradients, and the weights say what a program does:
 1/N each is a mean, 1 each a sum, and where one rank weighs ranks by samples or tokens and N ranks
 do not, it is a mean of means. Nothing depends on how the loss is normalised or scaled.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from unisono.c10d.gloo import GLOO
+from unisono.c10d.registration import GLOO
 from unisono.launch.environment import launch_environment
 from unisono.launch.forkserver import server_pool
 from unisono.launch.job import MODULE, Job
