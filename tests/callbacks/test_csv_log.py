@@ -9,7 +9,7 @@ from tests.classified import by_sign as data
 from tests.classified import with_accuracy as loss
 
 import unisono
-from unisono.callbacks import CSVLog, csv_log
+from unisono.callbacks import CSVLog
 from unisono.callbacks.logger_feed import Opening
 from unisono.report.follow import EventReader
 
@@ -37,7 +37,7 @@ def train(directory, *logs, epochs=3, groups=1, loss=loss, validate=True, **opti
 def write(directory, every="step", from_step=0, status="finished"):
     """Write the table of a run from its event file, as the process of the loggers does."""
     path = directory / f"{every}s.csv"
-    table = csv_log.begin(Opening(path, 1, {"every": every}, {}, from_step))
+    table = CSVLog.begin(Opening(path, 1, {"every": every}, {}, from_step))
     for event in EventReader(directory / "events.jsonl").new_events(table.begin_again):
         table.take(event)
         table.flush()
@@ -132,7 +132,7 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
 
 def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path):
     train(tmp_path, epochs=1)
-    table = csv_log.begin(Opening(tmp_path / "steps.csv", 1, {"every": "step"}, {}, 0))
+    table = CSVLog.begin(Opening(tmp_path / "steps.csv", 1, {"every": "step"}, {}, 0))
     for event in EventReader(tmp_path / "events.jsonl").new_events(table.begin_again):
         table.take(event)
         table.flush()

@@ -5,11 +5,11 @@
     command     unisono verify
       trials        run the program on N ranks, then on one with the same samples   (processes)
         observed      in each process: install hooks, run the program               (hooks)
-      trace         read what was recorded                                          (files)
+      reading       events → values                                                 (files)
       …_checks      verdicts, pure functions of traces                              (decisions)
       findings      cause first, exit status, JSON, what the user sees
     command     unisono verify --resume
-      replay        stop the program, start it again, compare every bit
+      verifier      stop the program, start it again, compare every bit
 
 **How is the global batch made the same?** Programs state a batch size per rank, or divide a global
 one by the world size, or let every rank read the global batch and take its slice. So the verifier
