@@ -1,7 +1,13 @@
-"""A run directory's checkpoints: list them, find the newest that is whole, keep only the last."""
+"""A run directory's checkpoints: list them, find the newest that is whole, keep only the last.
+
+A checkpoint that a loop over steps has ended with has a mark in its folder that says which loop.
+What a program does between two loops it does again when it is started again, and finds the state
+there that it had.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,11 +24,16 @@ from unisono.checkpoint.folder import (
     read_folder,
     write_folder,
 )
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, NotPlainFileError
+from unisono.plainfile import open_plain, written_whole
 
 Contents = TypeVar("Contents")
 
 _NAME = re.compile(r"step-(\d{12})")
+_MARK, _MARK_BYTES_AT_MOST = "end-of-loop", 1024
+_ENDS_AT_MOST = 8  # kept beside the newest checkpoints
+# How a loop can end: as it was to, or left by the program before that.
+ENDED, LEFT = "ended ", "left "
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,7 @@ class RunDirectory:
         return _is_checkpoint(self._path(step))
 
     def write(self, step: int, files: Mapping[str, Content]) -> Path:
-        """Write a checkpoint of step `step`, then remove those beyond `keep`.
+        """Write a checkpoint of step `step`, then remove those beyond `keep` that end no loop.
 
         Args:
             step: steps done.
@@ -88,9 +99,35 @@ class RunDirectory:
         if path.exists():
             raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
         write_folder(path, files)
-        for _, old in self._found()[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        found = [old for _, old in self._found()]
+        ends = [old for old in found if _end_in(old)][-_ENDS_AT_MOST:]
+        for old in found[: -self._keep]:
+            if old not in ends:
+                shutil.rmtree(old, ignore_errors=True)
         return path
+
+    def mark_end(self, step: int, end: str) -> None:
+        """Note that a loop has ended with the checkpoint of step `step`.
+
+        Args:
+            end: :data:`ENDED` or :data:`LEFT`, and which loop.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with written_whole(self._path(step) / _MARK) as file:
+            file.write(end.encode())
+
+    def end_of(self, loop: str, step: int) -> Path | None:
+        """Find what a loop has ended with, if the run has come further, to step `step`.
+
+        A loop that was left early goes on if nothing was done behind it.
+        """
+        if _end_in(self._path(step)) == LEFT + loop:
+            (self._path(step) / _MARK).unlink()
+        ends = (ENDED + loop, LEFT + loop)
+        found = [path for at, path in self._found() if at < step and _end_in(path) in ends]
+        return found[-1] if found else None
 
     def set_aside(self, step: int) -> list[str]:
         """Rename checkpoints of later steps than `step`: what follows is another past.
@@ -162,3 +199,12 @@ class RunDirectory:
 
 def _is_checkpoint(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
+
+
+def _end_in(path: Path) -> str:
+    """Read which loop has ended with a checkpoint; empty if none has, or nobody can tell."""
+    try:
+        with os.fdopen(open_plain(path / _MARK, os.O_RDONLY), "rb") as file:
+            return file.read(_MARK_BYTES_AT_MOST).decode(errors="replace")
+    except (OSError, NotPlainFileError):
+        return ""

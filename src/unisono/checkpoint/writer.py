@@ -43,14 +43,17 @@ class Kept:
     step: int  # steps done
     directory: str  # the run directory
     keep: int  # how many checkpoints stay
+    end: str = ""  # which loop has ended with it, see `RunDirectory.mark_end`; or empty
 
     @classmethod
-    def of(cls, places: Places, slot: int, step: int, directory: str, keep: int) -> Kept:
+    def of(
+        cls, places: Places, slot: int, step: int, directory: str, keep: int, end: str = ""
+    ) -> Kept:
         """Describe one of the two slots of a memory."""
         start = places.slots_at[slot]
         stop = start + places.slot_bytes
         marks = places.mark_at(slot), places.busy_at(slot)
-        return cls(places.key, start, stop, places.blob_at, *marks, step, directory, keep)
+        return cls(places.key, start, stop, places.blob_at, *marks, step, directory, keep, end)
 
     def as_json(self) -> dict[str, Any]:
         """Write it as plain JSON."""
@@ -142,6 +145,8 @@ class CheckpointWriter:
                 files = files_of(slot, kept.blob_at)
                 last = _checked_after(files[RUN_FILE], mark, memory, kept)
                 store.write(kept.step, {**files, RUN_FILE: last})
+            if kept.end:
+                store.mark_end(kept.step, kept.end)
         except (OSError, ValueError, CheckpointError) as error:
             if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 with suppress(OSError, ValueError):

@@ -7,6 +7,7 @@ ends. Neither leaves anything behind.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -14,11 +15,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unisono.checkpoint.places import Places
+from unisono.checkpoint.places import MARKS_BYTES, Places
+from unisono.checkpoint.slots import used_bytes
 from unisono.plainfile import open_plain
 from unisono.workers.launcher_messages import DATA_KEYS, ROW_KEYS
 from unisono.workers.memory import give_pages_back
 from unisono.workers.proc import create_memory
+
+_DISK_SPARE = 4  # what goes to a temporary file takes a part of its disk's room at most
 
 
 @dataclass(slots=True)
@@ -28,7 +32,8 @@ class _Shared:
     first_rank: int
     held_by: set[int] = field(default_factory=set)
     mapping: mmap.mmap | None = None
-    is_shrunk: bool = False
+    kept_bytes: int | None = None  # of the one snapshot that is left; None: there is more
+    is_on_disk: bool = False
 
 
 class SharedMemories:
@@ -57,7 +62,7 @@ class SharedMemories:
                 f"of worker {rank} for {num_bytes}: build the same model on every worker."
             )
         shared.held_by.add(rank)
-        shared.is_shrunk = False
+        shared.kept_bytes = None
         return shared.fd
 
     def mapping(self, key: int) -> mmap.mmap | None:
@@ -85,16 +90,24 @@ class SharedMemories:
             if key not in still_needed and key < DATA_KEYS:
                 self._drop(self._by_key.pop(key))
 
-    def shrink(self, key: int, places: Places) -> None:
-        """Give all pages back but those of the newest snapshot, if no worker holds the memory."""
+    def shrink(self, key: int, places: Places) -> int:
+        """Give all pages back but those of the newest snapshot, if no worker holds the memory.
+
+        Returns:
+            How many bytes it takes in memory then, if there is such a snapshot and nothing else.
+        """
         shared = self._by_key.get(key)
         mapping = self.mapping(key)
-        if shared is None or mapping is None or shared.held_by or shared.is_shrunk:
-            return
+        if shared is None or mapping is None or shared.held_by or shared.is_on_disk:
+            return 0
+        if shared.kept_bytes is not None:
+            return shared.kept_bytes
         slot = places.newest(lambda offset, count: mapping[offset : offset + count])
         if slot is None:
-            return
+            return 0
         start = places.slots_at[slot]
+        with memoryview(mapping) as whole, whole[start : start + places.slot_bytes] as view:
+            shared.kept_bytes = used_bytes(view, places.blob_at)
         marks_stop = places.marks_at + mmap.PAGESIZE
         for first, last in (
             (0, places.marks_at),
@@ -102,7 +115,36 @@ class SharedMemories:
             (start + places.slot_bytes, shared.num_bytes),
         ):
             give_pages_back(mapping, first, last)
-        shared.is_shrunk = True
+        return shared.kept_bytes
+
+    def move_to_disk(self, key: int, places: Places) -> None:
+        """Have what :meth:`shrink` left in a temporary file; without room, nowhere any more.
+
+        Like the memory, the file has no name, so the kernel removes it with the launcher.
+        """
+        shared = self._by_key.get(key)
+        mapping = self.mapping(key)
+        if shared is None or mapping is None or shared.kept_bytes is None or shared.is_on_disk:
+            return
+        slot = places.newest(lambda offset, count: mapping[offset : offset + count])
+        assert slot is not None, "what was shrunk has a snapshot"
+        spans = (places.marks_at, MARKS_BYTES), (places.slots_at[slot], shared.kept_bytes)
+        try:
+            with tempfile.TemporaryFile() as file, memoryview(mapping) as whole:
+                room = os.fstatvfs(file.fileno())
+                if room.f_bavail * room.f_frsize < _DISK_SPARE * shared.kept_bytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file.truncate(shared.num_bytes)
+                for start, num_bytes in spans:
+                    file.seek(start)
+                    file.write(whole[start : start + num_bytes])
+                file.flush()
+                fd = os.dup(file.fileno())
+        except OSError:
+            self._drop(self._by_key.pop(key))
+            return
+        self._drop(shared)
+        shared.fd, shared.mapping, shared.is_on_disk = fd, None, True
 
     def close(self) -> None:
         """Close everything."""

@@ -25,8 +25,10 @@ from unisono.workers import codec
 from unisono.workers import launcher_messages as messages
 from unisono.workers.control_block import ControlBlock
 
-# Whoever makes hundreds of runs in one program does not want all of them in memory.
+# What loops have ended with stays in memory for so many, and in so much of it; older ones are in
+# temporary files.
 _ENDED_LOOPS_AT_MOST = 8
+_ENDED_PARTS_OF_MEMORY = 8
 
 
 class Staff(Protocol):
@@ -277,7 +279,7 @@ class Reception:
     def _tidy_memories(self) -> None:
         """Let go of what neither a replacement nor a checkpoint may yet need.
 
-        Of loops that have ended a replacement needs the newest snapshot, and no more.
+        Of loops that have ended a replacement needs the newest snapshots, and no more.
         """
         busy = [item[0].key for item in self._to_write]
         busy += [self._writing[0].key] if self._writing is not None else []
@@ -287,8 +289,10 @@ class Reception:
             for entry in self.state.history
             if entry.loop is not None
         }
-        newest = dict(list(ended.items())[-_ENDED_LOOPS_AT_MOST:])
-        self._memories.drop_unused({*busy, *newest})
-        for key, places in newest.items():
+        self._memories.drop_unused({*busy, *ended})
+        rest = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _ENDED_PARTS_OF_MEMORY
+        for number, key in enumerate(reversed(ended)):
             if key not in busy:
-                self._memories.shrink(key, places)
+                rest -= self._memories.shrink(key, ended[key])
+                if rest < 0 or number >= _ENDED_LOOPS_AT_MOST:
+                    self._memories.move_to_disk(key, ended[key])

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from unisono.checkpoint.run_directory import ENDED, LEFT
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
@@ -181,7 +182,7 @@ class Boundary:
             self._wait_for_disk()
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
-            self._checkpoint(slot, wait=True)
+            self._checkpoint(slot, wait=True, end=LEFT + self.run.loop)
         # Else only the leader has the optimizer's state now, and could be lost with it.
         self.has_ended = self._exchange.have_all or not self._keeps
 
@@ -253,10 +254,10 @@ class Boundary:
             if slot is None:
                 return False
             if self._checkpoints is not None:
-                self._checkpoint(slot, wait=True)
+                self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
                 while not self._team.meet("last checkpoint"):
                     # The leader was lost, perhaps before it could ask; the next one does.
-                    self._checkpoint(slot, wait=True)
+                    self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
         except StepBrokenError:
             end = self.run.joint_calls.end_of_loop
             if end is None:
@@ -266,10 +267,10 @@ class Boundary:
         self._exchange.hand_out()
         return True
 
-    def _checkpoint(self, slot: int, *, wait: bool) -> None:
+    def _checkpoint(self, slot: int, *, wait: bool, end: str = "") -> None:
         if self._checkpoints is not None:
             step = self._kept.position.step
-            self._checkpoints.keep(self._memory.snapshots, slot, step, wait=wait)
+            self._checkpoints.keep(self._memory.snapshots, slot, step, wait=wait, end=end)
 
     def _snapshot(self, *, wait: bool) -> int | None:
         self.run.observer.before_snapshot()

@@ -69,6 +69,7 @@ class Checkpoints:
         self._kept_by: int | None = None
         self._place: Place | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
+        self._is_ahead = self._misses_end = False  # and that was told
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -104,6 +105,7 @@ class Checkpoints:
         totals: Totals,
         identity: Mapping[str, Any],
         at_most: Mapping[str, int],
+        loop: str,
     ) -> FoundCheckpoint | None:
         """Find the checkpoint to go on from; the leader does it.
 
@@ -112,6 +114,7 @@ class Checkpoints:
             totals: how far the loop that is about to begin goes.
             identity: the run's.
             at_most: by file of a checkpoint, how many bytes there is a use for.
+            loop: which loop that is.
 
         Raises:
             ValueError: another run of this program has begun there since this one was made.
@@ -135,14 +138,17 @@ class Checkpoints:
                 )
             return None
         position = Position(**snapshot.facts["position"])
-        if totals.are_passed(position):
+        end = self._run_directory.end_of(loop, position.step)
+        if end is not None or totals.are_passed(position):
             compare(snapshot.facts["identity"], of_every_loop(identity))
-            self._say(
-                f"nothing to do here: the run has come to step {position.step} already, with "
-                f"checkpoint {entry.path.name} in {self._run_directory.folder}; a later call goes "
-                f"on there"
-            )
-            return FoundCheckpoint(str(entry.path), snapshot, is_ahead=True)
+            if not self._is_ahead:
+                self._say(
+                    f"nothing to do here: the run has come to step {position.step} already, with "
+                    f"checkpoint {entry.path.name} in {self._run_directory.folder}; a later call "
+                    f"goes on there"
+                )
+            self._is_ahead = True
+            return self._end_of_loop(end) or FoundCheckpoint(str(entry.path), snapshot, True)
         for warning in compare(snapshot.facts["identity"], identity):
             self._say(warning)
         if position.batch >= plan.steps_per_epoch:
@@ -153,6 +159,23 @@ class Checkpoints:
         self.set_aside(position.step)
         self._say(f"resuming from checkpoint {entry.path.name} in {self._run_directory.folder}")
         return FoundCheckpoint(str(entry.path), snapshot, is_ahead=False)
+
+    def _end_of_loop(self, end: Path | None) -> FoundCheckpoint | None:
+        """Read what a loop that is over has ended with, if that is kept."""
+        trouble = "is not kept"
+        if end is not None:
+            try:
+                return FoundCheckpoint(str(end), self.read(str(end)), is_ahead=True)
+            except CheckpointError as error:
+                trouble = f"in {end.name} is damaged ({str(error).removesuffix('.')})"
+        if self._misses_end:
+            return None
+        self._misses_end = True
+        self._say(
+            f"what this call has ended with {trouble}: until the call that goes on, the program "
+            f"sees the newest state instead, also where it evaluates or writes files"
+        )
+        return None
 
     def held_here(self) -> dict[int, str]:
         """Tell, as the first of a host with a directory of its own, what can be resumed there.
@@ -198,7 +221,9 @@ class Checkpoints:
         waited_s = time.monotonic() - self._kept_at_s
         return self._options.every.is_due(steps=after.step, epoch_ended=ended, seconds=waited_s)
 
-    def keep(self, snapshots: Snapshots, slot: int, step: int, *, wait: bool) -> None:
+    def keep(
+        self, snapshots: Snapshots, slot: int, step: int, *, wait: bool, end: str = ""
+    ) -> None:
         """Have a snapshot written, unless this step's is; the leader asks, all take notice.
 
         Args:
@@ -206,6 +231,7 @@ class Checkpoints:
             slot: which of both.
             step: steps done.
             wait: return on the leader only when it is on the disk, or has failed.
+            end: which loop has ended with it, see :meth:`RunDirectory.mark_end`; or empty.
         """
         is_new = self.kept_step != step
         self._is_kept_elsewhere = False
@@ -213,7 +239,7 @@ class Checkpoints:
         self._kept_by = self._team.membership.leader
         if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
             return
-        kept = Kept.of(snapshots.places, slot, step, **self.facts)
+        kept = Kept.of(snapshots.places, slot, step, **self.facts, end=end)
         supervisor = self._team.supervisor
         if (is_new or wait) and not supervisor.write_checkpoint(kept.as_json(), wait=wait):
             self._writer.begin(snapshots.mapping, kept)

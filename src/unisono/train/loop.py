@@ -200,6 +200,8 @@ def _bound(
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
+    if run.joint_calls.is_loop_kept:
+        run.memory = None  # stays as it is: a replacement needs what each loop has ended with
     exchange = chosen(run.exchange, run.device)(
         model,
         optimizer,

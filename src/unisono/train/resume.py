@@ -19,8 +19,8 @@ from unisono.train.run_context import RunContext
 def resume(run: RunContext, plan: LoopPlan) -> None:
     """Resume from the newest checkpoint, at the first loop that it is not ahead of.
 
-    One that was made in a later loop is put back as far as it fits, for what the program does
-    before that loop; there it is read once more, as if nothing had been done in between.
+    If it was made in a later loop, what this one ended with is put back, for what the program does
+    before the next; if that is not kept, the newest, as far as it fits.
 
     Collective: every rank calls it.
 
@@ -33,8 +33,6 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         return
     if run.has_resumed:
         checkpoints.take_turn()
-        return
-    if run.is_ahead and plan.totals.are_passed(kept.position):
         return
     kept.given.look()
     settle_directory(run)
@@ -72,7 +70,9 @@ def _find(
     if run.shards is None:
         del here["shards"]  # the checkpoint's are taken
     try:
-        found = checkpoints.find(plan.samples, plan.totals, here, bytes_at_most(kept.model))
+        found = checkpoints.find(
+            plan.samples, plan.totals, here, bytes_at_most(kept.model), run.loop
+        )
     except OSError as error:
         raise CheckpointError(
             f"`directory` must be a folder that can be read and written, or that can be made, but "

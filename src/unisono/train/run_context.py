@@ -60,6 +60,8 @@ class RunContext:
     has_resumed: bool = False  # no checkpoint is to be looked for any more
     has_joined: bool = False  # see `unisono.Run`
     is_ahead: bool = False  # likewise
+    num_loops: int = 0  # that the program has come to
+    loop: str = ""  # tells the newest of them apart when the program is started again
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
     # by rank, what computes the same bits; empty if all devices do, None before the first loop
     kinds: dict[int, str] | None = None
@@ -95,4 +97,4 @@ class RunContext:
 
     def is_over(self, totals: Totals) -> bool:
         """Tell whether the run goes no further."""
-        return self.is_stopped or totals.are_reached(self.kept.position)
+        return self.is_ahead or self.is_stopped or totals.are_reached(self.kept.position)

@@ -40,6 +40,9 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         MismatchError: the workers do not agree.
         CheckpointError: the newest checkpoint belongs to another run.
     """
+    run.num_loops += 1
+    totals = plan.totals
+    run.loop = f"loop {run.num_loops}, epochs={totals.epochs}, steps={totals.steps}"
     resume(run, plan)
     _fix_shards(run, plan.samples)
     if run.goes_on:

@@ -71,6 +71,11 @@ class JointCalls:
         """Whether the launcher keeps the outcome of this joint call for replacements."""
         return not self._num_loops
 
+    @property
+    def is_loop_kept(self) -> bool:
+        """Whether the launcher keeps what the loop just entered will end with."""
+        return self._supervisor.can_replace and self._num_loops == 1
+
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
         """Make a call whose outcome is the same on every worker. Collective.
 

@@ -1,0 +1,95 @@
+"""Programs of several loops that look at the model and write files in between."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.classified import cross_entropy
+from tests.parity import cases
+from tests.train import whole
+from torch import nn
+
+import unisono
+from unisono.callbacks import EarlyStopping
+
+
+def note(files: Path, name: str, model: nn.Module, **seen: Any) -> None:
+    """Write what rank 0 sees here, over what is there: the weights, and what was computed."""
+    if unisono.world().rank == 0:
+        text = json.dumps({"weights": model.state_dict(), **seen}, default=torch.Tensor.tolist)
+        (files / f"{name}.json").write_text(text)
+
+
+def kept(directory: Path | None, **options: Any) -> dict[str, Any]:
+    return {} if directory is None else {"directory": directory, **options}
+
+
+def unfreezes(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Train the head until a callback stops that, then another layer too, then on."""
+    torch.manual_seed(11)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    optimizer = torch.optim.Adam(model[3].parameters(), lr=1e-2)
+    trainer = unisono.Trainer(
+        *(model, optimizer, cases.classify), shards=4, **kept(directory, checkpoint_every=2)
+    )
+    data = torch.utils.data.Subset(cases.images(), range(40))
+    for name, steps in (("head", 8), ("more", 7), ("all", last)):
+        stops = EarlyStopping(patience=1, min_delta=9.0)
+        if name == "head":
+            trainer.callbacks = [stops]
+        trainer.fit(data, batch_size=20, steps=steps, validate=data, validate_every=1)
+        trainer.callbacks = []
+        seen = trainer.evaluate(data, batch_size=20) | {"step": trainer.run.position.step}
+        note(files, name, model, seen=seen, digest=trainer.digest(), lr=optimizer.param_groups)
+        if name == "head":
+            optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 1e-3})
+        optimizer.param_groups[0]["lr"] *= 0.5
+    return trainer.digest()
+
+
+def breaks(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Leave a loop of its own early, change a weight, and train on."""
+    torch.manual_seed(12)
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = unisono.Run(model, optimizer, shards=4, **kept(directory, checkpoint_every=1))
+    run.state["seen"] = 0
+    data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.arange(24) % 2)
+    for number, steps in enumerate((9, last)):
+        for step in run.steps(data, batch_size=8, steps=steps):
+            with step:
+                for batch in step.shards:
+                    step.backward(cross_entropy(model, batch))
+            if not step.is_done:
+                continue
+            run.state["seen"] += 1
+            if not number and run.state["seen"] == 4:
+                break
+        note(files, f"loop {number}", model, state=dict(run.state), position=str(run.position))
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+    return run.digest()
+
+
+def takes_whole(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Have an optimizer that is not element-wise, and predict in between."""
+    trainer = whole.trained(whole.Madgrad, [2], **kept(directory, keep=1, checkpoint_every=1))
+    for number, steps in enumerate((5, last)):
+        outputs = trainer.predict(whole.images(), batch_size=10)
+        note(files, f"before {number}", trainer.run.model, outputs=outputs, digest=trainer.digest())
+        trainer.fit(whole.images(), batch_size=10, steps=steps)
+    return trainer.digest()
+
+
+PROGRAMS = [unfreezes, breaks, takes_whole]
+
+
+def silent(program: Any, *args: Any) -> str:
+    """Run a program without its prints."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return program(*args)
