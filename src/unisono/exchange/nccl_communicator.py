@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from unisono.exchange.communicator import BrokenError, Communicator, Transfer
 from unisono.exchange.connecting import connect
+from unisono.per_process import per_process
 from unisono.workers.team import Team
 
 _LOOK_EVERY_S = 0.02
@@ -79,7 +80,7 @@ class NcclCommunicator(Communicator):
         self._aborting = threading.Lock()
         self._group: Any = None
         position, size = team.position, team.size
-        with _environment():
+        with per_process(_Environment):
             [self._group] = connect(
                 team, lambda store: (make or _make)(store, position, size, device)
             )
@@ -159,19 +160,34 @@ def _make(store: Store, position: int, size: int, device: torch.device) -> Any:
     return group
 
 
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Have torch and NCCL read the settings above while a group is made."""
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+class _Environment:
+    """The settings above in the environment, for as long as any group is being made. Final.
+
+    Threads may make several at a time, each with other workers, so none waits for another here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_users:
+                self._before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+                os.environ.update(_ENVIRONMENT)
+            self._num_users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users:
+                return
+            for name, value in self._before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 @contextmanager
