@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono.checkpoint.directory_lock import Place, place_of
 from unisono.checkpoint.folder import read_folder
-from unisono.checkpoint.run_directory import RunDirectory
+from unisono.checkpoint.run_directory import CheckpointEntry, RunDirectory
 from unisono.checkpoint.writer import CheckpointWriter, Kept
 from unisono.errors import CheckpointError
 from unisono.exchange.snapshots import Snapshots
@@ -69,7 +69,9 @@ class Checkpoints:
         self._kept_by: int | None = None
         self._place: Place | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
-        self._is_ahead = self._misses_end = False  # and that was told
+        self._misses_end = False  # and that was told
+        # The newest checkpoint, read and told once, if it is of a later loop than the first.
+        self._ahead: tuple[Snapshot, CheckpointEntry, list[CheckpointEntry]] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -125,7 +127,9 @@ class Checkpoints:
         if self._options.resume == "never":
             self.set_aside(-1)
             return None
-        snapshot, entry, passed_over = self._run_directory.newest(Snapshot.from_files, at_most)
+        snapshot, entry, passed_over = self._ahead or self._run_directory.newest(
+            Snapshot.from_files, at_most
+        )
         for other in passed_over:
             self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
@@ -141,14 +145,15 @@ class Checkpoints:
         end = self._run_directory.end_of(loop, position.step)
         if end is not None or totals.are_passed(position):
             compare(snapshot.facts["identity"], of_every_loop(identity))
-            if not self._is_ahead:
+            if self._ahead is None:
                 self._say(
                     f"nothing to do here: the run has come to step {position.step} already, with "
                     f"checkpoint {entry.path.name} in {self._run_directory.folder}; a later call "
                     f"goes on there"
                 )
-            self._is_ahead = True
+            self._ahead = snapshot, entry, []
             return self._end_of_loop(end) or FoundCheckpoint(str(entry.path), snapshot, True)
+        self._ahead = None
         for warning in compare(snapshot.facts["identity"], identity):
             self._say(warning)
         if position.batch >= plan.steps_per_epoch:
