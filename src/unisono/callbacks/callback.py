@@ -24,6 +24,7 @@ from unisono.callbacks.summary import Summary
 from unisono.errors import CallbackError, UnisonoError
 
 if TYPE_CHECKING:  # the process of a logger has no need of torch
+    import torch
     from torch import nn
     from torch.optim import Optimizer
 
@@ -77,6 +78,14 @@ class DoneStep(Protocol):
     @property
     def means(self) -> Mapping[str, float]:
         """The loss and other scalars, each the exact mean over the global batch."""
+
+    @property
+    def per_sample(self) -> Mapping[str, torch.Tensor]:
+        """What the loss returned as ``"per_sample"``: rows in the order of the global batch."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """The samples of the global batch, by their numbers in the dataset, in its order."""
 
     @property
     def gradient_norm(self) -> float | None:

@@ -69,6 +69,7 @@ class StepEngine:
         is_skipped: whether the last update's gradients were not finite with a scaled loss.
         present: of which parameters the last update had a gradient.
         members: the optimizers, by name.
+        per_sample: by shard computed here, what its loss function has returned per sample.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class StepEngine:
         self._optimizer, self._team = optimizer, team
         self.exchange, self._device = exchange, exchange.device
         self._pending = PendingLosses(exchange.copies)
+        self.per_sample: dict[int, dict[str, torch.Tensor]] = {}
         self._records = Records(exchange.memory.arena.rows)
         self._bound = BoundModel(model, optimizer, exchange.fixed)
         self.timers = timers or PhaseTimers()
@@ -154,6 +156,7 @@ class StepEngine:
             others = [at for at in range(len(self.exchange.parameters)) if at not in active]
         self.passes.begin(self._step, self._first_shard, self._turn, others)
         self._pending.losses.clear()
+        self.per_sample.clear()
 
     def begin_passes(self) -> Sequence[int]:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
@@ -197,6 +200,8 @@ class StepEngine:
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
         self._bound.check_gradients()
+        if loss.per_sample:
+            self.per_sample[shard] = loss.per_sample
         if self._device.is_host:
             self._records.write(shard, loss)
         else:
@@ -253,6 +258,11 @@ class StepEngine:
         for member in self.members.values():
             member.follow(self.exchange)
         return self.passes.take_over(more)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether shards have values per sample, the same on every worker; once all are done."""
+        return bool(self._read[self._first_shard].has_rows)
 
     @property
     def failing_shard(self) -> int | None:

@@ -5,14 +5,15 @@ A loss function returns, for one shard,
 * a scalar: the mean over the shard's samples, or
 * a pair ``(sum, weight)``: the mean is then taken over the true global weight (e.g. of tokens), or
 * a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way;
-  those that are integers or booleans are counts, and are added up.
+  those that are integers or booleans are counts, and are added up. In it, ``"per_sample"`` is a
+  dict of tensors with a row for each sample, which come together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from unisono.device import HOST
 from unisono.errors import NonFiniteLossError
 
+PER_SAMPLE = "per_sample"
 _COUNT = "\0"  # before the names of counts
 
 
@@ -43,6 +45,8 @@ class ShardLoss:
     is_sum: bool  # whether it is the sum of a pair
     # by name (`"loss"` first; of counts: see `name_of`) the sum over the shard and its weight
     scalars: dict[str, tuple[Scalar, Scalar]]
+    # by name, tensors with a row for each sample of the shard
+    per_sample: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def on_device(self) -> list[OnDevice]:
@@ -82,7 +86,7 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
         num_samples: the shard's samples, the weight of means.
 
     Raises:
-        TypeError: it is none of the three forms.
+        TypeError: it is none of the three forms, or gives something else than rows per sample.
         ValueError: it has more than one element, or a weight is negative.
     """
     values = value if isinstance(value, Mapping) else {"loss": value}
@@ -101,12 +105,29 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
         )
     scalars = {"loss": _sum_and_weight("loss", loss, num_samples)}
     for name, other in values.items():
-        if name != "loss":
-            if _is_count(other):
-                scalars[f"{_COUNT}{name}"] = _number(str(name), other), 1.0
-            else:
-                scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
-    return ShardLoss(tensor, is_sum, scalars)
+        if name in ("loss", PER_SAMPLE):
+            continue
+        if _is_count(other):
+            scalars[f"{_COUNT}{name}"] = _number(str(name), other), 1.0
+        else:
+            scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
+    rows = _rows(values[PER_SAMPLE], num_samples) if PER_SAMPLE in values else {}
+    return ShardLoss(tensor, is_sum, scalars, rows)
+
+
+def _rows(values: Any, num_samples: int) -> dict[str, torch.Tensor]:
+    """Check what a loss function gives per sample."""
+    for name, value in dict(values if isinstance(values, Mapping) else {"": values}).items():
+        if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != num_samples:
+            seen = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TypeError(
+                f'`"{PER_SAMPLE}"` of a loss function must be a dict of tensors with a row for '
+                f"each of the {num_samples} samples, but {name or 'it'!r} is {seen}: compute the "
+                f'loss of each sample (`reduction="none"`), for example.'
+            )
+    if not isinstance(values, Mapping):
+        raise TypeError(f'`"{PER_SAMPLE}"` must be a dict of tensors: give this one a name.')
+    return {str(name): value.detach() for name, value in values.items()}
 
 
 def name_of(key: str) -> tuple[str, bool]:

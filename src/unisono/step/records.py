@@ -2,7 +2,8 @@
 
 A record is written by the worker that computed the shard::
 
-    form u32 │ number of names u32 │ bytes of names u32 │ – │ (sum f64, weight f64)… │ names, JSON
+    form u32 │ number of names u32 │ bytes of names u32 │ rows u32 │ (sum f64, weight f64)… │
+    names, JSON
 
 Sums over shards are taken in the canonical order, so means have the same bits everywhere.
 """
@@ -50,11 +51,13 @@ class Record(NamedTuple):
         form: see :class:`Form`.
         pairs: sum, weight, sum, weight, … of its scalars.
         names: theirs, the loss first, in JSON.
+        has_rows: whether there are values per sample.
     """
 
     form: int
     pairs: tuple[float, ...]
     names: bytes
+    has_rows: int
 
 
 class Records:
@@ -79,7 +82,8 @@ class Records:
             return
         names = _text_of(tuple(loss.scalars))
         pairs = [number for pair in loss.scalars.values() for number in pair]
-        head = _HEAD.pack(Form.SUM if loss.is_sum else Form.MEAN, len(pairs) // 2, len(names), 0)
+        form, has_rows = Form.SUM if loss.is_sum else Form.MEAN, bool(loss.per_sample)
+        head = _HEAD.pack(form, len(pairs) // 2, len(names), has_rows)
         record = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
         if len(record) > len(row):
             raise ValueError(
@@ -138,10 +142,10 @@ def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:
 
 
 def _read(row: memoryview) -> Record:
-    form, num_names, num_bytes, _ = _HEAD.unpack_from(row)
+    form, num_names, num_bytes, has_rows = _HEAD.unpack_from(row)
     pairs = struct.unpack_from(f"<{2 * num_names}d", row, _HEAD.size)
     names_at = _HEAD.size + num_names * _PAIR_BYTES
-    return Record(form, pairs, bytes(row[names_at : names_at + num_bytes]))
+    return Record(form, pairs, bytes(row[names_at : names_at + num_bytes]), has_rows)
 
 
 # Every step has the same names.

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
+from unisono.train.computed_twice import EVERY, ComputedTwice, options_set
 from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
 from unisono.train.loop_plan import LoopPlan
@@ -67,6 +70,7 @@ class FitUnderWay(Observer):
     ) -> None:
         self._run, self._plan, self._callbacks = run, plan, callbacks
         self._loss, self._embed = loss, embed
+        self._twice, self._look_at = ComputedTwice(run.context, loss, embed), 0
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         self._said: set[str] = set()
@@ -231,17 +235,22 @@ class FitUnderWay(Observer):
         self._callbacks.call("on_step_begin", self)
 
     def _compute(self, step: Step) -> None:
-        model = self.model
-        if (embed := self._embed) is not None:
-            with step:
-                step.gather(
-                    lambda batch: embed(model, batch),
-                    lambda features: self._loss(model, features),
-                )
-            return
+        model, loss, is_due = self.model, self._loss, step.number >= self._look_at
+        if is_due:
+            self._look_at = (step.number // EVERY + 1) * EVERY
+        options = _options_of(self.optimizer)
         with step:
-            for batch in step.shards:
-                step.backward(self._loss(model, batch))
+            if self._embed is not None:
+                step.gather(*self._twice.watched(step, self._embed, loss, is_due=is_due))
+                return
+            shards = step.shards
+            if is_due:
+                for batch in itertools.islice(shards, 1):
+                    self._twice.compute(step, batch, loss)
+            for batch in shards:
+                step.backward(loss(model, batch))
+            if _options_of(self.optimizer) != options:
+                raise options_set(options, self.optimizer)
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""
@@ -368,3 +377,7 @@ class FitUnderWay(Observer):
         if line not in self._said:
             self._said.add(line)
             self.say(line)
+
+
+def _options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{**group, "params": None} for group in optimizer.param_groups]

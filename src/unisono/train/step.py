@@ -8,7 +8,10 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from unisono.data.loader import Loader, Place
+from unisono.device import host
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
@@ -19,7 +22,14 @@ from unisono.train.failures import note_place, samples_in_words
 from unisono.train.out_of_memory import explained
 from unisono.train.refused_operation import is_refusal, refused_in_forward
 from unisono.train.several_models import members_named
-from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
+from unisono.train.whole_batch import (
+    Embed,
+    Features,
+    WholeBatch,
+    WholeBatchLoss,
+    gathered,
+    rows_of_batch,
+)
 from unisono.workers.team import StepBrokenError
 
 
@@ -43,6 +53,9 @@ class Step:
         num_samples: of the global batch, on all workers together.
         means: after the block: the loss and other scalars by name, each the exact mean over the
             global batch, the same on every worker.
+        per_sample: after the block: what the loss function has returned as ``"per_sample"``, by
+            name: a tensor with a row for each sample of the global batch, in its order, the same
+            on every worker; on the host.
         gradient_norm: after the block, with ``clip_norm=``: of the mean gradients before they were
             clipped; infinite where the step is skipped.
         is_skipped: after the block, with ``grad_scaler=``: whether gradients were not finite, so
@@ -57,6 +70,7 @@ class Step:
         self.number, self.epoch, self.batch = position.step, position.epoch, position.batch
         self.num_samples = plan.num_batch_samples(self.batch)
         self.means: dict[str, float] = {}
+        self.per_sample: dict[str, torch.Tensor] = {}
         self.gradient_norm: float | None = None
         self.is_skipped = False
         self.is_done = False
@@ -84,6 +98,21 @@ class Step:
         if not self._is_finished or not self.means:
             raise RuntimeError("`step.loss` is there once the `with step:` block has ended.")
         return self.means["loss"]
+
+    @property
+    def indices(self) -> list[int]:
+        """The samples of the global batch, by their numbers in the dataset, in its order."""
+        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
+        rows = {shard: [torch.tensor(self._indices(shard))] for shard in shards}
+        (indices,) = WholeBatch(self._plan, self.batch, shards).joined(rows)
+        return list(map(int, indices))
+
+    @property
+    def waiting(self) -> tuple[int, int, float]:
+        """The shard whose batch is given out, its samples, and their part of the global batch's."""
+        assert self._waiting is not None
+        num_samples = self._shard_sizes[self._waiting]
+        return self._waiting, num_samples, num_samples / self.num_samples
 
     @property
     def shards(self) -> Iterator[Any]:
@@ -409,6 +438,10 @@ class Step:
             self._boundary.go_back()
             return
         self._boundary.plan_next()
+        if self._engine.has_rows and not self._gather_rows():
+            self._is_finished = True
+            self._boundary.go_back()
+            return
         try:
             self.means, self.is_done = self._engine.finish()
         except NonFiniteLossError as raised:
@@ -423,6 +456,15 @@ class Step:
         self._is_finished = True
         if not self.is_done:
             self._boundary.go_back()
+
+    def _gather_rows(self) -> bool:
+        """Hear what all shards have per sample; False if somebody was lost. Collective."""
+        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
+        whole = WholeBatch(self._plan, self.batch, shards)
+        team = self._boundary.run.team
+        rows = rows_of_batch(whole, self._engine.per_sample, team, host())
+        self.per_sample = rows or {}
+        return rows is not None
 
     def _blame(self, error: BaseException) -> bool:
         """Say of an exception of the block what it is about, and where it was raised.

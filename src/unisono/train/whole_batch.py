@@ -24,8 +24,9 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from unisono.device import Device, on_host
+from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
-from unisono.step.loss import is_pair
+from unisono.step.loss import PER_SAMPLE, is_pair
 from unisono.workers.team import Team
 
 Embed = Callable[[Any], Any]
@@ -118,6 +119,7 @@ class WholeBatchLoss:
             returned = self._loss(tree_unflatten(rows, self._spec))
             values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
             value = _mean(values.pop("loss"))
+            self._per_sample = dict(values.pop(PER_SAMPLE, {}))
             direct = [parameter for parameter in model.parameters() if parameter.requires_grad]
             wanted = [*(leaf for leaf in rows if leaf.requires_grad), *direct]
             gradients = list(torch.autograd.grad(value, wanted, allow_unused=True))
@@ -144,7 +146,10 @@ class WholeBatchLoss:
         device = inputs[0].device if inputs else self._value.device
         value = self._value.to(device) if is_first else torch.zeros_like(self._value, device=device)
         weight = float(is_first)
-        others = {name: (other * weight, weight) for name, other in self._others.items()}
+        others: dict[str, Any] = {n: (v * weight, weight) for n, v in self._others.items()}
+        if self._per_sample:
+            rows = self._per_sample.items()
+            others[PER_SAMPLE] = {name: self._whole.of_shard(row, shard) for name, row in rows}
         return {"loss": (_Known.apply(value, gradients, *inputs), weight), **others}  # type: ignore[no-untyped-call]
 
 
@@ -168,6 +173,42 @@ def gathered(
         bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
         mine = missing[bounds[team.position] : bounds[team.position + 1]]
     return features
+
+
+def rows_of_batch(
+    whole: WholeBatch, mine: Mapping[int, Mapping[str, torch.Tensor]], team: Team, device: Device
+) -> dict[str, torch.Tensor] | None:
+    """Bring together what all shards have per sample. Collective.
+
+    Args:
+        whole: the global batch.
+        mine: by shard that this worker has computed, rows by name.
+        team: the workers.
+        device: where the rows of all are to be.
+
+    Returns:
+        By name, the rows in the order of the batch; None if somebody was lost.
+
+    Raises:
+        MismatchError: shards have other names.
+    """
+    before, names = team.membership, sorted({name for rows in mine.values() for name in rows})
+    told = {shard: [rows[name] for name in names if name in rows] for shard, rows in mine.items()}
+    heard = team.gather(json.dumps(names).encode() + b"\n" + _written(told), "values per sample")
+    if team.membership is not before:
+        return None
+    features: Features = {}
+    for message in heard.values():
+        head, _, rest = message.partition(b"\n")
+        found = _read(rest, device)
+        names = json.loads(head) if found else names
+        features |= found
+    if {len(rows) for rows in features.values()} != {len(names)}:
+        raise MismatchError(
+            f'`"{PER_SAMPLE}"` must have the same names for every shard, but shards of a step '
+            f"differ in {names}: return the same keys always."
+        )
+    return dict(zip(names, whole.joined(features), strict=True))
 
 
 class _Known(torch.autograd.Function):

@@ -1,0 +1,304 @@
+"""Is what a pass computes a function of its samples? Computed twice, now and then, and compared.
+
+Other workers compute other shards, in another order, so a loss function or a model that remembers
+its calls gives other results on each number of workers. A worker's first shard is computed twice in
+a row, from the same samples, random numbers, parameters and buffers::
+
+    rehearsal   a copy of the batch; RANK and WORLD_SIZE are another worker's
+    look        what the program keeps beside its model    (kept_outside.py)
+    pass        the one that counts
+    look        what differs now goes on from pass to pass; what was only stored is the same
+
+So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
+the loss, in metrics or in gradients. In the first step of a loop, and in one of 512 later: with one
+shard a worker that is 0.2 % of the time.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
+
+from unisono.state.contents import updated_parameters
+from unisono.step.loss import read_loss
+from unisono.train.kept_outside import Look, bits_of, put_back
+from unisono.train.run_context import RunContext
+from unisono.train.step import Step
+from unisono.world import World
+
+EVERY = 512  # steps
+_GRADIENT = "the gradient of `{}`"
+_MUST = "the loss function and the model must depend on the shard alone, but"
+_IN_TIME = (
+    "take the step from `unisono.progress()`, set a value in `on_step_begin`, return metrics in a "
+    "dict, or keep a buffer of the model (`register_buffer`)."
+)
+_OF_TENSORS = (
+    "keep a buffer of the model (`register_buffer`), return metrics in a dict, or return values of "
+    'each sample as `"per_sample"` and change it in `on_step_end`, with those of the whole batch.'
+)
+_OF_RANKS = (
+    "compute the same on every worker; for what one worker alone is to do, write a callback that "
+    "asks for `fit.is_leader`."
+)
+_OF_OPTIONS = "pass `schedule=`, or set it in a callback's `on_step_begin`."
+
+Compute = Callable[[nn.Module, Any], Any]
+Seen = dict[str, Any]
+"""By name, what a pass has come to."""
+
+
+class ComputedTwice:
+    """Looks at the passes of one call of ``fit``. Final.
+
+    Args:
+        run: which is trained.
+        functions: the loss function, and what gives features where there is such a one.
+    """
+
+    def __init__(self, run: RunContext, *functions: Compute | None) -> None:
+        self._run, self._model = run, run.kept.model
+        self._functions = [function for function in functions if function is not None]
+
+    def compute(self, step: Step, batch: Any, loss: Compute) -> None:
+        """Compute the shard at hand, after a rehearsal of it.
+
+        Raises:
+            RuntimeError: it is no function of its samples; names what is not.
+        """
+        if not self._is_exact:
+            step.backward(loss(self._model, batch))
+            return
+        shard, num_samples, share = step.waiting
+        engine = self._run.engine
+        assert engine is not None
+
+        def restart() -> None:
+            engine.repeat_shard(shard)
+
+        def rehearse(batch: Any) -> Seen:
+            returned = loss(self._model, batch)
+            seen = _numbers(returned, num_samples)
+            if "nan" in seen["`loss`"] or "inf" in seen["`loss`"]:
+                raise ArithmeticError  # explained where the step fails
+            engine.differentiate_again(returned, num_samples, share)
+            updated = updated_parameters(self._model, self._run.kept.optimizer)
+            return seen | {
+                _GRADIENT.format(name): bits_of(parameter.grad)
+                for name, parameter in updated.items()
+                if parameter.grad is not None
+            }
+
+        def count() -> Seen:
+            with self._gradients() as gradients:
+                returned = loss(self._model, batch)
+                seen = _numbers(returned, num_samples)
+                step.backward(returned)
+            return seen | gradients
+
+        self._twice(batch, rehearse, count, restart)
+
+    def watched(
+        self, step: Step, embed: Compute, loss: Compute, *, is_due: bool
+    ) -> list[Callable[[Any], Any]]:
+        """Give what :meth:`Step.gather` takes; if it is due, the first call of each is checked."""
+        engine = self._run.engine
+        assert engine is not None
+        restarts = (
+            lambda: engine.repeat_shard(step.waiting[0]),
+            lambda: engine.passes.seed("whole batch"),
+        )
+        functions = [partial(function, self._model) for function in (embed, loss)]
+        if not (is_due and self._is_exact):
+            return [*functions]
+        pairs = zip(functions, restarts, strict=True)
+        return [self._first_call_twice(function, restart) for function, restart in pairs]
+
+    def _first_call_twice(
+        self, function: Callable[[Any], Any], restart: Callable[[], None]
+    ) -> Callable[[Any], Any]:
+        calls = iter([True])
+
+        def call(given: Any) -> Any:
+            if next(calls, None) is None:
+                return function(given)
+            found: list[Any] = []
+
+            def count() -> Seen:
+                found.append(function(given))
+                return _leaves(found[0])
+
+            self._twice(given, lambda given: _leaves(function(given)), count, restart)
+            return found[0]
+
+        return call
+
+    def _twice(
+        self,
+        given: Any,
+        rehearse: Callable[[Any], Seen],
+        count: Callable[[], Seen],
+        restart: Callable[[], None],
+    ) -> None:
+        """Compute from a copy, then from what is given, and compare.
+
+        Args:
+            rehearse: gives what a pass over a copy comes to.
+            count: likewise, of the pass that counts.
+            restart: makes random numbers and buffers those before.
+        """
+        try:
+            copied, spare = (tree_map(_copied, given) for _ in range(2))
+            with _as_another_worker(self._run.team.world):
+                rehearsed = rehearse(copied)
+        except Exception:  # the pass that counts will raise it, too
+            restart()
+            count()
+            return
+        first = self._look()
+        restart()
+        counted = count()
+
+        def again() -> Seen:
+            restart()
+            seen = rehearse(spare)
+            restart()
+            return seen
+
+        self._check_kept(first, again)
+        _check_seen(rehearsed, counted, again)
+
+    @property
+    def _is_exact(self) -> bool:
+        run = self._run
+        return (run.options.exact or run.device.is_host) and not run.kinds
+
+    def _look(self) -> Look:
+        return Look(self._model, *self._functions)
+
+    @contextmanager
+    def _gradients(self) -> Iterator[Seen]:
+        """Note the gradients of the backward pass within a block."""
+        seen: Seen = {}
+
+        def note(name: str, parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                seen[_GRADIENT.format(name)] = bits_of(parameter.grad)
+
+        updated = updated_parameters(self._model, self._run.kept.optimizer)
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(note, name))  # type: ignore[no-untyped-call]
+            for name, parameter in updated.items()
+            if parameter.requires_grad
+        ]
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _check_kept(self, first: Look, again: Callable[[], Seen]) -> None:
+        """Refuse what the program keeps and has changed from pass to pass."""
+        second = self._look()
+        places = list(first.changed_in(second))
+        for place in places:
+            if place not in first.holders:
+                raise _goes_on(place[1], _OF_TENSORS)
+        if not places:
+            return
+        # From the same value to the same again: else it is a time that is kept.
+        for place in places:
+            put_back(*second.holders[place], first.values[place])
+        again()
+        third = self._look()
+        for place in places:
+            if third.values.get(place) == second.values[place]:
+                raise _goes_on(place[1], _IN_TIME)
+
+
+def _check_seen(rehearsed: Seen, counted: Seen, again: Callable[[], Seen]) -> None:
+    """Refuse passes that have come to something else without a sign of what they keep."""
+    differs = next((name for name in rehearsed if rehearsed[name] != counted.get(name)), None)
+    if differs is None:
+        return
+    if again() == counted:
+        raise RuntimeError(
+            f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
+            f"{_OF_RANKS}"
+        )
+    raise RuntimeError(
+        f"{_MUST} computed twice, from the same samples, random numbers, parameters and buffers, "
+        f"{differs} is another one: look for what they keep from shard to shard, draw from a "
+        f"generator of their own or take from the time; {_IN_TIME}"
+    )
+
+
+def options_set(before: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> RuntimeError:
+    """Make the error for a pass that has changed an optimizer's options, which were `before`."""
+    pairs = zip(before, optimizer.param_groups, strict=False)
+    names = [
+        name
+        for was, now in pairs
+        for name in now
+        if name != "params" and now[name] != was.get(name)
+    ]
+    return RuntimeError(
+        f"{_MUST} they set `{names[0]}` of the optimizer, whose options all workers must have alike: "
+        f"{_OF_OPTIONS}"
+    )
+
+
+def _goes_on(place: str, way_out: str) -> RuntimeError:
+    return RuntimeError(
+        f"{_MUST} {place} goes on from shard to shard, and each worker computes others: {way_out}"
+    )
+
+
+def _numbers(returned: Any, num_samples: int) -> Seen:
+    """Give the scalars that a loss function has returned, so that NaN is like NaN."""
+    numbers = read_loss(returned, num_samples).numbers()
+    return {f"`{name}`": repr(number) for name, number in numbers.items()}
+
+
+def _leaves(found: Any) -> Seen:
+    leaves = enumerate(tree_leaves(found))
+    return {
+        f"result {at}": bits_of(leaf) if isinstance(leaf, torch.Tensor) else str(leaf)
+        for at, leaf in leaves
+    }
+
+
+@contextmanager
+def _as_another_worker(world: World) -> Iterator[None]:
+    """Have the environment say within a block that this is another worker, among one more."""
+    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+    numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        for name, number in zip(names, numbers, strict=True):
+            os.environ[name] = str(number + 1)
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _copied(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return copy.deepcopy(leaf)
+    spanned = 1 + sum((n - 1) * by for n, by in zip(leaf.shape, leaf.stride(), strict=True))
+    if not leaf.numel() or spanned > 4 * leaf.numel():
+        return leaf.detach().clone()
+    flat = leaf.detach().as_strided((spanned,), (1,)).clone()
+    return flat.as_strided(leaf.shape, leaf.stride())
