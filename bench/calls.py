@@ -11,38 +11,33 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from bench.processes import environment, unisono_run
 from bench.workloads import WORKLOADS
+from unisono.callbacks import Callback, Fit
 
 WARMUP_STEPS, COUNTED_STEPS = 40, 101
 MARK = "calls "
 
 
-class Counter:
-    """Counts Python calls from one forward pass of a shard to that of the next step. Final."""
+class Counter(Callback):
+    """Counts Python calls from the beginning of a step to that of the next. Final."""
 
-    def __init__(self, loss: Callable[[nn.Module, Any], Tensor], num_shards: int) -> None:
-        self._loss, self._num_shards, self._passes = loss, num_shards, 0
+    def __init__(self) -> None:
         self._calls = 0
         self.counts: list[int] = []
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        if self._passes % self._num_shards == 0:
-            if self._passes >= WARMUP_STEPS * self._num_shards:
-                self.counts.append(self._calls)
-            self._calls = 0
-            sys.setprofile(self._note)
-        self._passes += 1
-        return self._loss(model, batch)
+    def on_step_begin(self, fit: Fit) -> None:
+        if fit.step > WARMUP_STEPS:
+            self.counts.append(self._calls)
+        self._calls = 0
+        sys.setprofile(self._note)
 
     def _note(self, _frame: FrameType, event: str, _argument: Any) -> None:
         self._calls += event == "call"
@@ -60,13 +55,13 @@ def count(workload_name: str, num_shards: int, num_workers: int) -> None:
     dataset = TensorDataset(images, torch.randint(10, (len(images),)))
     model = workload.build()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    counter = Counter(workload.loss, num_shards // num_workers)
-    trainer = Trainer(model, optimizer, counter.loss, shards=num_shards, seed=0)
+    counter = Counter()
+    loss, callbacks = workload.loss, [counter]
+    trainer = Trainer(model, optimizer, loss, shards=num_shards, seed=0, callbacks=callbacks)
     trainer.fit(dataset, batch_size=batch_size, steps=num_steps)
     sys.setprofile(None)
     if trainer.run.world.rank == 0:
-        # Not the first one, which is from the warm-up on.
-        print(MARK + json.dumps(counter.counts[1:]), flush=True)
+        print(MARK + json.dumps(counter.counts), flush=True)
 
 
 SHAPES = {"tiny": (1024,), "cnn8": (1, 28, 28)}

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from tests.once import computed_once
 from tests.train import closures
 from torch import nn
 
@@ -56,6 +57,7 @@ def test_the_loss_of_a_step_is_that_of_its_first_evaluation():
     assert summary.means["loss"] == pytest.approx(sum(expected) / 2)
 
 
+@computed_once()
 def test_random_numbers_are_those_of_the_first_evaluation():
     drawn = []
 
@@ -107,6 +109,7 @@ def test_what_does_not_fit_is_refused_before_training(make, options, words):
         unisono.Run(model, torch.optim.LBFGS(model.parameters()), closure="yes")
 
 
+@computed_once()
 def test_a_loss_that_is_not_finite_ends_the_step_in_any_evaluation():
     calls = []
 
@@ -144,6 +147,7 @@ def test_a_worker_that_is_killed_costs_nothing(monkeypatch, at, exchange):
     assert unisono.launch(closures.train, "sam", workers=3) == [alone] * 3
 
 
+@computed_once()
 def train_and_die(name, marker, call):
     """Train; rank 1 dies as it computes a loss for the `call`-th time, once."""
     calls = []

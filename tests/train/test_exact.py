@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from tests.once import computed_once
 from tests.train import test_refused_operation as refusing
 from tests.train.test_refused_operation import Backward, Forward
 from torch import nn
@@ -22,6 +23,12 @@ DATA = torch.arange(48.0).view(16, 3) / 48
 
 def switches():
     return [read() for read in SWITCHES]
+
+
+@pytest.fixture(autouse=True)
+def passes_are_counted():
+    with computed_once():
+        yield
 
 
 class Model(nn.Module):

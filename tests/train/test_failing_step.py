@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.once import computed_once
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -126,12 +127,14 @@ def test_parameters_that_are_not_finite_before_are_named():
     assert "pass `clip_norm=math.inf`" in str(error)
 
 
+@computed_once()
 def test_a_loss_that_is_finite_the_second_time_is_told_of():
     values = iter([1.0, NAN, 3.5])
     error, _ = failing(loss=lambda model, batch: model(batch[0]).mean() * 0 + next(values, 1.0))
     assert "computed once more, from the same samples and random numbers, it is 3.5;" in str(error)
 
 
+@computed_once()
 def test_a_program_that_fails_the_second_time_is_told_of_the_first():
     calls = []
 
@@ -146,6 +149,7 @@ def test_a_program_that_fails_the_second_time_is_told_of_the_first():
     assert error.__suppress_context__
 
 
+@computed_once()
 def test_dropout_is_drawn_as_before():
     seen = []
 
@@ -268,6 +272,7 @@ def rank_dependent(model, batch):
 
 @pytest.mark.slow
 def test_all_workers_say_what_one_of_them_has_found():
+    @computed_once()
     def fail():
         return [
             of_ranks(Log()),

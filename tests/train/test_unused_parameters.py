@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.classified import taken
+from tests.once import computed_once
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -30,7 +31,8 @@ def said(capfd, steps=STEPS, times=1, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, loss, shards=1, seed=0)
     for time in range(1, times + 1):
-        trainer.fit(TensorDataset(torch.ones(100, 2)), batch_size=2, steps=steps * time)
+        with computed_once():
+            trainer.fit(TensorDataset(torch.ones(100, 2)), batch_size=2, steps=steps * time)
     return "".join(capfd.readouterr())
 
 

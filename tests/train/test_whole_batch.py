@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.once import computed_once
 from tests.train import test_on_gradients
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -186,6 +187,7 @@ def test_digest_is_the_same_on_any_number_of_workers(monkeypatch, exchange):
         assert unisono.launch(train, workers=workers) == [alone] * workers
 
 
+@computed_once()
 def train_and_die(marker, call):
     """Train; rank 1 dies as it embeds a batch for the `call`-th time, once."""
     calls = []

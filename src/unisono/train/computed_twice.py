@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.state.contents import updated_parameters
 from unisono.step.loss import read_loss
-from unisono.train.kept_outside import Look, bits_of, put_back
+from unisono.train.kept_outside import Look, Plain, bits_of, put_back
 from unisono.train.run_context import RunContext
 from unisono.train.step import Step
 from unisono.world import World
@@ -88,8 +88,6 @@ class ComputedTwice:
         def rehearse(batch: Any) -> Seen:
             returned = loss(self._model, batch)
             seen = _numbers(returned, num_samples)
-            if "nan" in seen["`loss`"] or "inf" in seen["`loss`"]:
-                raise ArithmeticError  # explained where the step fails
             engine.differentiate_again(returned, num_samples, share)
             updated = updated_parameters(self._model, self._run.kept.optimizer)
             return seen | {
@@ -156,21 +154,22 @@ class ComputedTwice:
             count: likewise, of the pass that counts.
             restart: makes random numbers and buffers those before.
         """
-        try:
+        rehearsed: Seen | None = None
+        with suppress(Exception):  # the pass that counts will raise it, too
             copied, spare = (tree_map(_copied, given) for _ in range(2))
             with _as_another_worker(self._run.team.world):
                 rehearsed = rehearse(copied)
-        except Exception:  # the pass that counts will raise it, too
-            restart()
-            count()
-            return
-        first = self._look()
+        first = None if rehearsed is None else self._look()
         restart()
         counted = count()
+        if rehearsed is None or first is None or not _is_finite(counted):
+            return  # that is explained where the step fails
 
         def again() -> Seen:
+            seen: Seen = {}
             restart()
-            seen = rehearse(spare)
+            with suppress(Exception):
+                seen = rehearse(spare)
             restart()
             return seen
 
@@ -210,14 +209,17 @@ class ComputedTwice:
         """Refuse what the program keeps and has changed from pass to pass."""
         second = self._look()
         places = list(first.changed_in(second))
-        for place in places:
-            if place not in first.holders:
-                raise _goes_on(place[1], _OF_TENSORS)
         if not places:
             return
+        holders = [second.holders.get(place) for place in places]
+        for place, holder in zip(places, holders, strict=True):
+            if holder is None:
+                is_plain = isinstance(first.values[place], Plain)
+                raise _goes_on(place[1], _IN_TIME if is_plain else _OF_TENSORS)
         # From the same value to the same again: else it is a time that is kept.
-        for place in places:
-            put_back(*second.holders[place], first.values[place])
+        for place, holder in zip(places, holders, strict=True):
+            assert holder is not None
+            put_back(*holder, first.values[place])
         again()
         third = self._look()
         for place in places:
@@ -252,8 +254,8 @@ def options_set(before: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> Ru
         if name != "params" and now[name] != was.get(name)
     ]
     return RuntimeError(
-        f"{_MUST} they set `{names[0]}` of the optimizer, whose options all workers must have alike: "
-        f"{_OF_OPTIONS}"
+        f"{_MUST} they set `{names[0]}` of the optimizer, whose options all workers must have "
+        f"alike: {_OF_OPTIONS}"
     )
 
 
@@ -267,6 +269,10 @@ def _numbers(returned: Any, num_samples: int) -> Seen:
     """Give the scalars that a loss function has returned, so that NaN is like NaN."""
     numbers = read_loss(returned, num_samples).numbers()
     return {f"`{name}`": repr(number) for name, number in numbers.items()}
+
+
+def _is_finite(seen: Seen) -> bool:
+    return not any(word in seen.get("`loss`", "") for word in ("nan", "inf"))
 
 
 def _leaves(found: Any) -> Seen:

@@ -30,7 +30,7 @@ from torch import nn
 
 _SMALL, _AT_MOST = 1_000, 100_000  # elements of a container; places of a look
 _WHOLE = 1 << 24  # elements of a tensor; of a larger one some are looked at
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), itertools.count)
+Plain = bool | int | float | complex | str | bytes | None
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LIBRARIES = ("torch", "numpy", "unisono", "torchmetrics")
@@ -45,7 +45,7 @@ class Look:
 
     Attributes:
         values: by place, the value; each place is an owner and what the value is called there.
-        holders: where each plain value lies: a container or an object, and the key.
+        holders: where plain values lie that can be set: a container or an object, and the key.
     """
 
     def __init__(self, model: nn.Module, *functions: Any) -> None:
@@ -158,9 +158,12 @@ class Look:
         if isinstance(value, np.generic):
             value = value.item()
         place = (self._owner, called.format(name))
-        if isinstance(value, _PLAIN):
-            self.values[place] = repr(value) if isinstance(value, itertools.count) else value
-            self.holders[place] = (holder, name if key is None else key)
+        if isinstance(value, itertools.count):
+            self.values[place] = repr(value)
+        elif isinstance(value, Plain):
+            self.values[place] = value
+            if not isinstance(holder, (tuple, type(None))):
+                self.holders[place] = (holder, name if key is None else key)
         elif id(value) in self._seen:
             pass
         elif isinstance(value, (torch.Tensor, np.ndarray)):
@@ -173,7 +176,7 @@ class Look:
 
     def _container(self, called: str, name: str, value: Any) -> None:
         self._seen.add(id(value))
-        self.values[(self._owner, called.format(name))] = len(value)
+        self.values[(self._owner, called.format(name))] = (len(value),)
         if isinstance(value, (set, frozenset)) or len(value) > _SMALL:
             return
         entries = value.items() if isinstance(value, dict) else enumerate(value)
@@ -189,7 +192,8 @@ def put_back(holder: Any, key: Any, value: Any) -> None:
     elif isinstance(holder, (dict, list, deque)):
         holder[key] = value
     else:
-        setattr(holder, key, value)
+        with suppress(AttributeError):  # it is frozen
+            setattr(holder, key, value)
 
 
 def bits_of(value: torch.Tensor | np.ndarray[Any, Any]) -> tuple[Any, ...]:
