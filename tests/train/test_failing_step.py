@@ -272,14 +272,14 @@ def rank_dependent(model, batch):
 
 @pytest.mark.slow
 def test_all_workers_say_what_one_of_them_has_found():
-    @computed_once()
     def fail():
-        return [
-            of_ranks(Log()),
-            of_ranks(Root(), clip_norm=1.0),
-            of_ranks(None, dataset=data(sample9=NAN)),
-            of_ranks(None, loss=rank_dependent) if unisono.world().world_size > 1 else "",
-        ]
+        with computed_once():
+            return [
+                of_ranks(Log()),
+                of_ranks(Root(), clip_norm=1.0),
+                of_ranks(None, dataset=data(sample9=NAN)),
+                of_ranks(None, loss=rank_dependent) if unisono.world().world_size > 1 else "",
+            ]
 
     alone = fail()
     first, second = unisono.launch(fail, workers=2)

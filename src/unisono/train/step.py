@@ -211,7 +211,8 @@ class Step:
 
         Args:
             loss: the mean over the shard (a scalar), or ``(sum, weight)``, or a dict with
-                ``"loss"`` and further scalars or pairs, or integers, which are added up.
+                ``"loss"`` and further scalars or pairs, or integers, which are added up. In it
+                ``"per_sample"`` is a dict of tensors with a row for each sample.
 
         Raises:
             TypeError, ValueError: it is no such loss.

@@ -55,7 +55,8 @@ class Trainer:
             ``(sum, weight)``, or a dict with ``"loss"`` and further scalars, which are averaged in
             the same way; integers and booleans are counts, which are added up. For
             ``(sum, weight)`` the sum is differentiated, and the gradients are divided by the
-            weight of the global batch.
+            weight of the global batch. ``"per_sample"`` in the dict is a dict of tensors with a row
+            for each sample, for ``step.per_sample`` in `on_step_end`.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
             loop's ``batch_size`` for each shard; at least 1.
