@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.state.contents import updated_parameters
 from unisono.step.loss import read_loss
-from unisono.train.kept_outside import Look, Plain, bits_of, put_back
+from unisono.train.kept_outside import Look, Plain, bits_of, put_back, states_of
 from unisono.train.run_context import RunContext
 from unisono.train.step import Step
 from unisono.world import World
@@ -157,8 +157,13 @@ class ComputedTwice:
         rehearsed: Seen | None = None
         with suppress(Exception):  # the pass that counts will raise it, too
             copied, spare = (tree_map(_copied, given) for _ in range(2))
-            with _as_another_worker(self._run.team.world):
-                rehearsed = rehearse(copied)
+            counted_before = states_of(self._look().metrics)
+            try:
+                with _as_another_worker(self._run.team.world):
+                    rehearsed = rehearse(copied)
+            finally:
+                for metric, name, value in counted_before:
+                    setattr(metric, name, value)
         first = None if rehearsed is None else self._look()
         restart()
         counted = count()

@@ -19,8 +19,9 @@ import itertools
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -46,12 +47,14 @@ class Look:
     Attributes:
         values: by place, the value; each place is an owner and what the value is called there.
         holders: where plain values lie that can be set: a container or an object, and the key.
+        metrics: objects of torchmetrics, which count what they are given.
     """
 
     def __init__(self, model: nn.Module, *functions: Any) -> None:
         self.values: dict[tuple[int, str], Any] = {}
         self.holders: dict[tuple[int, str], tuple[Any, Any]] = {}
         own = itertools.chain(model.parameters(), model.buffers())
+        self.metrics: list[Any] = []
         self._seen = set(map(id, own))
         self._owner = 0
         for function in functions:
@@ -129,7 +132,10 @@ class Look:
     def _object(self, thing: Any) -> None:
         kind = type(thing)
         if kind.__module__.partition(".")[0] == "torchmetrics":
-            return  # counts what it was given, for whoever asks it
+            self.metrics += [thing] if hasattr(thing, "_defaults") else []
+            for metric in thing.values() if isinstance(thing, nn.ModuleDict) else ():
+                self._follow(metric)
+            return
         called = f"`self.{{}}` of `{kind.__name__}`"
         for key, value in _attributes(thing):
             self._take(called, key, value, thing)
@@ -194,6 +200,12 @@ def put_back(holder: Any, key: Any, value: Any) -> None:
     else:
         with suppress(AttributeError):  # it is frozen
             setattr(holder, key, value)
+
+
+def states_of(metrics: Sequence[Any]) -> list[tuple[Any, str, Any]]:
+    """Copy what metrics have counted: by metric and name."""
+    names = [(metric, [*metric._defaults, "_update_count", "_computed"]) for metric in metrics]
+    return [(metric, name, deepcopy(getattr(metric, name))) for metric, of in names for name in of]
 
 
 def bits_of(value: torch.Tensor | np.ndarray[Any, Any]) -> tuple[Any, ...]:
