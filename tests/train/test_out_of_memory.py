@@ -7,6 +7,7 @@ import torch
 from tests.accelerator import sim
 from tests.classified import cross_entropy as plain
 from tests.classified import taken
+from tests.once import computed_once
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -147,6 +148,7 @@ def test_loops_of_ones_own_are_told_the_same(accelerator):
     assert caught(loop).phase == "forward pass"
 
 
+@computed_once()
 def test_a_program_that_catches_torchs_error_inside_still_does(accelerator):
     accelerator.limit(0, ROOM)
     seen = []

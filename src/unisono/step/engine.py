@@ -219,6 +219,10 @@ class StepEngine:
         """Differentiate one shard's loss in a step that fails; gradients stay in ``.grad``."""
         self._device.backward(*self._weighted(read_loss(returned, num_samples), share))
 
+    def check_passes(self) -> None:
+        """Check what no pass may change; raises RuntimeError."""
+        self._bound.check_passes()
+
     def clear_repeated(self) -> None:
         """Leave gradients and buffers as they were before shards were computed once more."""
         self._bound.clear_gradients()
@@ -237,7 +241,7 @@ class StepEngine:
             to be computed here too, maybe none; then this is called again.
         """
         step = self._step
-        self._bound.check_passes()
+        self.check_passes()
         self._team.faults.meet("gradients", step)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:

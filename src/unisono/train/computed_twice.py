@@ -103,7 +103,7 @@ class ComputedTwice:
                 step.backward(returned)
             return seen | gradients
 
-        self._twice(batch, rehearse, count, restart)
+        self._twice(batch, rehearse, count, restart, engine.check_passes)
 
     def watched(
         self, step: Step, embed: Compute, loss: Compute, *, is_due: bool
@@ -146,6 +146,7 @@ class ComputedTwice:
         rehearse: Callable[[Any], Seen],
         count: Callable[[], Seen],
         restart: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Compute from a copy, then from what is given, and compare.
 
@@ -153,6 +154,7 @@ class ComputedTwice:
             rehearse: gives what a pass over a copy comes to.
             count: likewise, of the pass that counts.
             restart: makes random numbers and buffers those before.
+            check: refuses other things that a pass must not do, with words of its own.
         """
         rehearsed: Seen | None = None
         with suppress(Exception):  # the pass that counts will raise it, too
@@ -169,6 +171,7 @@ class ComputedTwice:
         counted = count()
         if rehearsed is None or first is None or not _is_finite(counted):
             return  # that is explained where the step fails
+        check()
 
         def again() -> Seen:
             seen: Seen = {}
