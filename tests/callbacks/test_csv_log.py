@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.classified import by_sign as data
 from tests.classified import with_accuracy as loss
+from tests.once import computed_once
 
 import unisono
 from unisono.callbacks import CSVLog
@@ -103,6 +104,7 @@ def test_another_run_has_a_file_of_its_own(tmp_path):
     assert rows(tmp_path / "steps-1.csv") == rows(tmp_path / "steps.csv")
 
 
+@computed_once()
 def test_a_mean_that_comes_late_has_a_column_behind_the_others(tmp_path):
     def late(model, batch):
         late.calls += 1

@@ -84,8 +84,8 @@ def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
 def test_state_that_a_worker_keeps_for_itself_is_found_in_a_program_of_ours(tmp_path: Path) -> None:
     source = (PROGRAMS / "trained_with_unisono.py").read_text()
     source = source.replace(
-        "    x, y = batch\n", "    x, y = batch\n    model.calls = getattr(model, 'calls', 0) + 1\n"
-    ).replace("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) * (1 + model.calls)")
+        "    x, y = batch\n", "    x, y = batch\n    torch.calls = getattr(torch, 'calls', 0) + 1\n"
+    ).replace("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) * (torch.calls // 4)")
     (tmp_path / "train.py").write_text(source)
     verdict = verify(Program("script", "train.py", (), tmp_path), 3, Limits(), os.environ, print)
     assert verdict.world_sizes == (1, 2, 3)
