@@ -2,7 +2,7 @@
 
 The mean is over the tokens of the global batch, not over shards or sentences, so it does not depend
 on which sentences are together. `Words` is called as models of transformers are; one of those
-(`AutoModelForCausalLM.from_pretrained(…)`) can take its place.
+(`AutoModelForCausalLM.from_pretrained(…).train()`) can take its place.
 """
 
 from types import SimpleNamespace

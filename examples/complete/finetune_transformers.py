@@ -43,6 +43,7 @@ def load(name, texts):
     if name is not None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
         model = transformers.AutoModelForSequenceClassification.from_pretrained(name, num_labels=2)
+        model.train()  # `from_pretrained` leaves it in `eval()` mode
         return model, tokenizer
     words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

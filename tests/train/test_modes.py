@@ -110,7 +110,40 @@ def test_a_run_that_is_resumed_goes_on_with_the_layers_as_they_were(kind, stop, 
     assert train(kind, [14], tmp_path) == undisturbed(kind)
 
 
-def test_a_later_fit_begins_with_all_layers_in_training_mode_and_goes_on_as_it_was(tmp_path):
+def of_frozen_statistics(directory=None, steps=14):
+    """Fit with a BatchNorm in `eval()`, twice, and evaluate in between."""
+    trainer = make(Cool, directory)
+    trainer.run.model[1].eval()
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.fit(data(), batch_size=20, steps=6, validate=data())
+        trainer.evaluate(data(), batch_size=20)
+        trainer.fit(data(), batch_size=20, steps=steps)
+    modes = [module.training for module in trainer.run.model]
+    return trainer.run.model[1].num_batches_tracked.item(), modes, trainer.digest()
+
+
+@pytest.mark.slow
+def test_each_layer_trains_in_the_mode_in_which_the_program_left_it(monkeypatch, tmp_path):
+    alone = of_frozen_statistics()
+    assert alone[:2] == (0, [True, False, True, True])
+    of_frozen_statistics(tmp_path, 9)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=10")
+    assert unisono.launch(of_frozen_statistics, tmp_path, workers=2) == [alone] * 2
+
+
+def test_a_model_wholly_in_eval_gets_one_line(capsys):
+    for evaluates in (False, True):
+        trainer = make(Thaw)
+        trainer.run.model.train(not evaluates)
+        for steps in (2, 4):
+            trainer.fit(data(), batch_size=20, steps=steps)
+        said = capsys.readouterr()
+        count = (said.out + said.err).count("every layer of the model is in `eval()` mode")
+        assert count == evaluates
+        assert trainer.run.model.training is not evaluates
+
+
+def test_a_later_fit_begins_with_the_layers_as_they_were_and_goes_on_so(tmp_path):
     class SettleLate(Settle):
         def on_epoch_end(self, fit):
             if fit.epoch in (1, 3):

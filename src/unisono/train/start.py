@@ -28,6 +28,10 @@ _TOO_SLOW = (
     "samples are not compared between the workers, as to read one takes more than 0.1 s; that all "
     "have the same data set is known by its length alone"
 )
+_IN_EVAL = (
+    "every layer of the model is in `eval()` mode and stays so: dropout is off, and BatchNorm uses "
+    "its averages; to train as usual, call `model.train()` before"
+)
 
 
 def start(run: RunContext, plan: LoopPlan) -> None:
@@ -57,6 +61,9 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     if not run.is_ahead:
         run.plan = plan.samples
     _tell_unseeded(run)
+    is_over = run.is_ahead or run.is_over(plan.totals)
+    if not (is_over or any(module.training for module in run.kept.model.modules())):
+        run.say_once(_IN_EVAL)
     if not (run.options.exact or run.device.is_host):
         run.say_once(
             "`exact=False`: operations without a deterministic form are allowed on "

@@ -194,9 +194,10 @@ class Trainer:
     ) -> Summary:
         """Train until the run has done `epochs` or `steps` in total; if it has, do nothing.
 
-        Collective: every rank calls it, in the same order. The whole model is put into training
-        mode, including layers in ``eval()``; `Run.steps` does not do that. In a run that resumes
-        from a checkpoint, layers have the modes that they had there.
+        Collective: every rank calls it, in the same order. Each layer trains in the mode in which
+        the program has left it, so a BatchNorm in ``eval()`` keeps its averages; if all are in
+        ``eval()``, one line says so. In a run that resumes from a checkpoint, layers have the modes
+        that they had there.
 
         A program may call it several times, with higher totals, other data or more parameters each
         time. When the program is started again, the call in which the newest checkpoint was written
@@ -269,8 +270,6 @@ class Trainer:
                 validation.must_be(f"{callback.name}, which looks at validations")
         self._forget_other_runs()
         self._keep_states()
-        if not run.is_ahead:
-            run.model.train()
         fit = FitUnderWay(
             run,
             plan,
