@@ -9,6 +9,7 @@ from torch.utils.data import default_collate
 
 from unisono.device import seed_generators
 from unisono.errors import LoadingError
+from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
 
 Collate = Callable[[list[Any]], Any]
@@ -16,11 +17,22 @@ _NAMED_AT_MOST = 8
 
 
 class Collator:
-    """Makes batches, and seeds generators for what is read. Final; see :func:`fetch.fetcher`."""
+    """Makes batches, and seeds generators for what is read. Final; see :func:`fetch.fetcher`.
 
-    def __init__(self, seed: int, stream: str, collate_fn: Collate | None, length: int) -> None:
+    Args:
+        dataset: may have generators of its own, as `collate_fn` may.
+        length: of the dataset.
+
+    Attributes:
+        own: those generators.
+    """
+
+    def __init__(
+        self, seed: int, stream: str, collate_fn: Collate | None, dataset: Any, length: int
+    ) -> None:
         self._seed, self._stream, self._collate_fn = seed, stream, collate_fn
-        self._length = length
+        self._length, self._epoch = length, -1
+        self.own = OwnGenerators(dataset=dataset, collate_fn=collate_fn)
 
     def seed_for(self, what: str, epoch: int, number: int = 0, repeat: int = 0) -> None:
         """Seed every generator for a sample, or for several, of which this is the first.
@@ -32,7 +44,16 @@ class Collator:
             repeat: how often the sample came before in the epoch.
         """
         place = epoch * self._length + number
-        seed_generators(seed_of(f"{self._stream} {what}", self._seed, place, repeat))
+        word = seed_of(f"{self._stream} {what}", self._seed, place, repeat)
+        seed_generators(word)
+        if self.own.found:
+            self.own.seed(word)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Look again for generators of the program's, which may have made others meanwhile."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.own.look()
 
     def collate(
         self, numbers: Sequence[int], samples: Any, epoch: int, first_repeat: int = 0

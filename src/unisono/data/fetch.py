@@ -10,6 +10,7 @@ What a dataset draws from the default generators depends on what is read, never 
     __getitems__    seeded once a shard, from (seed, epoch, the first index)
     collate_fn      the same, in a stream of its own
 
+Generators of the dataset's or of `collate_fn`'s own are seeded with them (``own_generators.py``).
 ``index`` is the sample's place in the dataset that was passed, so two entries of a ``Subset`` that
 name the same sample are augmented differently. How often a sampler took the sample before in the
 epoch belongs to the seed, too. Tensor datasets and lists draw nothing and are not seeded for.
@@ -65,7 +66,7 @@ def fetcher(
         LoadingError: a ``Subset`` takes samples that are not there.
     """
     length = length_of(dataset)
-    collator = Collator(seed, stream, collate_fn, length)
+    collator = Collator(seed, stream, collate_fn, dataset, length)
     if is_stream(dataset):
         return StreamReader(dataset, length, batch_size, shards, collator)
     leaf, chosen = _unwrapped(dataset)
@@ -89,7 +90,7 @@ def sample_reader(
 
     `length` is how many there are; `seed` and `stream` are those of :func:`fetcher`.
     """
-    reader = _Reader(leaf_of(dataset), None, Collator(seed, stream, None, length))
+    reader = _Reader(leaf_of(dataset), None, Collator(seed, stream, None, dataset, length))
 
     def read(number: int, epoch: int) -> Any:
         within: Any = dataset
@@ -127,6 +128,7 @@ class _Reader:
         numbers = indices.tolist()
         places = numbers if self._chosen is None else self._chosen[indices].tolist()
         again = [0] * len(numbers) if repeats is None else repeats.tolist()
+        self._collator.begin_epoch(epoch)
         with num_threads(1):
             samples = (
                 self._read_many(numbers, places, epoch, again[0])
@@ -140,7 +142,8 @@ class _Reader:
 
     def sample(self, number: int, place: int, epoch: int) -> Any:
         """Read one sample that is at `place` in the dataset below; raises as a call does."""
-        with num_threads(1):
+        self._collator.begin_epoch(epoch)
+        with num_threads(1), self._collator.own.put_back():
             if self._takes_many:
                 return self._read_many([number], [place], epoch, 0)
             return self._read_one(number, place, epoch, 0)

@@ -62,6 +62,7 @@ class StreamPass:
         Raises:
             LoadingError: the dataset raised.
         """
+        self._collator.begin_epoch(epoch)
         self._collator.seed_for("stream", epoch)
         try:
             set_epoch = getattr(self._dataset, "set_epoch", None)

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from unisono.errors import NonFiniteLossError
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
+from unisono.own_generators import OwnGenerators
 from unisono.state.contents import updated_parameters
 from unisono.state.several_optimizers import members_of
 from unisono.step.bound_model import BoundModel
@@ -63,6 +64,7 @@ class StepEngine:
         scaling: how losses are scaled, likewise.
         timers: of this worker's phases; None: such as nobody asks for delays.
         on_gradients: the program's function between the sum and the update, if it has one.
+        own: generators of the program's own, which are seeded with the default ones.
 
     Attributes:
         gradient_norm: of the last update's gradients, before they were clipped by it; else None.
@@ -84,6 +86,7 @@ class StepEngine:
         scaling: Mapping[str, LossScaling] | None = None,
         timers: PhaseTimers | None = None,
         on_gradients: OnGradients | None = None,
+        own: OwnGenerators | None = None,
     ) -> None:
         clips, scales = clipping or {}, scaling or {}
         self.members = {
@@ -101,7 +104,7 @@ class StepEngine:
         self._bound = BoundModel(model, optimizer, exchange.fixed)
         self.timers = timers or PhaseTimers()
         self.model = model
-        self.passes = ShardPasses(exchange, seed)
+        self.passes = ShardPasses(exchange, seed, own)
         self._hook: GradientHook | None = None
         if on_gradients is not None:
             self._hook = GradientHook(on_gradients, list(updated_parameters(model, optimizer)))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from unisono.exchange.protocol import Exchange
+from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.step.gradients import GradientStack
@@ -30,6 +31,9 @@ Backward = tuple[torch.Tensor, torch.Tensor]
 class ShardPasses:
     """Computes the shards of one worker in the steps of one loop. Final.
 
+    Args:
+        own: generators of the program's own, which are seeded with the default ones.
+
     Attributes:
         shards: those of this worker, in the order in which it computes them.
         stack: the sums of the step under way.
@@ -38,8 +42,9 @@ class ShardPasses:
     shards: Sequence[int]
     stack: GradientStack
 
-    def __init__(self, exchange: Exchange, seed: int) -> None:
+    def __init__(self, exchange: Exchange, seed: int, own: OwnGenerators | None = None) -> None:
         self._exchange, self._seed = exchange, seed
+        self._own = own if own is not None and own.found else None
         self._device, self._num_shards = exchange.device, exchange.division.num_shards
         self._others: Sequence[nn.Parameter] = ()
         self._step = self._first_shard = self._turn = 0
@@ -72,7 +77,7 @@ class ShardPasses:
 
     def seed(self, stream: str) -> None:
         """Seed generators for what is computed once in the update."""
-        self._device.seed(seed_of(stream, self._seed, self._step, self._turn))
+        self._seed_all(seed_of(stream, self._seed, self._step, self._turn))
 
     @contextmanager
     def seeded(self, stream: str) -> Iterator[None]:
@@ -84,8 +89,13 @@ class ShardPasses:
     def start(self, shard: int) -> None:
         """Prepare for one shard's forward pass."""
         place = self._step * self._num_shards + shard
-        self._device.seed(seed_of("train", self._seed, place, self._turn))
+        self._seed_all(seed_of("train", self._seed, place, self._turn))
         self._exchange.buffers.restore()
+
+    def _seed_all(self, word: int) -> None:
+        self._device.seed(word)
+        if self._own is not None:
+            self._own.seed(word)
 
     def add(self, shard: int, backward: Backward | None) -> None:
         """Take a shard's loss, once its forward pass is issued.

@@ -16,7 +16,6 @@ from torch import nn
 
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
-from unisono.plan.seeds import seed_of
 from unisono.step.loss import name_of, read_loss
 from unisono.step.pending import PendingLosses
 from unisono.train import metric_states
@@ -73,7 +72,7 @@ def evaluate(
             return means
         states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
-        sweep.device.seed(seed_of("metrics", sweep.plan.seed))
+        sweep.seed("metrics")
         return _joined(means, metrics.finish(states, sweep.plan, sweep.team))
 
 
@@ -90,7 +89,7 @@ def evaluate_whole(
         sums: Sums = {}
         for batch in range(plan.steps_per_epoch):
             chosen = slice(*plan.bounds(batch))
-            device.seed(seed_of("evaluate whole", plan.seed, batch))
+            sweep.seed("evaluate whole", batch)
             parts = tuple(leaf[chosen].to(device.torch) for leaf in rows)
             by_name = {name: leaf[chosen].to(device.torch) for name, leaf in named.items()}
             features = by_name or (parts if len(parts) > 1 else parts[0])

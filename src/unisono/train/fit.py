@@ -87,7 +87,8 @@ class FitUnderWay(Observer):
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
-        steps = run.begin_loop(plan, observer=self, loss=None if self._embed else self._loss)
+        loss, functions = None if self._embed else self._loss, (self._loss, self._embed)
+        steps = run.begin_loop(plan, observer=self, loss=loss, functions=functions)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:

@@ -22,6 +22,7 @@ from unisono.data.fetch import Fetch
 from unisono.device import num_threads
 from unisono.exchange.choice import chosen
 from unisono.forbidden import collectives_watched
+from unisono.own_generators import OwnGenerators
 from unisono.state.several_optimizers import members_of
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
@@ -188,8 +189,11 @@ def _entered(
 def _bound(
     run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
 ) -> Boundary:
+    own = OwnGenerators(**run.program, **plan.program)
+    own.look()
+    stack.enter_context(own.put_back())
     with memory_explained(run, "start of the loop"):
-        run.engine = engine = _engine(run, plan, live, timers)
+        run.engine = engine = _engine(run, plan, live, timers, own)
     stack.callback(engine.exchange.unbind)
     interrupts = Interrupts()
     if run.checkpoints is not None and run.team.supervisor.is_alone:
@@ -197,7 +201,9 @@ def _bound(
     return Boundary(run, engine, plan.samples, interrupts)
 
 
-def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
+def _engine(
+    run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, own: OwnGenerators
+) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
     if run.joint_calls.is_loop_kept:
@@ -220,6 +226,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         "scaling": run.scaling,
         "timers": timers,
         "on_gradients": run.options.on_gradients,
+        "own": own,
     }
     kind = ClosureEngine if run.takes_closure else StepEngine
     return kind(model, optimizer, exchange, **options)

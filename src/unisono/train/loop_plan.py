@@ -6,6 +6,7 @@ Of the totals of epochs and steps, the first to be reached counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from unisono.data.data_reading import Reading
 from unisono.data.fetch import Fetch, fetcher
@@ -84,6 +85,11 @@ class LoopPlan:
 
     def __post_init__(self) -> None:
         check_whole("loader_workers", self.reading.loader_workers, at_least=0)
+
+    @property
+    def program(self) -> dict[str, Any]:
+        """What of the program runs when samples are read, by name."""
+        return {"dataset": self.reading.dataset, "collate_fn": self.reading.collate_fn}
 
     def fetch(self, stream: str = "train") -> Fetch:
         """Make the function that reads batches; raises as :func:`fetcher` does."""

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +282,7 @@ class Run:
         plan: LoopPlan,
         observer: Observer | None = None,
         loss: Callable[[nn.Module, Any], Any] | None = None,
+        functions: Sequence[Any] = (),
     ) -> Generator[Step, None, None]:
         """Begin a loop; see :meth:`steps`.
 
@@ -289,11 +290,12 @@ class Run:
             plan: what it goes over.
             observer: follows the run from here on; None: whoever did before.
             loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
+            functions: all of the program's that run in passes, as far as known.
         """
         every = self.context.options.every
         if plan.samples.is_endless and every is not None and every.epochs is not None:
             raise no_epochs("checkpoint_every")
-        self.context.loss = loss
+        self.context.loss, self.context.functions = loss, functions
         if observer is not None:
             self.context.observer = observer
         check_split_before(self.model, self.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ class RunContext:
     observer: Observer = field(default_factory=Observer)  # who follows the run now
     # computes a batch's loss; None in loops where the program does that
     loss: Callable[[nn.Module, Any], Any] | None = None
+    functions: Sequence[Any] = ()  # what of the program runs in the loop's passes, as far as known
     engine: StepEngine | None = None  # computes the steps of the loop under way
     memory: RunMemory | None = None  # of the newest loop
     plan: SamplePlan | None = None  # which samples the epoch under way has
@@ -67,6 +68,17 @@ class RunContext:
     kinds: dict[int, str] | None = None
     has_told_unused: bool = False  # parameters without a gradient were looked for
     told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
+
+    @property
+    def program(self) -> dict[str, Any]:
+        """What of the program runs in a step, by name."""
+        kept = self.kept
+        return {
+            "loss": self.functions,
+            "model": kept.model,
+            "optimizer": kept.optimizer,
+            "on_gradients": self.options.on_gradients,
+        }
 
     def say(self, line: str) -> None:
         """Show the user one line."""

@@ -20,6 +20,7 @@ from unisono.data.fingerprint import REMEDY, fingerprint_of_data
 from unisono.data.loader import Place
 from unisono.device import num_threads
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
+from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
 from unisono.state.digest import digest_of_weights
 from unisono.state.model_buffers import buffers_put_back
@@ -55,6 +56,7 @@ class Sweep:
         name: of the trainer's method.
         loop: goes over the dataset once, without shuffling.
         model: in whatever mode; it computes in ``eval()`` mode. None: the one that is trained.
+        functions: of the program, that run in the pass.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Sweep:
         name: str,
         loop: LoopPlan,
         model: nn.Module | None,
+        functions: Sequence[Any] = (),
     ) -> None:
         self._run, self._name, self._loop = run, name, loop
         self.plan, self.team, self.device = loop.samples, run.team, run.device
@@ -70,10 +73,17 @@ class Sweep:
         self.model = run.kept.model if model is None else model
         # One that is not the trained one may differ between the workers.
         self._digest = None if model is None else digest_of_weights(model)
+        self._own = OwnGenerators(**loop.program, loss=functions, model=self.model)
 
     def explain(self, error: Exception) -> Exception:
         """Explain what a pass has raised, if memory is full."""
         return explained(error, self._run, f"pass of `{self._name}`")
+
+    def seed(self, stream: str, number: int = 0) -> None:
+        """Seed generators for one place of a stream of this pass."""
+        word = seed_of(stream, self.plan.seed, number)
+        self.device.seed(word)
+        self._own.seed(word)
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
@@ -112,11 +122,13 @@ class Sweep:
         plan, fetch = self.plan, self._loop.fetch("evaluate")
         check_unchanged = _watching(self.model)
         modes = [(module, module.training) for module in self.model.modules()]
+        self._own.look()
         self.model.eval()
         try:
             with (
                 torch.no_grad(),
                 self.device.generators_put_back(),
+                self._own.put_back(),
                 num_threads(threads_per_worker()),
                 deterministic_kernels(self.is_deterministic),
                 every_shape_compiled(),
@@ -133,7 +145,7 @@ class Sweep:
                                 continue
                             data = loader.batch(Place(0, batch, shard), shards)
                             number = batch * plan.shards + shard
-                            self.device.seed(seed_of("evaluate", plan.seed, number))
+                            self.seed("evaluate", number)
                             put_buffers_back()
                             before = forbid(IN_A_PASS)
                             try:

@@ -389,7 +389,7 @@ class Trainer:
             pin_memory=pin_memory,
         )
         predictor = Predictor(
-            self._sweep("predict", reading.in_dataset_order(), model),
+            self._sweep("predict", reading.in_dataset_order(), model, forward),
             self._prepared(forward),
             None if path is None else Path(path),
         )
@@ -443,7 +443,8 @@ class Trainer:
     ) -> dict[str, Any]:
         def compute() -> bytes:
             with self._computing.under_way(self.run.model):
-                sweep = self._sweep("evaluate", reading, model)
+                used = (self._loss, self._embed, measured)
+                sweep = self._sweep("evaluate", reading, model, *used)
                 if self._embed is None:
                     found = evaluate(sweep, self._loss, measured)
                 else:
@@ -453,10 +454,12 @@ class Trainer:
         means: dict[str, Any] = json.loads(self.run.joint_calls.together("evaluate", compute))
         return means
 
-    def _sweep(self, name: str, reading: Reading, model: nn.Module | None) -> Sweep:
+    def _sweep(
+        self, name: str, reading: Reading, model: nn.Module | None, *functions: Any
+    ) -> Sweep:
         loop = LoopPlan(reading, self.run.plan(reading), Totals(epochs=1, steps=None))
         other = None if model is None else _checked(model)
-        return Sweep(self.run.context, name, loop, other)
+        return Sweep(self.run.context, name, loop, other, functions)
 
     def _prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
         """Have a loss or a forward function computed as the program wishes."""

@@ -1,0 +1,240 @@
+"""What a program's own objects lead to: generators, and the plain values that they keep.
+
+::
+
+    data set, loss, model ─► attributes, slots, lists, dicts, partials, closures, bound methods,
+                             globals and class attributes that the program's own code names ─► …
+
+No code of the program runs on the way: attributes are read where they lie, properties are not
+asked. Nearer things come first, and so many at most; long lists, tensors and sets are not walked.
+A thing is named by its way, ``dataset.transform.steps[2].rng``, the same in every process.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import sysconfig
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_VISITED_AT_MOST = 5_000
+_LONG = 256  # entries of a list or dict
+_PLAIN = {type(None), bool, int, float, complex, str, bytes}
+_LEAVES = _PLAIN | {range, slice, torch.dtype, torch.Tensor, torch.nn.Parameter, np.ndarray}
+_EMPTY = {dict, list, tuple, OrderedDict}
+_GENERATORS = (random.Random, np.random.Generator, np.random.BitGenerator, torch.Generator)
+_BUILTIN = type(len)
+_OF_RUNS = ("unisono.train.run", "unisono.train.step", "unisono.train.trainer", "unisono.callbacks")
+_OF_LIBRARIES = ("site-packages", "dist-packages")
+
+
+class Holder(NamedTuple):
+    """Something that holds values by name, and belongs to the program."""
+
+    path: str
+    read: Callable[[], Iterator[tuple[str, Any]]]  # the values now, each with its name
+
+
+class Reached(NamedTuple):
+    """What was found on one walk."""
+
+    generators: dict[str, Any]  # by the way to them; the default ones are left out
+    holders: list[Holder]
+
+
+def reach(roots: Mapping[str, Any]) -> Reached:
+    """Walk from some objects.
+
+    Args:
+        roots: where to begin, each with its name.
+    """
+    found = Reached({}, [])
+    seen = _defaults()
+    ways = deque((name, root, True) for name, root in roots.items())
+    while ways and len(seen) < _VISITED_AT_MOST:
+        path, value, is_own = ways.popleft()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value  # kept, so that no other gets its `id`
+        if isinstance(value, (*_GENERATORS, np.random.RandomState)):
+            if not isinstance(value, random.SystemRandom):
+                found.generators[path] = value
+            continue
+        try:
+            for holder, is_of_program in _holders(path, value, is_own=is_own):
+                if is_of_program:
+                    found.holders.append(holder)
+                ways.extend(
+                    (holder.path + name, part, is_of_program)
+                    for name, part in holder.read()
+                    if type(part) not in _LEAVES and (type(part) not in _EMPTY or part)
+                )
+        except Exception:  # whatever an object makes of being looked at, the walk goes on
+            continue
+    return found
+
+
+def _defaults() -> dict[int, Any]:
+    """Give the default generators, which are seeded in any case, by ``id``."""
+    of_numpy: Any = np.random.mtrand._rand
+    defaults = [random._inst, of_numpy, of_numpy._bit_generator, torch.default_generator]
+    return {id(each): each for each in defaults}
+
+
+def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, bool]]:
+    """Take a thing apart; of each part, whether it belongs to the program.
+
+    Args:
+        is_own: whether it was found in something that does.
+    """
+    if isinstance(value, (dict, list, tuple, deque)):
+        yield Holder(path, functools.partial(_entries, value)), is_own
+    elif isinstance(value, types.MethodType):
+        yield _fixed(path, {"": value.__self__, ".__func__": value.__func__}), False
+    elif isinstance(value, _BUILTIN):
+        yield _fixed(path, {"": getattr(value, "__self__", None)}), False
+    elif isinstance(value, functools.partial):
+        parts = {"": value.func, ".args": value.args, ".keywords": value.keywords}
+        yield _fixed(path, parts), False
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield _fixed(path, {"": value.__func__}), False
+    elif isinstance(value, property):
+        yield _fixed(path, {"": value.fget}), False
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(path, value)
+    elif isinstance(value, type):
+        if not _is_library(value.__module__):
+            for each in value.__mro__:
+                if not _is_library(each.__module__):
+                    yield Holder(path, functools.partial(_named, vars(each), None)), True
+        return
+    elif isinstance(value, types.ModuleType) or _is_of_run(type(value)):
+        return
+    yield from _of_object(path, value)
+
+
+def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder, bool]]:
+    is_own = not _is_library(value.__module__)
+    yield _fixed(path, {".__defaults__": value.__defaults__, "": value.__kwdefaults__}), False
+    if value.__closure__:
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
+        yield Holder(path, functools.partial(_contents, cells)), is_own
+    if is_own:
+        names = set(_names_in(value.__code__))
+        named = functools.partial(_named, value.__globals__, names)
+        yield Holder(path, named), True
+        for name, module in named():
+            if isinstance(module, types.ModuleType) and not _is_library(module.__name__):
+                within = functools.partial(_named, vars(module), names)
+                yield Holder(path + name, within), True
+
+
+def _of_object(path: str, value: Any) -> Iterator[tuple[Holder, bool]]:
+    """Read attributes and slots where they lie; and those of the class, if it is the program's."""
+    kind: Any = type(value)
+    is_own = not _is_library(kind.__module__)
+    attributes = _attributes(value)
+    if attributes:
+        yield Holder(path, functools.partial(_named, attributes, None)), is_own
+    if slots := _slots(kind):
+        yield Holder(path, functools.partial(_in_slots, value, slots)), is_own
+    if is_own:
+        yield _fixed(path, {f".{kind.__name__}": kind}), False
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: Any) -> list[tuple[str, types.MemberDescriptorType]]:
+    return [
+        (f".{name}", member)
+        for each in kind.__mro__
+        if "__slots__" in vars(each)
+        for name, member in vars(each).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if isinstance(attributes, dict) else None
+
+
+def _fixed(path: str, parts: Mapping[str, Any]) -> Holder:
+    return Holder(path, lambda: iter(parts.items()))
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        if dict.__len__(value) <= _LONG:
+            for key, part in dict.items(value):
+                if type(key) in _PLAIN:
+                    yield f"[{key!r:.40}]", part
+        return
+    kind: Any = next(each for each in (list, tuple, deque) if isinstance(value, each))
+    if kind.__len__(value) <= _LONG:
+        yield from ((f"[{at}]", part) for at, part in enumerate(kind.__iter__(value)))
+
+
+def _named(namespace: Mapping[str, Any], names: set[str] | None) -> Iterator[tuple[str, Any]]:
+    chosen = [*namespace] if names is None else sorted(names & namespace.keys())
+    for name in chosen:
+        yield f".{name}", namespace[name]
+
+
+def _contents(cells: Mapping[str, types.CellType]) -> Iterator[tuple[str, Any]]:
+    for name, cell in cells.items():
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # it is empty yet
+            continue
+
+
+def _in_slots(
+    value: Any, slots: list[tuple[str, types.MemberDescriptorType]]
+) -> Iterator[tuple[str, Any]]:
+    for name, member in slots:
+        try:
+            yield name, member.__get__(value)
+        except AttributeError:  # likewise
+            continue
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Name what a function's code may take from globals and from modules; inner functions, too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _is_of_run(kind: type) -> bool:
+    """Tell what of ours leads back to the whole program."""
+    return kind.__module__.startswith(_OF_RUNS)
+
+
+@functools.cache
+def _is_library(module: str | None) -> bool:
+    """Tell whether a module came with Python or was installed, as far as its file says."""
+    name = module or "builtins"
+    if name in ("__main__", "__mp_main__"):
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or name.startswith("unisono."):
+        return True
+    parts = Path(file).parts
+    return any(name in parts for name in _OF_LIBRARIES) or file.startswith(_standard())
+
+
+@functools.cache
+def _standard() -> str:
+    return sysconfig.get_paths()["stdlib"]
