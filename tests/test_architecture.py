@@ -239,6 +239,7 @@ def test_public_names_are_these():
         "init",
         "launch",
         "load_model",
+        "progress",
         "share",
         "split",
         "token_mean",

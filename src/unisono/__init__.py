@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
+    from unisono.run_progress import progress
     from unisono.splitting.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
@@ -58,6 +59,7 @@ _LOADED_ON_FIRST_USE = {
     "Trainer": "unisono.train.trainer",
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
+    "progress": "unisono.run_progress",
     "share": "unisono.data.share",
     "split": "unisono.splitting.split",
     "token_mean": "unisono.train.token_mean",
@@ -90,6 +92,7 @@ __all__ = [
     "init",
     "launch",
     "load_model",
+    "progress",
     "share",
     "split",
     "token_mean",

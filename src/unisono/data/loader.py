@@ -25,6 +25,7 @@ from unisono.data.loader_processes import LoaderProcesses
 from unisono.device import Device, can_pin, pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
+from unisono.run_progress import At, now
 
 
 class Place(NamedTuple):
@@ -101,6 +102,7 @@ class Loader:
         num_processes: how many prefetch; 0: the worker reads for itself.
         num_batches: how many global batches the run has in total.
         device: where batches are given out.
+        progress: says where the run is when it comes to a place, for :func:`unisono.progress`.
         pin_memory: give batches for the CPU out in pinned memory, where there is a GPU.
 
     Attributes:
@@ -115,12 +117,14 @@ class Loader:
         num_processes: int,
         num_batches: int,
         device: Device,
+        progress: Callable[[Place], At] = lambda place: (0, *place),
         pin_memory: bool = False,
     ) -> None:
         self._pins = pin_memory and device.is_host and can_pin()
         self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
+        self._now, self._progress = now(), progress
         # Two: reading ahead is in the next epoch before the worker is.
         self._epoch = functools.lru_cache(maxsize=2)(self._work_out)
         self._ahead: LoaderProcesses | None = None
@@ -184,6 +188,7 @@ class Loader:
         self._end()
 
     def _read(self, place: Place) -> Any:
+        self._now.at = self._progress(place)
         repeats = self._epoch(place.epoch).repeats
         if repeats is not None:
             repeats = self._plan.shard_indices(repeats, place.batch, place.shard)

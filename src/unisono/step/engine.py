@@ -258,6 +258,7 @@ class StepEngine:
             self._read = self._records.read()
             self._bad = non_finite_shard(self._read)
             self._bound.set_placeholders()  # also where no shard of this worker's had samples
+            self.passes.leave_shards()
             return None
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None

@@ -22,6 +22,7 @@ from unisono.exchange.protocol import Exchange
 from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
+from unisono.run_progress import now
 from unisono.step.gradients import GradientStack
 
 Backward = tuple[torch.Tensor, torch.Tensor]
@@ -35,6 +36,7 @@ class ShardPasses:
         own: generators of the program's own, which are seeded with the default ones.
 
     Attributes:
+        at: which step, epoch and batch it is, for :func:`unisono.progress`.
         shards: those of this worker, in the order in which it computes them.
         stack: the sums of the step under way.
     """
@@ -47,6 +49,7 @@ class ShardPasses:
         self._own = own if own is not None and own.found else None
         self._device, self._num_shards = exchange.device, exchange.division.num_shards
         self._others: Sequence[nn.Parameter] = ()
+        self._now, self.at = now(), (0, 0, 0)
         self._step = self._first_shard = self._turn = 0
 
     def divide(self) -> None:
@@ -77,12 +80,13 @@ class ShardPasses:
 
     def seed(self, stream: str) -> None:
         """Seed generators for what is computed once in the update."""
+        self._now.at = (*self.at, None)
         self._seed_all(seed_of(stream, self._seed, self._step, self._turn))
 
     @contextmanager
     def seeded(self, stream: str) -> Iterator[None]:
         """Seed generators likewise, and put them back after it."""
-        with self._device.generators_put_back():
+        with self._device.generators_put_back(), self._now.put_back():
             self.seed(stream)
             yield
 
@@ -91,6 +95,11 @@ class ShardPasses:
         place = self._step * self._num_shards + shard
         self._seed_all(seed_of("train", self._seed, place, self._turn))
         self._exchange.buffers.restore()
+        self._now.at = (*self.at, shard)
+
+    def leave_shards(self) -> None:
+        """Compute none of them, until the next one is started."""
+        self._now.at = (*self.at, None)
 
     def _seed_all(self, word: int) -> None:
         self._device.seed(word)

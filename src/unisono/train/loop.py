@@ -23,6 +23,7 @@ from unisono.device import num_threads
 from unisono.exchange.choice import chosen
 from unisono.forbidden import collectives_watched
 from unisono.own_generators import OwnGenerators
+from unisono.run_progress import now
 from unisono.state.several_optimizers import members_of
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
@@ -132,6 +133,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
     try:
         with ExitStack() as stack:
             stack.enter_context(run.device.generators_put_back())
+            stack.enter_context(now().put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())

@@ -76,6 +76,8 @@ class Step:
         self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
         self._finish_shard = self._engine.finish_shard  # until the step is known to fail
+        self._engine.passes.at = self.number, self.epoch, self.batch
+        self._engine.passes.leave_shards()
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
         self._entered = self._is_finished = False
         self._turn = 0  # how many updates there were

@@ -22,6 +22,7 @@ from unisono.device import num_threads
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
+from unisono.run_progress import now
 from unisono.state.digest import digest_of_weights
 from unisono.state.model_buffers import buffers_put_back
 from unisono.state.position import Position
@@ -81,6 +82,7 @@ class Sweep:
 
     def seed(self, stream: str, number: int = 0) -> None:
         """Seed generators for one place of a stream of this pass."""
+        now().at = self._run.kept.position.step, self._run.kept.position.epoch, 0, None
         word = seed_of(stream, self.plan.seed, number)
         self.device.seed(word)
         self._own.seed(word)
@@ -119,7 +121,7 @@ class Sweep:
             A function that gives, for some shards, their parts that have samples, batch by batch;
             it raises RuntimeError behind one whose pass has changed a parameter.
         """
-        plan, fetch = self.plan, self._loop.fetch("evaluate")
+        plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
         check_unchanged = _watching(self.model)
         modes = [(module, module.training) for module in self.model.modules()]
         self._own.look()
@@ -129,12 +131,13 @@ class Sweep:
                 torch.no_grad(),
                 self.device.generators_put_back(),
                 self._own.put_back(),
+                now().put_back(),
                 num_threads(threads_per_worker()),
                 deterministic_kernels(self.is_deterministic),
                 every_shape_compiled(),
                 collectives_watched(),
                 buffers_put_back(self.model) as put_buffers_back,
-                self._loop.loader(fetch, Position(), self.device) as loader,
+                self._loop.loader(fetch, Position(), self.device, done) as loader,
             ):
 
                 def parts_of(shards: Sequence[int]) -> Iterator[Part]:
@@ -146,6 +149,7 @@ class Sweep:
                             data = loader.batch(Place(0, batch, shard), shards)
                             number = batch * plan.shards + shard
                             self.seed("evaluate", number)
+                            now().at = done.step, done.epoch, batch, shard
                             put_buffers_back()
                             before = forbid(IN_A_PASS)
                             try:

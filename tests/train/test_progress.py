@@ -1,0 +1,166 @@
+"""`unisono.progress()` says where the run is, the same on any number of workers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.classified import at_random
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+import unisono
+
+
+def numbers():
+    """What it says, in a tensor; 9 for no shard."""
+    at = unisono.progress()
+    return torch.tensor([at.step, at.epoch, at.batch, 9 if at.shard is None else at.shard]) / 10
+
+
+class Told(Dataset):
+    """A curriculum: samples depend on where the run is."""
+
+    def __init__(self):
+        self.inputs, self.labels = at_random(22, 4, 4, seed=3).tensors
+
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, index):
+        return self.inputs[index] + numbers(), self.labels[index]
+
+
+class Stream(Told, IterableDataset):
+    def __iter__(self):
+        return (self[index] for index in range(22))
+
+
+class Ageing(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs + numbers())
+
+
+def collate(samples):
+    inputs, labels = zip(*samples, strict=True)
+    return torch.stack(inputs) * (1 + numbers()), torch.stack(labels)
+
+
+def annealed(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1]) * (1 + numbers().sum())
+
+
+def by_hook(step, gradients):
+    for gradient in gradients.values():
+        gradient.mul_(1 + numbers().sum())
+
+
+class Noting(unisono.callbacks.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, fit, step):
+        self.seen.append((step.number, unisono.progress()))
+
+
+class Reading(torch.optim.SGD):
+    """An optimizer that anneals by itself; whole, as it is nobody's that is known."""
+
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = 0.1 / (1 + unisono.progress().step)
+        assert unisono.progress().shard is None
+        return super().step(closure)
+
+
+PROGRAMS = {
+    "data set": (Told, {}, {}),
+    "read ahead": (Told, {"loader_workers": 2, "collate_fn": collate}, {}),
+    "stream": (Stream, {"shuffle": False}, {}),
+    "gradients": (Told, {"collate_fn": collate}, {"on_gradients": by_hook}),
+}
+
+
+def train(name, steps=9, **options):
+    make, reading, more = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = Ageing(4, 4)
+    optimizer = Reading(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, annealed, shards=3, seed=1, **more, **options)
+    dataset = make()
+    trainer.fit(dataset, batch_size=6, steps=steps, validate=dataset, validate_every=4, **reading)
+    reading = {key: value for key, value in reading.items() if key != "shuffle"}
+    rows = trainer.predict(dataset, batch_size=6, **reading)
+    return trainer.digest(), trainer.run.last["validation"], rows.tolist()
+
+
+def train_all(names, folder=None, steps=9):
+    return [
+        train(name, steps, **({} if folder is None else {"directory": folder / name}))
+        for name in names
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return dict(zip(PROGRAMS, train_all(PROGRAMS), strict=True))
+
+
+def test_who_reads_ahead_is_told_the_same(alone):
+    PROGRAMS["read here"] = (Told, {"collate_fn": collate}, {})
+    try:
+        assert train("read here") == alone["read ahead"]
+    finally:
+        del PROGRAMS["read here"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "exchange"), [(2, "gloo"), (3, "auto")])
+def test_any_number_of_workers_is_told_the_same(monkeypatch, alone, workers, exchange):
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+    names = list(PROGRAMS)
+    for found in unisono.launch(train_all, names, workers=workers):
+        assert dict(zip(names, found, strict=True)) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["read ahead", "stream"])
+def test_workers_that_replace_others_are_told_the_same(monkeypatch, alone, name):
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=3,at=update; kill:rank=1,step=5")
+    assert unisono.launch(train, name, workers=2) == [alone[name]] * 2
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_told_the_same(tmp_path, alone):
+    unisono.launch(train_all, list(PROGRAMS), tmp_path, 5, workers=2)
+    assert train_all(PROGRAMS, tmp_path) == list(alone.values())
+
+
+def test_each_place_is_told_as_it_is():
+    seen, noting = [], Noting()
+
+    def loss(model, batch):
+        seen.append((unisono.progress(), batch[0][:, 0].tolist()))
+        return model(batch[0]).sum()
+
+    class Plain(Told):
+        def __getitem__(self, index):
+            return numbers(), index
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2, callbacks=[noting])
+    trainer.fit(Plain(), batch_size=11, steps=3)
+    places = [(at.step, at.epoch, at.batch, at.shard) for at, _ in seen]
+    assert places == [(s, s // 2, s % 2, v) for s in range(3) for v in range(2)]
+    assert all(round(steps[0] * 10) == at.step for at, steps in seen)
+    assert [(n, at.step, at.shard) for n, at in noting.seen] == [(n, n, None) for n in range(3)]
+    seen.clear()
+    trainer.evaluate(Plain(), batch_size=11)
+    places = [(at.step, at.epoch, at.batch, at.shard) for at, _ in seen]
+    assert places == [(3, 1, b, v) for b in range(2) for v in range(2)]
+
+
+def test_outside_of_a_run_all_are_zero():
+    at = unisono.progress()
+    assert (at.step, at.epoch, at.batch, at.shard) == (0, 0, 0, None)
+    assert Told()[3][0].shape == (4,)  # so a data set can be indexed by hand
+    with pytest.raises(AttributeError):
+        at.step = 3
