@@ -420,6 +420,15 @@ def seed_generators(seed: int) -> None:
     seed_python_and_numpy(seed)
 
 
+def drawn_so_far() -> list[Any]:
+    """Tell how far Python's, numpy's and torch's default generators on the host have come."""
+    return [
+        hash(random.getstate()),
+        np.random.get_state(legacy=False),
+        torch.default_generator.get_state(),
+    ]
+
+
 @contextmanager
 def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Leave every default generator as it was, those of some devices too, whatever happens."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from unisono.reach import reach
+from unisono.reach import Holder, reach
 
 
 class _Own(NamedTuple):
@@ -38,17 +38,21 @@ class OwnGenerators:
 
     Attributes:
         found: those, as they were found last.
+        holders: what else was found then, see :func:`reach`.
     """
 
     def __init__(self, **roots: Any) -> None:
         self._roots = roots
         self.found: list[_Own] = []
+        self.holders: list[Holder] = []
 
     def look(self) -> bool:
         """Look, maybe again; tell whether others are there than before."""
         before = [own.generator for own in self.found]
-        found = [_own(path, each) for path, each in reach(self._roots).generators.items()]
+        reached = reach(self._roots)
+        found = [_own(path, each) for path, each in reached.generators.items()]
         self.found = [own for own in found if own is not None]
+        self.holders = reached.holders
         return before != [own.generator for own in self.found]
 
     def seed(self, word: int) -> None:

@@ -123,7 +123,7 @@ def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, b
 
 def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder, bool]]:
     is_own = not _is_library(value.__module__)
-    yield _fixed(path, {".__defaults__": value.__defaults__, "": value.__kwdefaults__}), False
+    yield _fixed(path, {".__defaults__": value.__defaults__, "": value.__kwdefaults__}), is_own
     if value.__closure__:
         cells = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
         yield Holder(path, functools.partial(_contents, cells)), is_own

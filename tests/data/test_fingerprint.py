@@ -13,7 +13,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from unisono.data import fingerprint as module
 from unisono.data.fetch import fetcher
-from unisono.data.fingerprint import fingerprint_of_data, hashed
+from unisono.data.fingerprint import fingerprint_of_data
+from unisono.data.sample_hash import hashed
 
 
 class Made(Dataset):

@@ -139,6 +139,7 @@ PROGRAMS = {
     "collate": lambda: (at_random(22, 8, 4, seed=3), {"collate_fn": collating()}, None),
     "parts": lambda: (Subset(ConcatDataset([Own(), Legacy()]), range(5, 35)), {}, None),
     "many": lambda: (Legacy(), {}, None),
+    "lazy": lambda: (Lazy(), {"loader_workers": 1}, None),
     "stream": lambda: (Stream(), {"shuffle": False}, None),
     "loss": lambda: (Own(), {}, losing()),
     "object": lambda: (at_random(22, 8, 4, seed=3), {}, Shuffled().__call__),

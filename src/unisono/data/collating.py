@@ -25,6 +25,7 @@ class Collator:
 
     Attributes:
         own: those generators.
+        is_programs: whether batches are made by the program.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Collator:
     ) -> None:
         self._seed, self._stream, self._collate_fn = seed, stream, collate_fn
         self._length, self._epoch = length, -1
+        self.is_programs = collate_fn is not None
         self.own = OwnGenerators(dataset=dataset, collate_fn=collate_fn)
 
     def seed_for(self, what: str, epoch: int, number: int = 0, repeat: int = 0) -> None:

@@ -26,6 +26,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from unisono.data.collating import Collate, Collator, listed, said
 from unisono.data.length import is_stream, length_of
+from unisono.data.second_reading import SecondReading
 from unisono.data.stream import StreamReader
 from unisono.device import HOST, num_threads
 from unisono.errors import LoadingError
@@ -121,6 +122,7 @@ class _Reader:
         self._dataset, self._chosen, self._collator = dataset, chosen, collator
         self._draws = not lies_in_memory(dataset)
         self._takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
+        self._twice = SecondReading(collator) if self._draws or collator.is_programs else None
 
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
@@ -130,23 +132,28 @@ class _Reader:
         again = [0] * len(numbers) if repeats is None else repeats.tolist()
         self._collator.begin_epoch(epoch)
         with num_threads(1):
-            samples = (
-                self._read_many(numbers, places, epoch, again[0])
-                if self._takes_many
-                else [
-                    self._read_one(number, place, epoch, repeat)
-                    for number, place, repeat in zip(numbers, places, again, strict=True)
-                ]
-            )
+            if self._twice is not None and self._twice.is_due():
+                first = numbers[:1], places[:1], epoch, again[:1]
+                self._twice.look(lambda: self._read(*first), numbers[0], epoch)
+            samples = self._read(numbers, places, epoch, again)
             return self._collator.collate(numbers, samples, epoch, again[0])
+
+    def _read(
+        self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
+    ) -> Any:
+        if self._takes_many:
+            return self._read_many(numbers, places, epoch, again[0])
+        return [
+            self._read_one(number, place, epoch, repeat)
+            for number, place, repeat in zip(numbers, places, again, strict=True)
+        ]
 
     def sample(self, number: int, place: int, epoch: int) -> Any:
         """Read one sample that is at `place` in the dataset below; raises as a call does."""
         self._collator.begin_epoch(epoch)
         with num_threads(1), self._collator.own.put_back():
-            if self._takes_many:
-                return self._read_many([number], [place], epoch, 0)
-            return self._read_one(number, place, epoch, 0)
+            samples = self._read([number], [place], epoch, [0])
+            return samples if self._takes_many else samples[0]
 
     def _read_one(self, number: int, place: int, epoch: int, repeat: int) -> Any:
         if self._draws:

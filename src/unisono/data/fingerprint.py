@@ -18,14 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
-import torch
 from torch.utils.data import Subset
 
 from unisono.data.fetch import leaf_of, lies_in_memory, sample_reader
 from unisono.data.length import is_stream
 from unisono.data.loader_processes import LoaderProcesses
-from unisono.device import bytes_of, generators_put_back, is_on_host
+from unisono.data.sample_hash import hashed
+from unisono.device import generators_put_back
 from unisono.plan.seeds import seed_of
 
 REMEDY = (
@@ -38,7 +37,6 @@ _ENOUGH_S = 3e-3
 _LONG_S = 0.1  # a first read may open files and load modules
 _FORK_AT_MOST_S = 0.5
 _INDICES_AT_MOST = 4096
-_BYTES_AT_MOST = 64 * 1024
 _SHOWN = 4
 
 
@@ -133,41 +131,3 @@ def _indices_in_words(indices: Sequence[int]) -> str:
     digest = hashlib.blake2b(repr(seen).encode(), digest_size=4).hexdigest()
     first = ", ".join(str(int(index)) for index in indices[:_SHOWN])
     return f"{first}{', …' * (count > _SHOWN)} ({count:,} of them, {digest})"
-
-
-def hashed(sample: Any) -> str:
-    """Hash what a sample holds; of objects of unknown classes no more than the class."""
-    digest = hashlib.blake2b(digest_size=16)
-    _add(digest.update, sample)
-    return digest.hexdigest()
-
-
-def _add(update: Callable[[bytes], object], value: Any) -> None:
-    update(type(value).__name__.encode() + b"\0")
-    if isinstance(value, torch.Tensor):
-        update(f"{value.dtype} {tuple(value.shape)}".encode())
-        if value.layout == torch.strided and is_on_host(value):
-            flat = value.detach().reshape(-1)
-            some = flat[:: _stride(flat.numel() * flat.itemsize)].contiguous()
-            update(bytes(bytes_of(some)))
-    elif isinstance(value, (numpy.ndarray, numpy.generic)):
-        array = numpy.asarray(value)
-        update(f"{array.dtype} {array.shape}".encode())
-        if not array.dtype.hasobject:
-            update(array.reshape(-1)[:: _stride(array.nbytes)].tobytes())
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            update(repr(key).encode())
-            _add(update, part)
-    elif isinstance(value, (list, tuple)):
-        update(str(len(value)).encode())
-        for part in value[:: _stride(8 * len(value))]:
-            _add(update, part)
-    elif isinstance(value, (str, bytes)):
-        update(value.encode(errors="replace") if isinstance(value, str) else value)
-    elif isinstance(value, (bool, int, float, complex)):
-        update(repr(value).encode())
-
-
-def _stride(num_bytes: int) -> int:
-    return num_bytes // _BYTES_AT_MOST + 1

@@ -1,0 +1,411 @@
+"""What a data set keeps from one reading to the next is refused where it could reach the result."""
+
+import collections
+import functools
+import itertools
+import os
+import random
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset
+
+import unisono
+from unisono.data import second_reading
+from unisono.data.fetch import fetcher
+
+CALLS = []
+NUMBER = 0
+
+
+class Plain(Dataset):
+    def __init__(self):
+        self.inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(3))
+        self.kept = {}
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return self.inputs[index]
+
+
+class Counting(Plain):
+    """A curriculum by a counter."""
+
+    calls = 0
+
+    def __getitem__(self, index):
+        self.calls += 1
+        return self.inputs[index] / self.calls
+
+
+class ForClass(Plain):
+    calls = 0
+
+    def __getitem__(self, index):
+        ForClass.calls += 1
+        return self.inputs[index]
+
+
+class Noting(Plain):
+    def __init__(self):
+        super().__init__()
+        self.state = {"seen": []}
+
+    def __getitem__(self, index):
+        self.state["seen"].append(index)
+        return self.inputs[index]
+
+
+class Globally(Plain):
+    def __getitem__(self, index):
+        CALLS.append(index)
+        return self.inputs[index]
+
+
+class InNumber(Plain):
+    def __getitem__(self, index):
+        global NUMBER
+        NUMBER += 1
+        return self.inputs[index]
+
+
+class Visits(Plain):
+    def __init__(self):
+        super().__init__()
+        self.visits = np.zeros(24)
+
+    def __getitem__(self, index):
+        self.visits[index] += 1
+        return self.inputs[index]
+
+
+class Iterating(Plain):
+    def __init__(self):
+        super().__init__()
+        self.count = itertools.count()
+
+    def __getitem__(self, index):
+        next(self.count)
+        return self.inputs[index]
+
+
+class Transform:
+    __slots__ = ("strength",)
+
+    def __init__(self):
+        self.strength = 1.0
+
+    def __call__(self, inputs):
+        self.strength *= 0.999
+        return inputs * self.strength
+
+
+class Transformed(Plain):
+    def __init__(self):
+        super().__init__()
+        self.transforms = [Transform()]
+
+    def __getitem__(self, index):
+        return self.transforms[0](self.inputs[index])
+
+
+class ManyAtOnce(Counting):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def counting_collate():
+    count = 0
+
+    def collate(samples):
+        nonlocal count
+        count += 1
+        return torch.stack(samples)
+
+    return collate
+
+
+def growing(samples, seen=[]):  # noqa: B006
+    seen.append(len(samples))
+    return torch.stack(samples)
+
+
+COUNTING = {
+    "dataset.calls": Counting,
+    "dataset.ForClass.calls": ForClass,
+    "dataset.state['seen']": Noting,
+    "dataset.Globally.__getitem__.CALLS": Globally,
+    "dataset.InNumber.__getitem__.NUMBER": InNumber,
+    "dataset.visits": Visits,
+    "dataset.count": Iterating,
+    "dataset.transforms[0].strength": Transformed,
+    "dataset.dataset.calls": lambda: Subset(ManyAtOnce(), range(24)),
+    "collate_fn.count": lambda: (Plain(), counting_collate()),
+    "collate_fn.__defaults__[0]": lambda: (Plain(), growing),
+}
+
+
+class Caching(Plain):
+    """Keeps what it drew."""
+
+    def __getitem__(self, index):
+        if index not in self.kept:
+            self.kept[index] = self.inputs[index] + torch.randn(4)
+        return self.kept[index]
+
+
+class CachingOwn(Plain):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    @functools.lru_cache(maxsize=100)  # noqa: B019
+    def noise(self, index):
+        return float(self.rng.normal())
+
+    def __getitem__(self, index):
+        return self.inputs[index] + self.noise(index)
+
+
+class Once(Plain):
+    """Draws for all samples when the first one is read."""
+
+    noise = None
+
+    def __getitem__(self, index):
+        if self.noise is None:
+            self.noise = np.random.randn(24)
+        return self.inputs[index] + float(self.noise[index])
+
+
+class Before(Plain):
+    """Mixes with the sample that was read before."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = {"sample": self.inputs[0], "index": 0}
+
+    def __getitem__(self, index):
+        mixed = self.inputs[index] + self.before["sample"]
+        self.before["sample"] = mixed
+        return mixed
+
+
+class Unseeded(Plain):
+    def __getitem__(self, index):
+        return self.inputs[index] + float(np.random.default_rng().normal())
+
+
+class Timed(Plain):
+    def __getitem__(self, index):
+        return self.inputs[index], time.perf_counter_ns()
+
+
+def mixing():
+    before = [torch.zeros(4)]
+
+    def collate(samples):
+        batch = torch.stack(samples) + before[0]
+        before[0] = batch[0].clone()
+        return batch
+
+    return collate
+
+
+KEEPING = "as if it kept what it drew: draw outside of what is kept"
+OTHERS = "the same sample has other values when it is read again"
+OTHER = [
+    (Caching, KEEPING),
+    (CachingOwn, KEEPING),
+    (Once, KEEPING),
+    (Before, "`dataset.before['sample']` changes each time"),
+    (Unseeded, OTHERS),
+    (Timed, OTHERS),
+    (lambda: (Plain(), mixing()), "`collate_fn.before[0]` changes each time"),
+]
+REFUSED = [(make, f"`{name}` changes each time") for name, make in COUNTING.items()] + OTHER
+
+
+def taken(made):
+    return made if isinstance(made, tuple) else (made, None)
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED)
+def test_what_would_depend_on_who_reads_is_refused(make, words):
+    dataset, collate = taken(make())
+    fetch = fetcher(dataset, collate_fn=collate)
+    with pytest.raises(unisono.LoadingError, match=re.escape(words)) as caught:
+        fetch(torch.tensor([5, 3]))
+    assert caught.value.indices == (5,)
+
+
+class Cached(Plain):
+    """Keeps what it has read, opens a file, and notes what it read last."""
+
+    def __init__(self):
+        super().__init__()
+        self.file = self.last = self.rng = None
+        self.sizes = collections.Counter()
+
+    @functools.cache  # noqa: B019
+    def row(self, index):
+        return self.inputs[index].clone()
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = os.getpid()
+        self.last, self.is_warm = index, True
+        self.sizes[index] = 4
+        if index not in self.kept:
+            self.kept[index] = self.row(index)
+        return self.kept[index] + random.random() + torch.rand(())
+
+
+class Derived(Plain):
+    """Keeps what it draws from a generator that is made of the index."""
+
+    def __getitem__(self, index):
+        if index not in self.kept:
+            self.kept[index] = float(np.random.default_rng(index).normal())
+        return self.inputs[index] + self.kept[index] + unisono.progress().step
+
+
+class Seeding(Plain):
+    def __init__(self):
+        super().__init__()
+        self.rng = torch.Generator()
+
+    def __getitem__(self, index):
+        self.rng.manual_seed(index)
+        return self.inputs[index] + torch.rand((), generator=self.rng)
+
+
+def two(samples):
+    first, second = samples
+    return torch.stack([first, second])
+
+
+@pytest.mark.parametrize("make", [Plain, Cached, Derived, Seeding, lambda: (Plain(), two)])
+def test_caches_files_and_what_is_made_of_the_index_are_welcome(make):
+    dataset, collate = taken(make())
+    fetch = fetcher(dataset, collate_fn=collate)
+    again, _ = taken(make())
+    expected = fetcher(again, collate_fn=collate)(torch.tensor([5, 3]))
+    assert fetch(torch.tensor([5, 3])).equal(expected)
+
+
+class Raising(Plain):
+    def __getitem__(self, index):
+        raise OSError("no such file")
+
+
+def test_what_cannot_be_read_is_told_as_ever():
+    with pytest.raises(unisono.LoadingError, match="sample 5 raised OSError: no such file"):
+        fetcher(Raising())(torch.tensor([5, 3]))
+
+
+class Late(Plain):
+    """Drifts after a while."""
+
+    reads = drift = 0
+
+    def __getitem__(self, index):
+        CALLS.append(index)
+        if len(CALLS) > 40:
+            self.drift += 1
+        return self.inputs[index]
+
+
+def test_later_on_a_sample_is_read_twice_now_and_then(monkeypatch):
+    monkeypatch.setattr(second_reading, "_LENGTHS", set())
+    monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e9)
+    CALLS.clear()
+    fetch = fetcher(Late())
+    with pytest.raises(unisono.LoadingError, match=r"`dataset\.drift` changes"):
+        for start in range(20):
+            fetch(torch.tensor([start, start + 1]))
+    assert len(CALLS) < 46
+
+
+def test_samples_are_read_twice_rarely_and_never_again_if_that_takes_long(monkeypatch):
+    class Slow(Plain):
+        def __getitem__(self, index):
+            read.append(index)
+            time.sleep(0.002)
+            return self.inputs[index]
+
+    monkeypatch.setattr(second_reading, "_LENGTHS", set())
+    read = []
+    fetch = fetcher(Slow())
+    for start in range(10):
+        fetch(torch.tensor([start]))
+    assert len(read) == 12
+    monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e9)
+    monkeypatch.setattr(second_reading, "_LONG_S", 1e-3)
+    read = []
+    fetch = fetcher(Slow())
+    for start in range(10):
+        fetch(torch.tensor([start]))
+    assert len(read) == 12
+
+
+# In a run
+
+
+def train(make, loader_workers=0):
+    dataset, collate = taken(make())
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), shards=4)
+    try:
+        reading = {"loader_workers": loader_workers, "collate_fn": collate}
+        trainer.fit(dataset, batch_size=8, epochs=2, **reading)
+    except unisono.LoadingError as error:
+        return trainer.run.position.step, str(error)
+    return trainer.digest()
+
+
+IN_RUNS = [Counting, Caching, Unseeded, lambda: (Plain(), counting_collate())]
+
+
+def train_each(loader_workers):
+    """One after the other, each in this worker; who is first to raise ends the others."""
+    return [train(make, loader_workers) for make in IN_RUNS]
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_run_is_refused_before_its_first_step(loader_workers):
+    for step, words in train_each(loader_workers):
+        assert step == 0
+        assert words.startswith("a sample must depend on its index and the random numbers")
+
+
+def train_or_raise(make):
+    dataset, collate = taken(make())
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), shards=4)
+    trainer.fit(dataset, batch_size=8, epochs=2, collate_fn=collate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", IN_RUNS[:2])
+def test_several_workers_are_told_the_same(make):
+    _, alone = train(make)
+    with pytest.raises(unisono.LoadingError) as caught:
+        unisono.launch(train_or_raise, make, workers=3)
+    assert str(caught.value) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Cached, Derived])
+def test_several_workers_come_to_the_same_with_a_cache(make):
+    alone = train(make)
+    assert unisono.launch(train, make, workers=3) == [alone] * 3
