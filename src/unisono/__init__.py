@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
-    from unisono.run_progress import progress
     from unisono.splitting.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
     from unisono.train.token_mean import token_mean
     from unisono.train.trainer import Trainer
+    from unisono.training_progress import progress
 
 _register_backend()
 
@@ -59,7 +59,7 @@ _LOADED_ON_FIRST_USE = {
     "Trainer": "unisono.train.trainer",
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
-    "progress": "unisono.run_progress",
+    "progress": "unisono.training_progress",
     "share": "unisono.data.share",
     "split": "unisono.splitting.split",
     "token_mean": "unisono.train.token_mean",

@@ -12,6 +12,7 @@ A thing is named by its way, ``dataset.transform.steps[2].rng``, the same in eve
 
 from __future__ import annotations
 
+import argparse
 import functools
 import random
 import sys
@@ -31,6 +32,7 @@ _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _LEAVES = _PLAIN | {range, slice, torch.dtype, torch.Tensor, torch.nn.Parameter, np.ndarray}
 _EMPTY = {dict, list, tuple, OrderedDict}
 _GENERATORS = (random.Random, np.random.Generator, np.random.BitGenerator, torch.Generator)
+_NAMESPACES = {types.SimpleNamespace, argparse.Namespace}
 _BUILTIN = type(len)
 _OF_RUNS = ("unisono.train.run", "unisono.train.step", "unisono.train.trainer", "unisono.callbacks")
 _OF_LIBRARIES = ("site-packages", "dist-packages")
@@ -118,7 +120,7 @@ def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, b
         return
     elif isinstance(value, types.ModuleType) or _is_of_run(type(value)):
         return
-    yield from _of_object(path, value)
+    yield from _of_object(path, value, is_own=is_own)
 
 
 def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder, bool]]:
@@ -137,10 +139,10 @@ def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder,
                 yield Holder(path + name, within), True
 
 
-def _of_object(path: str, value: Any) -> Iterator[tuple[Holder, bool]]:
+def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, bool]]:
     """Read attributes and slots where they lie; and those of the class, if it is the program's."""
     kind: Any = type(value)
-    is_own = not _is_library(kind.__module__)
+    is_own = (kind in _NAMESPACES and is_own) or not _is_library(kind.__module__)
     attributes = _attributes(value)
     if attributes:
         yield Holder(path, functools.partial(_named, attributes, None)), is_own

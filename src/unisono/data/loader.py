@@ -25,7 +25,7 @@ from unisono.data.loader_processes import LoaderProcesses
 from unisono.device import Device, can_pin, pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
-from unisono.run_progress import At, now
+from unisono.training_progress import At, now
 
 
 class Place(NamedTuple):
@@ -40,6 +40,29 @@ class _Epoch(NamedTuple):
     order: torch.Tensor
     repeats: torch.Tensor | None
     digest: str
+
+
+def progress_at(
+    plan: SamplePlan, first: int, done: tuple[int, int] | None = None, *, in_order: bool = False
+) -> Callable[[Place], At]:
+    """Give what says for each place where the run is when it comes there.
+
+    Args:
+        plan: which samples are computed where.
+        first: the step at the first batch of epoch 0, if all epochs were like those of the plan.
+        done: steps and epochs that are done, if the loop does not train.
+        in_order: whether samples are those of a stream, of which processes read also those of
+            other places.
+    """
+    per_epoch = plan.steps_per_epoch
+
+    def at(place: Place) -> At:
+        epoch, batch, shard = (place.epoch, 0, None) if in_order else place
+        if done is not None:
+            return *done, batch, shard
+        return first + epoch * per_epoch + batch, epoch, batch, shard
+
+    return at
 
 
 def upcoming(

@@ -91,7 +91,9 @@ class SecondReading:
         self, read: Callable[[], Any], number: int, epoch: int
     ) -> tuple[str, str, dict[str, Any]]:
         """Read, and tell the sample, the generators and what the program's objects hold then."""
-        own, sample = self._collator.own, read()
+        own = self._collator.own
+        self._collator.seed_for("sample", epoch, number)  # where it is read without any code
+        sample = read()
         told, drawn = hashed(sample), hashed([drawn_so_far(), own.states()])
         if self._collator.is_programs:
             with suppress(LoadingError):  # some do not take one sample

@@ -22,8 +22,8 @@ from unisono.exchange.protocol import Exchange
 from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
-from unisono.run_progress import now
 from unisono.step.gradients import GradientStack
+from unisono.training_progress import now
 
 Backward = tuple[torch.Tensor, torch.Tensor]
 """A loss, and its weight."""

@@ -23,7 +23,6 @@ from unisono.device import num_threads
 from unisono.exchange.choice import chosen
 from unisono.forbidden import collectives_watched
 from unisono.own_generators import OwnGenerators
-from unisono.run_progress import now
 from unisono.state.several_optimizers import members_of
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
@@ -43,6 +42,7 @@ from unisono.train.run_context import RunContext
 from unisono.train.start import tell_over
 from unisono.train.step import Step
 from unisono.train.unused_parameters import UnusedParameters
+from unisono.training_progress import now
 from unisono.workers.launcher_messages import Live, Passed
 from unisono.workers.team import StepBrokenError
 from unisono.world import threads_per_worker

@@ -5,17 +5,15 @@ Of the totals of epochs and steps, the first to be reached counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.data.data_reading import Reading
 from unisono.data.fetch import Fetch, fetcher
 from unisono.data.length import is_stream
-from unisono.data.loader import Loader, Place
+from unisono.data.loader import Loader, progress_at
 from unisono.device import Device
 from unisono.plan.samples import SamplePlan
-from unisono.run_progress import At
 from unisono.state.position import Position
 from unisono.whole import check_whole
 
@@ -116,22 +114,14 @@ class LoopPlan:
         return Loader(
             fetch,
             self.samples,
-            progress=self._progress(position, done),
+            progress=progress_at(
+                self.samples,
+                position.step - position.epoch * self.samples.steps_per_epoch - position.batch,
+                None if done is None else (done.step, done.epoch),
+                in_order=is_stream(self.reading.dataset),
+            ),
             num_processes=int(self.reading.loader_workers),
             num_batches=self.totals.num_batches(self.samples, position),
             device=device,
             pin_memory=bool(self.reading.pin_memory),
         )
-
-    def _progress(self, position: Position, done: Position | None) -> Callable[[Place], At]:
-        """Give what says for each place where the run is when it comes to it."""
-        in_order, per_epoch = is_stream(self.reading.dataset), self.samples.steps_per_epoch
-        first = position.step - position.epoch * per_epoch - position.batch
-
-        def progress(place: Place) -> At:
-            epoch, batch, shard = (place.epoch, 0, None) if in_order else place
-            if done is not None:
-                return done.step, done.epoch, batch, shard
-            return first + epoch * per_epoch + batch, epoch, batch, shard
-
-        return progress

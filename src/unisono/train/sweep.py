@@ -22,7 +22,6 @@ from unisono.device import num_threads
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
-from unisono.run_progress import now
 from unisono.state.digest import digest_of_weights
 from unisono.state.model_buffers import buffers_put_back
 from unisono.state.position import Position
@@ -33,6 +32,7 @@ from unisono.train.loop_plan import LoopPlan
 from unisono.train.out_of_memory import explained
 from unisono.train.refused_operation import refusals_explained
 from unisono.train.run_context import RunContext
+from unisono.training_progress import now
 from unisono.world import threads_per_worker
 
 

@@ -12,7 +12,7 @@ At = tuple[int, int, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class RunProgress:
+class TrainingProgress:
     """See :func:`progress`."""
 
     step: int
@@ -47,7 +47,7 @@ def now() -> Now:
     return Now()
 
 
-def progress() -> RunProgress:
+def progress() -> TrainingProgress:
     """Tell where the run is: for a loss, a model, a data set, a collate function, a callback.
 
     For what changes in the course of training: an annealed weight, a curriculum, a schedule of
@@ -68,4 +68,4 @@ def progress() -> RunProgress:
         begins. Between two steps: the last one. Where no run is under way, all are 0, so that a
         data set can be indexed by hand.
     """
-    return RunProgress(*now().at)
+    return TrainingProgress(*now().at)
