@@ -1,5 +1,6 @@
 """A program that trains with Unisono and gets stuck: how is the first argument."""
 
+import itertools
 import os
 import sys
 
@@ -25,14 +26,13 @@ class Images(Dataset):
         return load_image(index)
 
 
-seen = 0
+# More than what is read to compare datasets before the first step.
+first_ones = itertools.repeat(None, 20)
 
 
 def load_image(index):
-    global seen
-    seen += 1
-    # More than what is read to compare datasets before the first step.
-    if RANK == LATE and seen > 20 and WAY in ways.WAYS and (WAY != "lock" or os.getpid() != PID):
+    is_later = next(first_ones, "later") is not None
+    if RANK == LATE and is_later and WAY in ways.WAYS and (WAY != "lock" or os.getpid() != PID):
         ways.WAYS[WAY](index)
     return torch.full((4,), float(index)), torch.zeros(1)
 
