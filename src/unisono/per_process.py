@@ -16,9 +16,10 @@ _kept: dict[tuple[Hashable, ...], Any] = {}
 
 
 def per_process(make: Callable[..., T], *arguments: Hashable) -> T:
-    """Give this process's one `make(*arguments)`, made when it is first asked for."""
+    """Give this process's one `make(*arguments)`, made when it is first asked for.
+
+    Threads that ask at once may each make one, of which all get the same.
+    """
     key = os.getpid(), make, *arguments
-    if key not in _kept:
-        _kept[key] = make(*arguments)
-    kept: T = _kept[key]
-    return kept
+    kept: T | None = _kept.get(key)
+    return _kept.setdefault(key, make(*arguments)) if kept is None else kept

@@ -1,5 +1,6 @@
 """Calls with ``async_op=True``: nobody is held up by a rank that comes late, and order is kept."""
 
+import contextlib
 import functools
 import random
 import sys
@@ -7,16 +8,19 @@ import tempfile
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.c10d.options import options
+from tests.threads import in_threads
 from tests.warm.processes import run
 from torch._C._distributed_c10d import AllgatherOptions
 
 from unisono.c10d import execution, group_member
 from unisono.c10d.group import Group
+from unisono.c10d.meeting import Meeting
 from unisono.c10d.work import GroupWork
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
@@ -652,3 +656,48 @@ os.wait()
 """
     ended = run_two(code)
     assert (ended.returncode, ended.stdout) == (0, "[2.0, 2.0, 2.0]\n"), ended.stderr
+
+
+def test_a_mismatch_that_the_helper_meets_while_one_asks_of_another_call_is_kept():
+    run, error = execution.Execution(), MismatchError("another call has failed")
+
+    def fail():
+        with run._lock:
+            run._unheard = error
+
+    class Asked:
+        @property
+        def error(self):
+            if helper.ident is None:
+                helper.start()
+                helper.join(0.2)
+
+    helper = threading.Thread(target=fail)
+    assert run.hear(Asked()) is None
+    helper.join()
+    with pytest.raises(MismatchError, match="another call has failed"):
+        run.carry_out(Asked(), is_async=True)
+
+
+def test_whoever_ends_a_group_first_says_why():
+    both, left = threading.Barrier(2), []
+
+    class Slow(Meeting):
+        said = ""
+
+        @property
+        def _ended(self):
+            said = self.said
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            return said
+
+        @_ended.setter
+        def _ended(self, said):
+            self.said = said
+
+    meeting = Slow.__new__(Slow)
+    meeting._ending = threading.RLock()
+    meeting._peers = SimpleNamespace(leave=lambda how, reason: left.append(how))
+    in_threads(2, lambda rank: meeting.leave() if rank else meeting.give_up("it failed"))
+    assert len(left) == 1

@@ -1,15 +1,18 @@
 """One job at a time in a run directory, whatever becomes of it."""
 
+import contextlib
 import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from tests.descriptors import is_locked
+from tests.threads import in_threads
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -118,3 +121,16 @@ def test_a_launched_job_has_its_directory_to_its_end_and_no_longer(folder):
     assert unisono.launch(train_and_look, workers=2) == [(2, 2, True)] * 2
     assert not is_locked(folder)
     assert train(folder) == 2
+
+
+def test_threads_that_lock_a_directory_at_once_get_one_lock(tmp_path, monkeypatch):
+    flock, both = fcntl.flock, threading.Barrier(2)
+
+    def late(*arguments):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    first, second = in_threads(2, lambda rank: lock_directory(tmp_path))
+    assert first is second is not None

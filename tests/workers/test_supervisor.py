@@ -1,11 +1,15 @@
 """Whoever started a worker answers it: our launcher, another one, or nobody."""
 
+import contextlib
 import os
 import threading
 
 import pytest
+from tests.threads import in_threads
 
 from unisono.errors import CheckpointError, MismatchError, UnisonoError
+from unisono.per_process import per_process
+from unisono.workers import context
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
@@ -18,6 +22,7 @@ from unisono.workers.launcher_link import (
     STORE_VARIABLE,
     LauncherLink,
 )
+from unisono.workers.meeting_point import Departure
 from unisono.workers.membership import Membership
 from unisono.workers.supervisor import SingleProcess
 from unisono.world import World
@@ -179,3 +184,43 @@ def test_the_launcher_sees_what_its_worker_waits_for(linked):
     assert link.control.wait_of(1) == (1, (b"rank 0 in `recv`" * 9)[:124])
     link.show_wait("")
     assert link.control.wait_of(1) == (2, None)
+
+
+def test_who_leaves_and_then_ends_has_not_died(monkeypatch):
+    def leaves_and_ends(line):
+        line.leave(Departure.FINISHED)
+        return True
+
+    control = ControlBlock.create(2)
+    other = ExternallyLaunched(World(0, 2, 0, 2), control)
+    monkeypatch.setattr(type(control.lines[1]), "has_died", property(leaves_and_ends))
+    other.look()
+    assert control.departure(1) == Departure.FINISHED
+    control.close()
+
+
+def test_threads_that_ask_at_once_for_what_a_process_has_once_get_the_same():
+    both = threading.Barrier(2, timeout=20)
+
+    class Once:
+        def __init__(self, name):
+            both.wait()
+
+    first, second = in_threads(2, lambda rank: per_process(Once, "at once"))
+    assert first is second is per_process(Once, "at once")
+
+
+def test_a_link_is_taken_over_once_whichever_threads_ask(monkeypatch):
+    made, both = [], threading.Barrier(2)
+
+    def link():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(context, "_link", link)
+    monkeypatch.setattr(context, "has_launcher", lambda: True)
+    here = context.Context()
+    first, second = in_threads(2, lambda rank: here.launcher)
+    assert made == [first] == [second]

@@ -161,8 +161,9 @@ class Execution:
 
     def hear(self, call: Call) -> BaseException | None:
         """Return a call's failure; the program knows of it then."""
-        if self._unheard is call.error:
-            self._unheard = None
+        with self._lock:  # the helper may just have met with another one
+            if self._unheard is call.error:
+                self._unheard = None
         return call.error
 
     def wait(self, call: Call, timeout_s: float | None = None) -> None:

@@ -10,7 +10,9 @@ all have come to the next one, and so have compared this one.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from unisono.c10d.calls import encode
 from unisono.c10d.group_memory import CALLS, POST_TEXT_BYTES, GroupMemory
@@ -51,6 +53,7 @@ class Meeting:
         self._is_compared = True
         self.is_ahead = False  # whether we have come to a meeting that we have not waited for
         self._ended = ""
+        self._ending = threading.RLock()  # a signal's handler may come back here
 
     def announce(self, call: bytes, timeout_s: float | None = None) -> None:
         """Post the call that the next meeting begins; this rank must not be ahead.
@@ -115,7 +118,7 @@ class Meeting:
 
         Returns at once; the others find a mismatch when they come.
         """
-        if not self._ended:
+        with suppress(PeerLostError):  # else nobody waits
             self.announce(encode("a call with wrong arguments"))
             self._is_compared = True
             self.arrive()
@@ -129,9 +132,10 @@ class Meeting:
         self._end(Departure.FINISHED, "", "it was destroyed.")
 
     def _end(self, how: Departure, reason: str, ended: str) -> None:
-        if not self._ended:
-            self._ended = ended
-            self._peers.leave(how, reason)
+        with self._ending:  # whoever ends it first says why
+            if not self._ended:
+                self._ended = ended
+                self._peers.leave(how, reason)
 
     def _check_usable(self) -> None:
         if self._ended:

@@ -56,7 +56,7 @@ class Peers:
 
     def leave(self, how: Departure, reason: str = "") -> None:
         """Tell the others that this rank will not come again, and why."""
-        self.has_left, self.why_left = True, reason
+        self.why_left, self.has_left = reason, True
         text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
         self._region.memory.write(self._region.layout.line(self.rank) + REASON, text)
         self._region.seats[self.rank].leave(how)

@@ -19,6 +19,7 @@ from unisono.notices import shown
 Place = tuple[int, int]
 
 _locks: weakref.WeakValueDictionary[Place, DirectoryLock] = weakref.WeakValueDictionary()
+_making = threading.Lock()
 
 
 class DirectoryLock:
@@ -101,10 +102,15 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
         return None  # whoever writes there will say so
     status = os.fstat(fd)
     place = status.st_dev, status.st_ino
-    held = _locks.get(place)
-    if held is not None:
-        os.close(fd)
-        return held
+    with _making:  # else a second thread is kept out by the first
+        held = _locks.get(place)
+        if held is not None:
+            os.close(fd)
+            return held
+        return _locked(fd, place, directory)
+
+
+def _locked(fd: int, place: Place, directory: Path) -> DirectoryLock | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -112,7 +118,7 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
         raise CheckpointError(
             f"a run directory must belong to one job at a time, but {shown(directory, 1000)} is "
             f"in use by "
-            f"{_holder(status.st_ino)}: wait until that has ended, or pass another `directory`."
+            f"{_holder(place[1])}: wait until that has ended, or pass another `directory`."
         ) from None
     except OSError:
         os.close(fd)
@@ -151,6 +157,8 @@ def _holder_pid(inode: int) -> int | None:
 
 def _let_go_of_all() -> None:
     """Release the locks in a forked process: they belong to the one that took them."""
+    global _making
+    _making = threading.Lock()  # another thread may have held it
     for held in list(_locks.values()):
         held.let_go()
     _locks.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from unisono.faults import Faults
@@ -23,6 +24,7 @@ class Context:
     """One process's place among the workers. Final; see :func:`context`."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()  # a descriptor must not be taken over twice
         self._link: LauncherLink | None = None
         self._joined: dict[World, JointCalls] = {}
         self._met: dict[World, Rendezvous] = {}
@@ -35,9 +37,10 @@ class Context:
     @property
     def launcher(self) -> LauncherLink | None:
         """Our launcher, if it started this very process."""
-        if self._link is None and has_launcher():
-            self._link = _link()
-        return self._link
+        with self._lock:
+            if self._link is None and has_launcher():
+                self._link = _link()
+            return self._link
 
     def tell_device(self, name: str, model: str) -> None:
         """Tell our launcher what this worker computes on, where it has given GPUs to workers.
@@ -66,9 +69,10 @@ class Context:
 
         link = self.launcher
         here = world() if link is None else link.world
-        if here not in self._met:
-            self._met[here] = self._meet(here, timeout_s) if link is None else of_launcher(link)
-        return self._met[here]
+        with self._lock:
+            if here not in self._met:
+                self._met[here] = self._meet(here, timeout_s) if link is None else of_launcher(link)
+            return self._met[here]
 
     def _meet(self, here: World, timeout_s: float | None) -> Rendezvous:
         from unisono.workers.admission import refuse_children
@@ -119,14 +123,15 @@ class Context:
         refuse_spawned(here)
         if link is None and here.world_size == 1:
             return JointCalls(Team(SingleProcess(here)))
-        if here not in self._joined:
-            supervisor = link or ExternallyLaunched.meet(self.rendezvous(), here)
-            if link is not None:
-                link.control.take_seat(here.rank)
-                link.connect()
-            faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
-            self._joined[here] = JointCalls(Team(supervisor, faults))
-        return self._joined[here]
+        with self._lock:
+            if here not in self._joined:
+                supervisor = link or ExternallyLaunched.meet(self.rendezvous(), here)
+                if link is not None:
+                    link.control.take_seat(here.rank)
+                    link.connect()
+                faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
+                self._joined[here] = JointCalls(Team(supervisor, faults))
+            return self._joined[here]
 
 
 def _link() -> LauncherLink:

@@ -81,7 +81,8 @@ class ExternallyLaunched(Supervisor):
         """Mark who has died without a word."""
         for rank in self._neighbours:
             line = self.control.lines[rank]
-            if rank != self.world.rank and line.departure == Departure.PRESENT and line.has_died:
+            # Who leaves says so before its end, so the end is looked for first.
+            if rank != self.world.rank and line.has_died and line.departure == Departure.PRESENT:
                 self.control.leave(rank, Departure.DIED)
         if isinstance(self.control, HostsControlBlock):
             self.control.receive()
