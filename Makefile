@@ -9,7 +9,7 @@ TWO := -n 2 --dist worksteal
 # Loads torchmetrics, and with it SciPy and transformers: two seconds of each process.
 HEAVY := tests/train/test_metrics.py
 
-.PHONY: demo test fast chaos test-verify test-torch test-peers test-hosts test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PHONY: demo test fast chaos test-verify test-races test-torch test-peers test-hosts test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono demo
@@ -29,6 +29,9 @@ chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers
 
 test-verify: .venv/ready   ## unisono verify on correct programs and on planted mistakes, a few minutes
 	$(BIN)/python -m pytest -q -m long tests/verify
+
+test-races: .venv/ready    ## every test, three times, with threads that take turns at every moment; an hour; WHERE=tests/c10d for a part
+	$(BIN)/python -m tests.races -q $(TWO) -m "not long and not gpu and not hosts" $(WHERE)
 
 test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all
