@@ -237,3 +237,81 @@ def test_wrong_intervals_of_validation_are_refused(every):
         make("lambda", 1).fit(
             data(), batch_size=BATCH, steps=1, validate=data(23), validate_every=every
         )
+
+
+def of(make_schedule, *, every="epoch", lr=0.05, steps=None, epochs=3):
+    """Fit over 12 steps of 3 epochs, or fewer; gives the trainer."""
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    trainer = unisono.Trainer(
+        *(model, optimizer, loss), shards=1, schedule=make_schedule(optimizer), schedule_every=every
+    )
+    trainer.fit(data(), batch_size=BATCH, steps=steps, epochs=epochs, validate=data(9))
+    return trainer
+
+
+STEPWISE = {
+    "the learning rate is 0 for the whole first epoch": [
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: min(1, n / 5)),
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                lr_scheduler.LambdaLR(optimizer, lambda n: n / 5),
+                lr_scheduler.CosineAnnealingLR(optimizer, 7),
+            ],
+            [5],
+        ),
+    ],
+    "it lasts 12 steps, as the run does": [
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, 12),
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 12),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: (12 - n) / 12),
+    ],
+    "it is made to step after each batch": [
+        lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1)
+    ],
+}
+
+
+@pytest.mark.parametrize("why", STEPWISE)
+def test_a_schedule_that_seems_to_count_steps_gets_one_line(why, capsys):
+    for make_schedule in STEPWISE[why]:
+        for every in ("epoch", "step"):
+            of(make_schedule, every=every)
+            said = capsys.readouterr().out
+            assert (f'as `schedule_every` is "epoch", but {why}: if it counts steps' in said) == (
+                every == "epoch"
+            )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_counts_what_it_is_stepped_by_gets_none(name, capsys):
+    make_schedule, every = SCHEDULES[name]
+    of(make_schedule, every=every, steps=2, epochs=None)  # no epoch ends
+    if every == "epoch" and name != "plateau":
+        of(make_schedule, every=every)
+    assert "schedule_every" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("make_schedule", "every", "words"),
+    [
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 11), "step", "after 11 of 12 steps"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 2), "epoch", "after 2 of 3 epochs"),
+        (
+            lambda o: lr_scheduler.SequentialLR(
+                o,
+                [lr_scheduler.ConstantLR(o), lr_scheduler.OneCycleLR(o, 0.1, 9)],
+                [2],
+            ),
+            "step",
+            "after 11 of 12 steps",
+        ),
+    ],
+)
+def test_a_schedule_that_is_too_short_is_refused_before_the_first_step(
+    make_schedule, every, words, capsys
+):
+    with pytest.raises(ValueError, match=f"OneCycleLR must last as long as the run, but .*{words}"):
+        of(make_schedule, every=every)
+    of(make_schedule, every=every, steps=11 if every == "step" else 8)

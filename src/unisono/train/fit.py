@@ -93,6 +93,7 @@ class FitUnderWay(Observer):
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
                 run.go_on()
+            self._check_schedule()
             self._validation.begin()
             self._tally = Tally(run.position, plan.samples)
             with computing:
@@ -106,6 +107,16 @@ class FitUnderWay(Observer):
         finally:
             steps.close()
             self._is_over = True
+
+    def _check_schedule(self) -> None:
+        """Say before the first step what a schedule will come to; raises what it does."""
+        plan, position = self._plan, self._run.position
+        num_epochs = 0
+        if not plan.samples.is_endless:
+            num_batches = plan.totals.num_batches(plan.samples, position)
+            num_epochs = num_batches // plan.samples.steps_per_epoch - position.epoch
+        if line := self._schedule.check(self.end_step - position.step, num_epochs):
+            self._run.context.say_once(line)
 
     @property
     def directory(self) -> Path | None:

@@ -6,11 +6,20 @@ schedule is kept with the run: it goes back with it, and goes on with it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CyclicLR,
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from unisono.callbacks.best_validation import monitored
 from unisono.state.several_optimizers import members_of
@@ -87,6 +96,36 @@ class Schedule:
         has_one = self._scheduler is not None and not self.needs_validation
         return has_one and self._interval == "epoch"
 
+    def check(self, num_steps: int, num_epochs: int) -> str:
+        """Look ahead, before the steps of a loop: does the schedule last, and what does it count?
+
+        Args:
+            num_steps, num_epochs: that are to come.
+
+        Returns:
+            What is likely wrong, in a line; or nothing.
+
+        Raises:
+            ValueError: it would fail on the way.
+        """
+        scheduler = self._scheduler
+        if scheduler is None or self.needs_validation:
+            return ""
+        calls = scheduler.last_epoch + (num_epochs if self.counts_epochs else num_steps)
+        last = _last_call(scheduler)
+        if last is not None and calls > last:
+            raise ValueError(
+                f"OneCycleLR must last as long as the run, but ends after {last} of {calls} "
+                f"{self._interval}s: make it with `total_steps` for all of them."
+            )
+        if not self.counts_epochs or scheduler.last_epoch or not 0 < num_epochs < num_steps:
+            return ""
+        why = _counts_steps(scheduler, num_steps, num_epochs)
+        return why and (
+            f'{type(scheduler).__name__} is stepped once an epoch, as `schedule_every` is "epoch", '
+            f'but {why}: if it counts steps, pass `schedule_every="step"`'
+        )
+
     def after_step(self) -> None:
         """Take notice of a step that is done."""
         if self._scheduler is not None and self._interval == "step":
@@ -101,3 +140,32 @@ class Schedule:
         """Take notice of what a validation found."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(monitored(means, self._monitor, "schedule_monitor"))
+
+
+def _last_call(scheduler: Any) -> int | None:
+    """Count the steps after which a schedule fails; None if it never does."""
+    if isinstance(scheduler, OneCycleLR):
+        return int(scheduler.total_steps)
+    if isinstance(scheduler, ChainedScheduler):
+        return min(filter(None, map(_last_call, scheduler._schedulers)), default=None)
+    if isinstance(scheduler, SequentialLR):
+        last = _last_call(scheduler._schedulers[-1])
+        return None if last is None else scheduler._milestones[-1] + last
+    return None
+
+
+def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:
+    """Say why a schedule seems to count steps, not epochs; empty if it does not."""
+    if not any(group["lr"] for group in scheduler.optimizer.param_groups):
+        return "the learning rate is 0 for the whole first epoch"
+    lasts = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    if isinstance(scheduler, LambdaLR):
+        with contextlib.suppress(Exception):  # functions of the program
+            for of in scheduler.lr_lambdas:
+                if of(num_steps) == 0 and of(num_steps - 1) and of(num_epochs):
+                    lasts.append(num_steps)
+    if num_steps in lasts:
+        return f"it lasts {num_steps} steps, as the run does"
+    if isinstance(scheduler, CyclicLR):
+        return "it is made to step after each batch"
+    return ""

@@ -87,7 +87,8 @@ class Trainer:
             the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; saved with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
-            after each validation.
+            after each validation. Before the first step, one line says so if a schedule seems to
+            count the other; a OneCycleLR that would end before `fit` does is refused.
         schedule_monitor: the name of the validation mean that ReduceLROnPlateau watches.
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU if there is
             none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
