@@ -20,7 +20,7 @@ from torch import nn
 import unisono
 
 GLOBAL = {"calls": 0}
-EACH = "from shard to shard, and each worker computes others:"
+EACH = "goes on from shard to shard, and each worker computes others:"
 IN_TIME = f"{EACH} take the step from `unisono.progress()`, set a value"
 OF_TENSORS = f"{EACH} keep a buffer of the model (`register_buffer`)"
 
@@ -67,6 +67,11 @@ class Inner(nn.Module):
 
     def forward(self, x):
         return self.inner(x)
+
+
+def within(kind):
+    """Have it among layers of torch."""
+    return lambda: nn.Sequential(collections.OrderedDict(within=kind()))
 
 
 class Counting(Inner):
@@ -136,11 +141,10 @@ def counts_in_c(model, batch, numbers=itertools.count()):  # noqa: B008
     return cross_entropy(model, batch) * (1 + next(numbers) // 10_000)
 
 
-def drawn():
-    own = torch.Generator().manual_seed(0)
-    return lambda model, batch: F.cross_entropy(
-        model(batch[0]) + torch.randn(len(batch[0]), 2, generator=own), batch[1]
-    )
+def hidden():
+    """Nobody can see how far it is."""
+    numbers = (number for number in range(1_000))
+    return lambda model, batch: cross_entropy(model, batch) * (1 + next(numbers))
 
 
 def by_rank(model, batch):
@@ -154,37 +158,29 @@ def by_variable(model, batch):
     return {"loss": by_itself, "noticed": noticed}
 
 
-def centres_of(table, model, batch):
+def table_of_centres():
+    return functools.partial(centres_of, table={"centres": torch.zeros(2)})
+
+
+def centres_of(model, batch, table):
     outputs = model(batch[0])
     table["centres"] = 0.9 * table["centres"] + outputs.detach().mean(0)
     return F.cross_entropy(outputs, batch[1])
 
 
 REFUSED = {
-    "object": (Annealed, net, f"`self.calls` of `Annealed` goes on {IN_TIME}"),
-    "bound": (lambda: Annealed().bound, net, "`self.calls` of `Annealed` goes on"),
-    "closure": (nonlocal_calls, net, "`calls` in the closure of `loss` goes on"),
-    "global": (lambda: of_a_global, net, "the global `GLOBAL['calls']` goes on"),
-    "default": (lambda: counts_in_c, net, "the default `numbers` of `counts_in_c` goes on"),
-    "list": (
-        seen,
-        net,
-        f"`kept` in the closure of `loss` goes on {OF_TENSORS}",
-    ),
-    "queue": (queue, net, "`negatives` in the closure of `loss` goes on"),
-    "centres": (
-        Centres,
-        net,
-        f"`self.centres` of `Centres` goes on {OF_TENSORS}",
-    ),
-    "partial": (
-        lambda: functools.partial(centres_of, {"centres": torch.zeros(2)}),
-        net,
-        "`argument 0['centres']` of the partial `centres_of` goes on",
-    ),
-    "module": (lambda: cross_entropy, Counting, "`self.calls` of `Counting` goes on"),
-    "class": (lambda: cross_entropy, OfTheClass, "`OfTheClass.steps` goes on"),
-    "generator": (drawn, net, "computed twice, from the same samples, random numbers, parameters"),
+    "object": (Annealed, net, f"`loss.calls` {IN_TIME}"),
+    "bound": (lambda: Annealed().bound, net, f"`loss.calls` {IN_TIME}"),
+    "closure": (nonlocal_calls, net, f"`loss.calls` {IN_TIME}"),
+    "global": (lambda: of_a_global, net, f"`loss.GLOBAL['calls']` {IN_TIME}"),
+    "default": (lambda: counts_in_c, net, "`loss.__defaults__[0]` goes on"),
+    "list": (seen, net, f"`loss.kept` {OF_TENSORS}"),
+    "queue": (queue, net, f"`loss.negatives` {OF_TENSORS}"),
+    "centres": (Centres, net, f"`loss.centres` {OF_TENSORS}"),
+    "partial": (table_of_centres, net, "`loss.keywords['table']['centres']` goes on"),
+    "module": (lambda: cross_entropy, within(Counting), f"`model.within.calls` {IN_TIME}"),
+    "class": (lambda: cross_entropy, within(OfTheClass), "`model.within.OfTheClass.steps` goes on"),
+    "hidden": (hidden, net, "computed twice, from the same samples, random numbers, parameters"),
     "rank": (lambda: by_rank, net, "`loss` is another one where RANK and WORLD_SIZE are another"),
     "size": (lambda: by_variable, net, "`noticed` is another one where RANK and WORLD_SIZE are"),
 }
@@ -273,11 +269,11 @@ def test_options_of_the_optimizer_that_a_pass_sets_are_named(name):
         trainer.fit(by_sign(40), batch_size=16, steps=2)
 
 
-def test_features_that_are_drawn_otherwise_are_refused():
-    own = torch.Generator().manual_seed(0)
+def test_features_that_differ_are_refused():
+    numbers = (number for number in range(1_000))
 
     def embed(model, batch):
-        return model(batch[0] + torch.randn(batch[0].shape, generator=own))
+        return model(batch[0] + next(numbers))
 
     with pytest.raises(RuntimeError, match=r"computed twice, .*, result 0 is another one"):
         train(lambda model, outputs: outputs.pow(2).mean(), net(), embed=embed)
@@ -296,6 +292,6 @@ def test_what_begins_later_is_found_in_one_of_512_steps():
     model = Late()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, cross_entropy, shards=1, callbacks=[Steps()])
-    with pytest.raises(RuntimeError, match=r"`self.calls` of `Late` goes on"):
+    with pytest.raises(RuntimeError, match=r"`model.calls` goes on"):
         trainer.fit(by_sign(40), batch_size=4, steps=600)
     assert trainer.run.position.step == 512

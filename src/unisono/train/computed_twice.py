@@ -25,12 +25,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.state.contents import updated_parameters
 from unisono.step.loss import read_loss
-from unisono.train.kept_outside import Look, Plain, bits_of, put_back, states_of
+from unisono.train.kept_outside import Look, Plain, bits_of, states_of
 from unisono.train.run_context import RunContext
 from unisono.train.step import Step
 from unisono.world import World
@@ -50,9 +49,9 @@ _OF_RANKS = (
     "compute the same on every worker; for what one worker alone is to do, write a callback that "
     "asks for `fit.is_leader`."
 )
-_OF_OPTIONS = "pass `schedule=`, or set it in a callback's `on_step_begin`."
 
 Compute = Callable[[nn.Module, Any], Any]
+Options = Mapping[str, Any]
 Seen = dict[str, Any]
 """By name, what a pass has come to."""
 
@@ -118,8 +117,7 @@ class ComputedTwice:
         functions = [partial(function, self._model) for function in (embed, loss)]
         if not (is_due and self._is_exact):
             return [*functions]
-        pairs = zip(functions, restarts, strict=True)
-        return [self._first_call_twice(function, restart) for function, restart in pairs]
+        return list(map(self._first_call_twice, functions, restarts))
 
     def _first_call_twice(
         self, function: Callable[[Any], Any], restart: Callable[[], None]
@@ -190,7 +188,7 @@ class ComputedTwice:
         return (run.options.exact or run.device.is_host) and not run.kinds
 
     def _look(self) -> Look:
-        return Look(self._model, *self._functions)
+        return Look(self._model, self._functions)
 
     @contextmanager
     def _gradients(self) -> Iterator[Seen]:
@@ -216,23 +214,19 @@ class ComputedTwice:
     def _check_kept(self, first: Look, again: Callable[[], Seen]) -> None:
         """Refuse what the program keeps and has changed from pass to pass."""
         second = self._look()
-        places = list(first.changed_in(second))
-        if not places:
+        ways = first.changed_in(second)
+        for way in ways:
+            if not second.put_back(way, first.values[way]):
+                is_plain = isinstance(first.values[way], Plain)
+                raise _goes_on(way, _IN_TIME if is_plain else _OF_TENSORS)
+        if not ways:
             return
-        holders = [second.holders.get(place) for place in places]
-        for place, holder in zip(places, holders, strict=True):
-            if holder is None:
-                is_plain = isinstance(first.values[place], Plain)
-                raise _goes_on(place[1], _IN_TIME if is_plain else _OF_TENSORS)
         # From the same value to the same again: else it is a time that is kept.
-        for place, holder in zip(places, holders, strict=True):
-            assert holder is not None
-            put_back(*holder, first.values[place])
         again()
         third = self._look()
-        for place in places:
-            if third.values.get(place) == second.values[place]:
-                raise _goes_on(place[1], _IN_TIME)
+        for way in ways:
+            if third.values.get(way) == second.values[way]:
+                raise _goes_on(way, _IN_TIME)
 
 
 def _check_seen(rehearsed: Seen, counted: Seen, again: Callable[[], Seen]) -> None:
@@ -252,24 +246,19 @@ def _check_seen(rehearsed: Seen, counted: Seen, again: Callable[[], Seen]) -> No
     )
 
 
-def options_set(before: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> RuntimeError:
-    """Make the error for a pass that has changed an optimizer's options, which were `before`."""
-    pairs = zip(before, optimizer.param_groups, strict=False)
-    names = [
-        name
-        for was, now in pairs
-        for name in now
-        if name != "params" and now[name] != was.get(name)
-    ]
+def options_set(before: Sequence[Options], after: Sequence[Options]) -> RuntimeError:
+    """Make the error for a pass that has changed an optimizer's options, by group."""
+    groups = zip(before, after, strict=True)
+    name = next(name for was, now in groups for name in now if now[name] != was.get(name))
     return RuntimeError(
-        f"{_MUST} they set `{names[0]}` of the optimizer, whose options all workers must have "
-        f"alike: {_OF_OPTIONS}"
+        f"{_MUST} they set `{name}` of the optimizer, whose options all workers must have alike: "
+        f"pass `schedule=`, or set it in a callback's `on_step_begin`."
     )
 
 
-def _goes_on(place: str, way_out: str) -> RuntimeError:
+def _goes_on(way: str, way_out: str) -> RuntimeError:
     return RuntimeError(
-        f"{_MUST} {place} goes on from shard to shard, and each worker computes others: {way_out}"
+        f"{_MUST} `{way}` goes on from shard to shard, and each worker computes others: {way_out}"
     )
 
 

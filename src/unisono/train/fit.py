@@ -261,8 +261,8 @@ class FitUnderWay(Observer):
                     self._twice.compute(step, batch, loss)
             for batch in shards:
                 step.backward(loss(model, batch))
-            if _options_of(self.optimizer) != options:
-                raise options_set(options, self.optimizer)
+            if (now := _options_of(self.optimizer)) != options:
+                raise options_set(options, now)
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""
