@@ -105,7 +105,7 @@ def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, b
         yield _fixed(path, {"": getattr(value, "__self__", None)}), False
     elif isinstance(value, functools.partial):
         parts = {"": value.func, ".args": value.args, ".keywords": value.keywords}
-        yield _fixed(path, parts), False
+        yield _fixed(path, parts), is_own
     elif isinstance(value, (staticmethod, classmethod)):
         yield _fixed(path, {"": value.__func__}), False
     elif isinstance(value, property):

@@ -77,6 +77,8 @@ class Look:
 
     def _note(self, holder: Holder, name: str, value: Any) -> None:
         way = _TABLES.sub(r".\1", holder.path + name)
+        if way in self.values:
+            return  # of a base class
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, Plain):
