@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def seed_python_and_numpy(seed: int) -> None:
@@ -19,6 +21,16 @@ def seed_python_and_numpy(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+@contextmanager
+def python_put_back() -> Iterator[None]:
+    """Leave Python's default generator as it was, whatever is imported inside."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def fresh_seed() -> int:

@@ -1,5 +1,6 @@
 """Weights that nobody has seeded are told once, with the line to add."""
 
+import subprocess
 import sys
 
 import pytest
@@ -90,3 +91,58 @@ def test_only_what_was_drawn_without_a_seed_counts(seed, draws, is_told):
         if draws:
             torch.rand(1)
         assert drawn_without_seed() == is_told
+
+
+LOOKING = """
+import hashlib, random, sys
+import numpy as np, torch
+random.seed(1), np.random.seed(2), torch.manual_seed(3)
+
+def look(where):
+    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist()
+    print(where, hashlib.md5(repr(states).encode()).hexdigest(), flush=True)
+
+look("start")
+import unisono
+from torch.utils.data import TensorDataset
+look("import")
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.ones(16, 4))
+look("model")
+from unisono.callbacks import BestCheckpoint, CSVLog, EMA, EventLog
+loss = lambda model, batch: model(batch[0]).square().mean()
+trainer = unisono.Trainer(
+    model, optimizer, loss, shards=2, directory=sys.argv[1], callbacks=[EMA(0.9), CSVLog()]
+)
+look("model")
+trainer.fit(data, batch_size=8, epochs=2, validate=data, loader_workers=1)
+look("model")
+trainer.evaluate(data, batch_size=8), trainer.predict(data, batch_size=8), trainer.digest()
+trainer.save(sys.argv[1] + "/weights.safetensors")
+look("model")
+run = unisono.Run(model, optimizer, shards=2)
+for step in run.steps(data, batch_size=8, steps=2):
+    with step:
+        for batch in step.shards:
+            step.backward(loss(model, batch))
+look("model")
+"""
+
+
+@pytest.mark.slow
+def test_nothing_of_ours_moves_a_generator_of_the_program(tmp_path):
+    script = tmp_path / "looking.py"
+    script.write_text(LOOKING)
+    # A new interpreter, which has imported nothing yet.
+    command = [sys.executable, str(script), str(tmp_path / "alone")]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    told = [
+        {tuple(line.split()) for line in lines.splitlines() if line.split()[0] in states}
+        for states in [("start", "import", "model")]
+        for lines in (alone, said(script, str(tmp_path / "two"), starter=RUN))
+    ]
+    assert told[0] == told[1]
+    assert len(told[0]) == 3, told
+    states = dict(told[0])
+    assert states["start"] == states["import"] != states["model"]

@@ -12,24 +12,26 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
 
-import rich.progress
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws
 from unisono.callbacks.display_state import Clock, Count, DisplayState
 from unisono.callbacks.summary import Summary
 from unisono.notices import say, shown_lines
+from unisono.seeding import python_put_back
 from unisono.workers.context import context
 from unisono.workers.launcher_link import has_launcher
 from unisono.workers.launcher_messages import ShowProgress
+
+with python_put_back():  # it draws as it is imported, be it after the program's seed
+    import rich.progress
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
 
 class Display(Protocol):
