@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def test_a_file_that_was_moved_or_replaced_is_not_at_its_name(path):
 
 def test_a_file_is_written_whole_or_not_at_all(path, outside):
     path.write_bytes(b"old")
-    (path.parent / f".{path.name}.1.part").symlink_to(outside)  # of somebody who was killed
+    (path.parent / f".{path.name}.part").symlink_to(outside)  # of somebody who was killed
     with pytest.raises(KeyError), written_whole(path) as file:
         file.write(b"ne")
         assert path.read_bytes() == b"old"
@@ -137,3 +138,22 @@ def test_a_file_is_written_whole_or_not_at_all(path, outside):
         file.write(b"new")
     assert (os.listdir(path.parent), path.read_bytes()) == ([path.name], b"new")
     assert outside.read_bytes() == b"of somebody else\nbinary"
+
+
+def test_processes_that_write_the_same_file_take_turns_and_the_same_bytes_stay(path):
+    first = written_whole(path)
+    first.__enter__().write(b"new")
+    waiting = threading.Thread(target=write_new, args=[path])
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    first.__exit__(None, None, None)
+    waiting.join()
+    before = path.stat()
+    write_new(path)
+    assert (path.stat(), os.listdir(path.parent)) == (before, [path.name])
+
+
+def write_new(path):
+    with written_whole(path) as file:
+        file.write(b"new")

@@ -14,7 +14,8 @@ relative to the directory's descriptor, without following links, and checked onc
 from __future__ import annotations
 
 import errno
-import glob
+import fcntl
+import functools
 import os
 import stat
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
+_CHUNK_BYTES = 1 << 20
 _HARD_LINK = "one with several names (hard links)"
 
 
@@ -77,23 +79,61 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file beside its name, and give it that name once it is whole and on the disk.
 
     A reader finds the old file or the whole new one, even after a crash. If the block raises, the
-    old one stays, and nothing is left beside it. What a killed process has left, the next removes.
+    old one stays, and nothing is left beside it. Processes that write the same file take turns;
+    where the file has the same bytes already, it stays. What a killed process has left, the next
+    removes.
 
     Raises:
         OSError: it cannot be written.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        left.unlink(missing_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(open_plain(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+    beside, file = _in_turn(path)
+    has_name = False
+    with file:
+        try:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        sync_folder(path.parent)
-    finally:
-        beside.unlink(missing_ok=True)
+            if not _holds(path, file):
+                os.fsync(file.fileno())
+                os.replace(beside, path)
+                has_name = True
+                sync_folder(path.parent)
+        finally:
+            if not has_name:
+                beside.unlink(missing_ok=True)
+
+
+def _in_turn(path: Path) -> tuple[Path, BinaryIO]:
+    """Open an empty file beside another; once no other process has it, if it can be locked."""
+    beside = path.with_name(f".{path.name}.part")
+    while True:
+        try:
+            file = os.fdopen(open_plain(beside, os.O_RDWR | os.O_CREAT), "w+b")
+        except NotPlainFileError:
+            beside.unlink()
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            file.close()
+            beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+            return beside, open(beside, "w+b")
+        if is_at(beside, file.fileno()):  # else it has got its name, or was removed
+            file.truncate()
+            return beside, file
+        file.close()
+
+
+def _holds(path: Path, file: BinaryIO) -> bool:
+    """Tell whether a plain file has the bytes of another, which is open."""
+    try:
+        with open(open_plain(path, os.O_RDONLY), "rb") as there:
+            if os.fstat(there.fileno()).st_size != os.fstat(file.fileno()).st_size:
+                return False
+            file.seek(0)
+            both = (iter(functools.partial(one.read, _CHUNK_BYTES), b"") for one in (there, file))
+            return all(a == b for a, b in zip(*both, strict=True))
+    except (OSError, NotPlainFileError):
+        return False
 
 
 def sync_folder(path: Path) -> None:

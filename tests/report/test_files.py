@@ -70,7 +70,7 @@ def test_a_failure_midway_leaves_the_earlier_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(ValueError, match=r"cannot \(No space left on device\)"):
-        write(path)
+        write(path, MARK + "newer")
     assert path.read_text() == MARK + "page"
     assert os.listdir(tmp_path) == ["page.html"]
 

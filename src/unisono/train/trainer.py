@@ -22,12 +22,11 @@ from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
-from unisono.state.weights import check_weights, save_weights
+from unisono.state.weights import save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.computing import Computing
 from unisono.train.default_forward import forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
-from unisono.train.failures import heard_by_all
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
@@ -398,9 +397,10 @@ class Trainer:
             return predictor.once(run.joint_calls)
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
-        """Write the weights as safetensors, under the plain model's names; rank 0 writes.
+        """Write the weights as safetensors, under the plain model's names.
 
-        Collective: every rank calls it; when it returns, the file is there.
+        Any rank may call it, alone or with others, between loops and in callbacks; when it returns,
+        the file is there. If several do, the first one writes, and the others compare.
 
         Args:
             path: the file; a reader finds the old one or the whole new one.
@@ -411,12 +411,7 @@ class Trainer:
             ValueError: there are weights that no such file can hold.
         """
         chosen = self.run.model if model is None else _checked(model)
-        check_weights(chosen)  # on every rank; rank 0 alone writes
-        heard_by_all(
-            lambda speak: [self.run.joint_calls.hear_leader(speak, "save")],
-            lambda: save_weights(chosen, path),
-            self.run.world.rank,
-        )
+        save_weights(chosen, path)
 
     def digest(self) -> str:
         """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""
