@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
 from unisono.data import fingerprint
+from unisono.train import boundary
 
 CAUSE = "Most likely it was split without a seed"
 
@@ -26,9 +27,16 @@ class Custom(Dataset):
         return torch.tensor([float(self.numbers[index])]) + 0 * torch.rand(1)
 
 
-class WithItsOwnGenerator(Custom):
+class Augmented(Custom):
+    """Draws from default generators and one of its own, and follows the run."""
+
+    def __init__(self, numbers):
+        super().__init__(numbers)
+        self.rng = numpy.random.default_rng()
+
     def __getitem__(self, index):
-        return super().__getitem__(index) + numpy.random.default_rng().random()
+        drawn = torch.rand(1) + float(self.rng.random()) + unisono.progress().step
+        return super().__getitem__(index) + drawn
 
 
 def numbers(num_samples=24):
@@ -62,7 +70,7 @@ def whole(rank, size):
 
 
 def with_its_own_generator(rank, size):
-    return WithItsOwnGenerator(range(24))
+    return Augmented(range(24))
 
 
 REFUSED = {
@@ -139,3 +147,54 @@ def slow_to_read():
 def test_that_samples_are_not_compared_is_told_once(capfd):
     unisono.launch(slow_to_read, workers=2)
     assert capfd.readouterr().out.count("samples are not compared between the workers") == 1
+
+
+# When a run goes on
+
+
+def go_on(directory, dataset, steps, loader_workers=0):
+    model = nn.Linear(1, 1)
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        lambda model, batch: model(batch[0] if isinstance(batch, list | tuple) else batch).mean(),
+        shards=2,
+        directory=directory,
+    )
+    options = {"batch_size": 6, "steps": steps, "loader_workers": loader_workers}
+    trainer.fit(dataset, **options)
+
+
+NEW_DATA = "the data set is not that of the checkpoint, as "
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        (Custom(range(24)), Custom(range(1, 25)), r"sample \d+ of the data set was 'fingerprint"),
+        (TensorDataset(numbers()), TensorDataset(numbers() + 1), r"sample \d+ of the data set"),
+        (
+            Subset(Custom(range(40)), range(24)),
+            Subset(Custom(range(40)), range(1, 25)),
+            "the indices of `Subset` was '0, 1, 2, 3, … ",
+        ),
+        (Augmented(range(24)), Augmented(range(24)), None),
+        (split_with_a_seed(0, 1), split_with_a_seed(0, 1), None),
+    ],
+)
+def test_another_data_set_is_told_where_a_run_goes_on(tmp_path, capfd, first, then, words):
+    go_on(tmp_path, first, 3)
+    assert NEW_DATA not in capfd.readouterr().out
+    go_on(tmp_path, then, 6, loader_workers=1)
+    told = capfd.readouterr().out
+    assert told.count(NEW_DATA) == (words is not None)
+    assert words is None or re.search(NEW_DATA + words, told)
+
+
+def test_checkpoints_of_older_versions_say_nothing_of_their_data(tmp_path, capfd, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(boundary, "SAMPLES", "processors")  # which nobody looks for
+        go_on(tmp_path, Custom(range(24)), 3)
+    go_on(tmp_path, Custom(range(1, 25)), 6)
+    assert "resuming from checkpoint" in (told := capfd.readouterr().out)
+    assert NEW_DATA not in told

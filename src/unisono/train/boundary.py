@@ -23,7 +23,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
 from unisono.timeouts import NOTICE
-from unisono.train.identity import identity
+from unisono.train.identity import SAMPLES, identity
 from unisono.train.interrupts import Interrupts
 from unisono.train.run_context import RunContext
 from unisono.workers.launcher_messages import NoRecovery
@@ -68,6 +68,8 @@ class Boundary:
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
+        if run.checkpoints is not None and run.seen is not None:
+            self._identity[SAMPLES] = run.seen[1].facts
         self._interrupts = interrupts
         self._planned = 0  # tasks, as a number: in most steps there are none
         self._next_at_s = 0.0

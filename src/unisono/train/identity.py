@@ -27,10 +27,15 @@ _OTHER_FINGERPRINT = (
     "are {!r} (fingerprint {:.20} there, {} here): the run goes on, but its bits will not be those "
     "of a run without a stop."
 )
+_OTHER_DATA = (
+    "the data set is not that of the checkpoint, as {} was {!r:.80} there and is {!r:.80} now: the "
+    "run goes on, but its bits will not be those of a run without a stop."
+)
 _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 
 
 FINGERPRINT = "fingerprint"
+SAMPLES = "samples"  # what a few of them hold, by name; another hash of that needs another name
 # Where one of these differs, another fingerprint is no news.
 _IMPLY_FINGERPRINT = ("processor", "torch", "threads")
 
@@ -74,7 +79,8 @@ def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 def of_every_loop(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out of a run's identity what another loop of it may have otherwise."""
-    return {name: value for name, value in identity.items() if name not in _OF_ONE_LOOP}
+    of_one = (*_OF_ONE_LOOP, SAMPLES)
+    return {name: value for name, value in identity.items() if name not in of_one}
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -95,6 +101,11 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
                 f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
                 f'pass the old value, another `directory`, or `resume="never"`.'
             )
+        if name == SAMPLES:
+            there = old[name] if isinstance(old[name], dict) else {}
+            others = [key for key in value if there.get(key, value[key]) != value[key]]
+            warnings += [_OTHER_DATA.format(key, there[key], value[key]) for key in others[:1]]
+            continue
         if name == FINGERPRINT:
             if value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT):
                 warnings.append(_OTHER_FINGERPRINT.format(new["processor"], old[name], value))

@@ -11,10 +11,12 @@ from typing import Any
 
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import EpochOrder, Sampler
+from unisono.data.fingerprint import Fingerprint, fingerprint_of_data
 from unisono.data.length import is_stream, length_of
 from unisono.errors import MismatchError
 from unisono.plan.samples import ENDLESS, SamplePlan
 from unisono.plan.shards import default_shards
+from unisono.train.loop_plan import LoopPlan
 from unisono.train.run_context import RunContext
 from unisono.whole import check_whole
 
@@ -63,6 +65,22 @@ def no_epochs(name: str) -> ValueError:
         f"`{name}` must be in steps where the dataset has no length, as then no epoch ends, but is "
         f"in epochs: say a number of steps, or give the dataset a `__len__`."
     )
+
+
+def samples_seen(run: RunContext, plan: LoopPlan) -> Fingerprint:
+    """Look at a few samples of the loop's data set, as epoch 0 has them; once a loop."""
+    if run.seen is None or run.seen[0] != run.num_loops:
+        reading = plan.reading
+        seen = fingerprint_of_data(
+            reading.dataset,
+            length_of(reading.dataset),
+            seed=plan.samples.seed,
+            stream="train",
+            epoch=0,
+            in_fork=reading.loader_workers > 0,
+        )
+        run.seen = run.num_loops, seen
+    return run.seen[1]
 
 
 def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:

@@ -11,8 +11,9 @@ from unisono.state.saved import Snapshot, bytes_at_most
 from unisono.train.checkpoints import Checkpoints, FoundCheckpoint
 from unisono.train.failures import heard_by_all
 from unisono.train.host_directories import settle_directory
-from unisono.train.identity import identity
+from unisono.train.identity import SAMPLES, identity
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.order import samples_seen
 from unisono.train.run_context import RunContext
 
 
@@ -67,6 +68,7 @@ def _find(
     """Look, as the leader; give what the others need to know, and what was found."""
     kept = run.kept
     here = identity(plan.samples, run.fixed, run.device, is_kept=True)
+    here[SAMPLES] = samples_seen(run, plan).facts
     if run.shards is None:
         del here["shards"]  # the checkpoint's are taken
     try:

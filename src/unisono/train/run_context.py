@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from unisono.data.fingerprint import Fingerprint
 from unisono.device import Device
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
@@ -57,6 +58,7 @@ class RunContext:
     functions: Sequence[Any] = ()  # what of the program runs in the loop's passes, as far as known
     engine: StepEngine | None = None  # computes the steps of the loop under way
     memory: RunMemory | None = None  # of the newest loop
+    seen: tuple[int, Fingerprint] | None = None  # of the data set of a loop, by its number
     plan: SamplePlan | None = None  # which samples the epoch under way has
     has_resumed: bool = False  # no checkpoint is to be looked for any more
     has_joined: bool = False  # see `unisono.Run`

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from unisono.data.fingerprint import REMEDY, fingerprint_of_data
+from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.exchange.choice import check_devices
@@ -18,7 +18,7 @@ from unisono.state.digest import digest_of
 from unisono.state.modes import told_modes
 from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.mixed_devices import compare_devices, read_kinds
-from unisono.train.order import facts_of_order
+from unisono.train.order import facts_of_order, samples_seen
 from unisono.train.resume import resume
 from unisono.train.run_context import RunContext
 from unisono.workers.team import Team
@@ -60,6 +60,8 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         )
     if not run.is_ahead:
         run.plan = plan.samples
+        if run.checkpoints is not None:
+            samples_seen(run, plan)
     _tell_unseeded(run)
     is_over = run.is_ahead or run.is_over(plan.totals)
     if not (is_over or any(module.training for module in run.kept.model.modules())):
@@ -182,14 +184,7 @@ def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
     length = length_of(plan.reading.dataset)
     if run.team.size == 1 or run.is_ahead:
         return {"dataset length": length}
-    seen = fingerprint_of_data(
-        plan.reading.dataset,
-        length,
-        seed=plan.samples.seed,
-        stream="train",
-        epoch=run.kept.position.epoch,
-        in_fork=plan.reading.loader_workers > 0,
-    )
+    seen = samples_seen(run, plan)
     if seen.is_slow:
         run.say_once(_TOO_SLOW)
     return {"dataset length": length, **seen.facts}
