@@ -25,6 +25,8 @@ from torch.utils.data import (
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.data.length import is_stream, length_of
+from unisono.plan.samples import ENDLESS
+from unisono.whole import check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +42,24 @@ class Reading:
     pin_memory: bool = False
 
     @classmethod
-    def of(cls, dataset: Any, batch_size: int | None, **given: Any) -> Reading:
+    def of(
+        cls, dataset: Any, batch_size: int | None, *, drop_last: bool = False, **given: Any
+    ) -> Reading:
         """Read the arguments of a program.
 
         Args:
             dataset: a dataset, or a DataLoader of torch.
             batch_size: samples of a global batch; a loader has its own.
+            drop_last: whether a short last batch of an epoch is left out; likewise.
             given: the other attributes, which a loader has as well.
 
         Raises:
             TypeError: there is no batch size.
-            ValueError: a loader has what cannot be kept, or an argument is given besides.
+            ValueError: a loader has what cannot be kept, or an argument is given besides; or
+                `drop_last` does not fit.
         """
         if isinstance(dataset, DataLoader):
-            for name, value in {"batch_size": batch_size, **given}.items():
+            for name, value in {"batch_size": batch_size, "drop_last": drop_last, **given}.items():
                 if value not in (None, False) and not (name == "loader_workers" and value == 0):
                     raise ValueError(
                         f"`{name}` must be left out where a DataLoader is passed, which has its "
@@ -65,7 +71,8 @@ class Reading:
                 "`batch_size` must say how many samples all workers together take in a step, but "
                 "is left out: pass `batch_size=64`, say."
             )
-        return cls(dataset, batch_size, **given)
+        reading = cls(dataset, check_whole("batch_size", batch_size, at_least=1), **given)
+        return _without_last(reading) if drop_last else reading
 
     def of_another(self, dataset: Any) -> Reading:
         """Give how another dataset is read: in the same way, or as its DataLoader says."""
@@ -115,7 +122,8 @@ def _taken_apart(loader: DataLoader[Any]) -> Reading:
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
         pin_memory=loader.pin_memory,
     )
-    return reading if is_stream(loader.dataset) else _in_order_of(batches, reading)
+    order = reading if is_stream(loader.dataset) else _in_order_of(batches, reading)
+    return _without_last(order) if batches.drop_last else order
 
 
 def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
@@ -134,27 +142,27 @@ def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
         order = replace(reading, shuffle=sampler.shuffle)
     else:
         order = replace(reading, sampler=sampler)
-    return _without_last(order) if batches.drop_last else order
+    return order
 
 
 def _without_last(reading: Reading) -> Reading:
     """Leave out the samples behind an epoch's last full batch, as ``drop_last=True`` does."""
     length = length_of(reading.dataset)
     kept = length - length % reading.batch_size
-    if reading.sampler is not None:
-        raise _refusal(
-            "`drop_last=True` and a sampler of its own",
-            "leave `drop_last` out: a short last batch is weighted by its samples",
+    if reading.sampler is not None or (is_stream(reading.dataset) and length != ENDLESS):
+        raise ValueError(
+            "`drop_last=True` and a sampler or an IterableDataset must not come together, as these "
+            "say which samples an epoch has: let them leave the last ones out, or leave "
+            "`drop_last` out, as a short last batch is weighted by its samples."
         )
-    if kept == length:
+    if kept == length or length == ENDLESS:
         return reading
     if not kept:
-        raise _refusal(
-            f"`drop_last=True` and batches of {reading.batch_size}, but its dataset only {length} "
-            f"samples",
-            "leave `drop_last` out",
+        raise ValueError(
+            f"`drop_last=True` must leave one batch of {reading.batch_size} at least, but the "
+            f"dataset has only {length} samples: leave it out."
         )
-    return replace(reading, shuffle=None, sampler=_Kept(length, kept, bool(reading.shuffle)))
+    return replace(reading, shuffle=None, sampler=_Kept(length, kept, reading.shuffle is not False))
 
 
 class _Kept:

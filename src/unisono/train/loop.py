@@ -39,6 +39,7 @@ from unisono.train.mixed_devices import SpeedBalance
 from unisono.train.order import begin_epoch, check_order
 from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
+from unisono.train.single_samples import single_samples_refused
 from unisono.train.start import tell_over
 from unisono.train.step import Step
 from unisono.train.unused_parameters import UnusedParameters
@@ -76,6 +77,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     with (
         _under_way(run, plan, entry) as boundary,
         plan.loader(fetch, run.kept.position, run.device) as loader,
+        single_samples_refused(run.kept.model, plan, run.kept.position),
         OpenLoop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,

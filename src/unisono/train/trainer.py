@@ -188,6 +188,7 @@ class Trainer:
         validate_forward: Forward = outputs_and_targets,
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
+        drop_last: bool = False,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
@@ -222,6 +223,8 @@ class Trainer:
                 sampler.
             sampler: the order of samples: a function of (epoch, seed) that returns indices, equally
                 many in each epoch and the same on every worker; or one of torch's samplers.
+            drop_last: whether samples behind the last full batch of an epoch are left out; other
+                ones in each epoch, if they are shuffled.
             loader_workers: the number of processes for each worker that read ahead; 0: the worker
                 reads itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
@@ -248,6 +251,7 @@ class Trainer:
             "loader_workers": loader_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory,
+            "drop_last": drop_last,
         }
         reading = Reading.of(dataset, batch_size, shuffle=shuffle, sampler=sampler, **how)
         plan = run.plan_loop(reading, epochs, steps)
