@@ -33,6 +33,7 @@ from unisono.workers.launcher_messages import (
 )
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
+from unisono.workers.proc import create_memory
 from unisono.workers.supervisor import Gather, Supervisor
 from unisono.workers.team import Team
 from unisono.world import World
@@ -90,7 +91,11 @@ class Desk:
 
     def memory(self, key: int, num_bytes: int) -> Memory:
         with self._changed:
-            return self._memories.setdefault(key, Memory.private(num_bytes))
+            if key not in self._memories:
+                fd = create_memory("desk", num_bytes)
+                self._memories[key] = Memory.map(fd, num_bytes)
+                os.close(fd)
+            return self._memories[key]
 
     def lose(self, rank: int) -> None:
         with self._changed:

@@ -3,7 +3,7 @@
 One memory per run. The slots of all shards are reserved, but only the slots of parts that somebody
 computes are ever written, and unwritten pages do not exist::
 
-    parameters │ fixed │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ counts │ marks
+    fixed │ parameters │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ counts │ marks
     snapshots ×2 │ gradients 0 … S−1 │ sums
 
 The first four, with the present copy of the buffers, are the whole state of a run: a snapshot is
@@ -117,13 +117,13 @@ class Plan:
         """Count the bytes of each region by name, in whole pages, in the order they lie."""
         parameters, buffers = size_of(self.parameters), size_of(self.buffers)
         state = {
-            "parameters": parameters,
             "fixed": size_of(self.fixed),
+            "parameters": parameters,
             "states": size_of(self.states),
             "whose": len(self.parameters),
             "buffers": buffers,
         }
-        snapshot = sum(map(_in_pages, state.values())) + self.blob_bytes
+        snapshot = sum(map(in_pages, state.values())) + self.blob_bytes
         sizes = state | {
             "other buffers": buffers,
             "rows": self.shards * ROW_BYTES,
@@ -135,10 +135,11 @@ class Plan:
             **{f"gradients {shard}": parameters for shard in range(self.shards)},
             "sums": parameters,
         }
-        return {name: _in_pages(num_bytes) for name, num_bytes in sizes.items()}
+        return {name: in_pages(num_bytes) for name, num_bytes in sizes.items()}
 
 
-def _in_pages(num_bytes: int) -> int:
+def in_pages(num_bytes: int) -> int:
+    """Round up to whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -183,7 +184,7 @@ class Arena:
             marks_at=starts["marks"],
             slots_at=(starts["snapshot"], starts["other snapshot"]),
             slot_bytes=sizes["snapshot"],
-            blob_at=sizes["snapshot"] - _in_pages(plan.blob_bytes),
+            blob_at=sizes["snapshot"] - in_pages(plan.blob_bytes),
         )
 
     @staticmethod

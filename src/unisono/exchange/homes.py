@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from unisono.exchange.arena import Arena
+from unisono.exchange.arena import Arena, Region
 from unisono.plan.slices import Piece
 from unisono.state.optimizers import state_like
 
@@ -58,14 +61,20 @@ class Homes:
     Args:
         arena: where all of it lies.
         keys: of the optimizer's state.
+        shown: the state as the program sees it.
 
     Attributes:
         known: which parameters have optimizer state: a byte for each, 1 for those.
+        changed: what the program has changed of `known`, by position.
     """
 
-    def __init__(self, arena: Arena, keys: StateKeys) -> None:
+    def __init__(self, arena: Arena, keys: StateKeys, shown: Region) -> None:
         self._arena, self.keys = arena, keys
         self.known = arena.whose
+        self._shown = [{name: shown.tensor(key.at) for name, key in of.items()} for of in keys]
+        self._seen: list[Any] = []
+        self._has = [False] * len(keys)
+        self.changed: dict[int, bool] = {}
 
     def parameter(self, piece: Piece) -> torch.Tensor:
         """View a piece of a parameter, as a vector."""
@@ -74,6 +83,55 @@ class Homes:
     def state(self, index: int) -> dict[str, torch.Tensor]:
         """View one parameter's whole state, by name."""
         return {name: self._arena.states.tensor(key.at) for name, key in self.keys[index].items()}
+
+    def shown(self, index: int) -> dict[str, torch.Tensor]:
+        """Give one parameter's state as the program sees it, in a dict of the program's own."""
+        return dict(self._shown[index])
+
+    def take_replaced(
+        self, state: MutableMapping[torch.Tensor, Any], parameters: Sequence[torch.Tensor]
+    ) -> bool:
+        """Take over state that the program has replaced, added or taken away between steps.
+
+        Args:
+            state: the optimizer's.
+            parameters: those that it updates.
+
+        Returns:
+            Whether there was any.
+
+        Raises:
+            ValueError: a parameter has other state than the optimizer keeps.
+        """
+        seen = [*chain.from_iterable(map(dict.values, state.values()))]
+        if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
+            return False
+        is_new = False
+        for index, parameter in enumerate(parameters):
+            there = state.get(parameter, {})
+            has = self.has_state(index, there)
+            if has != bool(self.known[index]) or self._has[index] > has:
+                self.changed[index], is_new = has, True
+            self._has[index] = has
+            if has:
+                for name, home in self._shown[index].items():
+                    if there[name] is not home:
+                        home.copy_(torch.as_tensor(there[name]))
+                        there[name], is_new = home, True
+        self._seen = [*chain.from_iterable(map(dict.values, state.values()))]
+        return is_new
+
+    def has_state(self, index: int, state: Mapping[str, Any]) -> bool:
+        """Tell whether a parameter has state; raises ValueError where it is not the optimizer's."""
+        keys = self.keys[index]
+        there = {name for name in keys if state.get(name) is not None}
+        if there and there != keys.keys():
+            raise ValueError(
+                f"an optimizer's state must fit its options, but for these it keeps "
+                f"{sorted(keys)} and has {sorted(there)}: clear `optimizer.state` "
+                f"after such a change, or leave the options."
+            )
+        return bool(there)
 
     def of_piece(self, piece: Piece, key: StateKey) -> torch.Tensor:
         """View the state of a piece, as a vector; a scalar is the whole parameter's."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class Exchange(ABC):
         have_all: whether every worker has the whole state; else the leader alone updates, and has
             the optimizer's state.
         takes_early: whether :meth:`publish_early` is of use now.
+        is_state_new: whether the program has changed optimizer state that lies in `homes`.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
@@ -70,6 +72,7 @@ class Exchange(ABC):
     homes: Homes | None = None
     have_all = True
     takes_early = False
+    is_state_new = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
@@ -113,6 +116,8 @@ class Exchange(ABC):
         except StepBrokenError:
             self.unbind()
             raise
+        self._bound = [parameter.data for parameter in self._all]
+        self._addresses = list(map(torch.Tensor.data_ptr, self._bound))
         self.trust_leader()
         self.division = Division(team, shards)
         self._plan_sum()
@@ -216,6 +221,41 @@ class Exchange(ABC):
             Whether it is; False if somebody was lost and :meth:`load` has to be called.
         """
         return self._team.meet(purpose)
+
+    def take_changes(self, *, looks: bool, alone: bool = False) -> None:
+        """Make what the program has changed between two steps everybody's, as all have.
+
+        Collective, if anything was changed.
+
+        Args:
+            looks: whether code of the program has run that may have changed anything.
+            alone: not collective; see :meth:`save`.
+
+        Raises:
+            MismatchError: not every worker has made the same changes, as far as that is known.
+            ValueError: a parameter's ``.data`` has another shape or dtype now.
+        """
+        if list(map(torch.Tensor.data_ptr, self._all)) == self._addresses:
+            return
+        for parameter, home in zip(self._all, self._bound, strict=True):
+            if parameter.data_ptr() != home.data_ptr():
+                if parameter.shape != home.shape or parameter.dtype != home.dtype:
+                    raise ValueError(
+                        f"a parameter must keep its shape and dtype while a loop is under way, but "
+                        f"one was {tuple(home.shape)} of {home.dtype} and is "
+                        f"{tuple(parameter.shape)} of {parameter.dtype}: change it between two "
+                        f"loops."
+                    )
+                home.copy_(parameter.data)
+                parameter.data = home
+
+    def changed_name(self) -> str:
+        """Name a parameter that the program has changed since :meth:`take_changes`, if known."""
+        return ""
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Let an optimizer update whole parameters inside the block, for all who share them."""
+        return nullcontext()
 
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False

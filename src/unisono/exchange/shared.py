@@ -1,8 +1,14 @@
 """An exchange for workers of one host: one copy of the parameters, in shared memory.
 
-Each worker adds up and updates its pieces where they lie, and nothing has to be sent. While a loop
-runs, parameters' ``.data`` are views of the arena. They change between the two meetings of a step;
-a worker that is lost there leaves them torn, and the newest snapshot is put back.
+Each worker adds up and updates its pieces where they lie, and nothing has to be sent. They change
+between the two meetings of a step; a worker that is lost there leaves them torn, and the newest
+snapshot is put back.
+
+While a loop runs, parameters' ``.data`` and optimizer state show the arena in a private view
+(``private_view.py``). What the program changes there between two steps it has changed on every
+worker alike. It is found when the next step begins; each worker publishes a share of it, and all
+see the arena again. Parameters that the optimizer does not update stay changed in the view, and are
+published for snapshots.
 
 Optimizers that are not element-wise cannot work on pieces: the leader updates whole parameters for
 all and alone has their state.
@@ -10,13 +16,17 @@ all and alone has their state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
 
 from unisono.exchange.homes import Homes, StateKeys, plan_state
 from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.private_view import PrivateView
 from unisono.exchange.protocol import Exchange
 from unisono.state.optimizer_state import apply_state
 from unisono.state.optimizers import is_elementwise
@@ -40,6 +50,52 @@ class SharedExchange(Exchange):
         heard = self._team.gather(value, purpose)
         return list(heard.values()) if self._team.membership == membership else None
 
+    def take_changes(self, *, looks: bool, alone: bool = False) -> None:
+        """See :class:`Exchange`."""
+        super().take_changes(looks=looks)
+        if not looks:
+            return
+        if self.homes is not None:
+            state = self._optimizer.state
+            self.is_state_new |= self.homes.take_replaced(state, self.parameters)
+            if self.homes.changed:
+                if not alone:
+                    self._team.meet("changes between steps")  # all have read what was known
+                for index, has in self.homes.changed.items():
+                    self.homes.known[index] = has
+                self.homes.changed.clear()
+        changed = self._view.publish_changes(self._team, alone=alone)
+        self._view.forget(changed)
+        if changed and self.homes is not None:
+            self.is_state_new |= changed[-1][1] > self._view.starts[1]
+
+    def changed_name(self) -> str:
+        """See :class:`Exchange`; by whatever way."""
+        changed = self._view.changed()
+        return self._view.names(changed)[0] if changed else ""
+
+    def save(
+        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
+    ) -> int:
+        """See :class:`Exchange`."""
+        self.take_changes(looks=True, alone=alone)
+        self._fixed_view.publish_changes(self._team, alone=alone)
+        return super().save(facts, tensors, alone=alone)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """See :class:`Exchange`; parameters are those of the arena, not what the program sees."""
+        pairs = [*zip(self.parameters, self._places, strict=False)]
+        for parameter, there in pairs:
+            parameter.data = there
+        try:
+            yield
+        finally:
+            for (parameter, there), home in zip(pairs, self._bound, strict=False):
+                if parameter.data_ptr() != there.data_ptr():
+                    there.copy_(parameter.data)  # the optimizer has replaced it
+                parameter.data = home
+
     def unbind(self) -> None:
         """See :class:`Exchange`."""
         for parameter in self._all:
@@ -61,8 +117,10 @@ class SharedExchange(Exchange):
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
+        self._view = PrivateView(arena.memory, [arena.parameters, arena.states])
+        self._fixed_view = PrivateView(arena.memory, [arena.fixed])
         if self.have_all:
-            self.homes = Homes(arena, keys)
+            self.homes = Homes(arena, keys, self._view.regions[1])
         self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
         self.whole = arena.gradients[0].tensors()
         if live is None:
@@ -105,13 +163,17 @@ class SharedExchange(Exchange):
         self._load_optimizer()
 
     def _look(self, *, copy_of_buffers: int) -> None:
-        for place, parameter in zip(self._places, self._all, strict=True):
+        views = (self._view, self._fixed_view)
+        for view in views:
+            view.forget_all()
+        shown = chain.from_iterable(view.regions[0].tensors() for view in views)
+        for place, parameter in zip(shown, self._all, strict=True):
             parameter.data = place
         self.buffers.load(copy_of_buffers)
 
     def _load(self) -> None:
         self._put_back()
-        self.buffers.load(self.memory.copy_of_buffers)
+        self._look(copy_of_buffers=self.memory.copy_of_buffers)
         for parameter in self.parameters:
             self._optimizer.state.pop(parameter, None)
         self._load_optimizer()
@@ -140,15 +202,7 @@ class SharedExchange(Exchange):
         flags = bytearray(len(self.parameters))
         for index, parameter in enumerate(self.parameters):
             state = self._optimizer.state.get(parameter, {})
-            keys = homes.keys[index]
-            there = {name for name in keys if state.get(name) is not None}
-            if there and there != keys.keys():
-                raise ValueError(
-                    f"an optimizer's state must fit its options, but for these it keeps "
-                    f"{sorted(keys)} and has {sorted(there)}: clear `optimizer.state` "
-                    f"after such a change, or leave the options."
-                )
-            if there:
+            if homes.has_state(index, state):
                 flags[index] = 1
                 for name, home in homes.state(index).items():
                     home.copy_(state[name])

@@ -1,6 +1,6 @@
-"""Checks that nobody but the optimizer changes the model while a loop runs.
+"""Checks that nobody but the optimizer changes the model within a step.
 
-Once a step or once a shard: parameters are written by the optimizer alone, gradients come from the
+Once a step or once a shard: passes leave parameters as they are, gradients come from the
 shards' losses alone, and the model keeps its layers, parameters and buffers: what a forward pass
 adds has no place in the arena and in snapshots, and the optimizer does not know it.
 
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.state.contents import updated_parameters
+from unisono.state.contents import named_parameters, updated_parameters
 from unisono.step.placeholders import Placeholder, another_backward, refusal
 
 _VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
@@ -42,6 +42,7 @@ class BoundModel:
         fixed: Sequence[nn.Parameter],
     ) -> None:
         self._optimizer = optimizer
+        named = {id(p): name for name, p in named_parameters(model, optimizer).items()}
         updated = updated_parameters(model, optimizer)
         self._names, self._parameters = list(updated), list(updated.values())
         self._placeholders = [Placeholder(name, p) for name, p in updated.items()]
@@ -51,13 +52,19 @@ class BoundModel:
         self._where = self._everywhere[:0]
         self._num_steps = self._turn = 0
         self._all = [*updated.values(), *fixed]
+        self._all_names = [named[id(parameter)] for parameter in self._all]
         self._structure = Structure(model)
         self._places = list(map(torch.Tensor.data_ptr, self._all))
+        self._num_groups = len(optimizer.param_groups)
         self.remember()
 
+    @property
+    def looks_closely(self) -> bool:
+        """Whether the step has the checks that are dear."""
+        return self._is_full
+
     def begin(self, step: int) -> None:
-        """Check the model when a step begins, and have its passes allocate every gradient."""
-        self.check_untouched()
+        """Be ready for the passes of a step, which allocate every gradient."""
         self._structure.begin()
         self.clear_gradients()
         self._num_steps += 1
@@ -100,9 +107,8 @@ class BoundModel:
         self._left, self._where = self._none, self._everywhere[:0]
 
     def remember(self) -> None:
-        """Note the parameters' versions, which every change in place increments."""
+        """Note the parameters' versions, which most changes in place increment."""
         self._versions = list(map(_VERSION, self._all))
-        self._num_groups = len(self._optimizer.param_groups)
 
     def check_passes(self) -> None:
         """Do the checks that are due once a worker's passes are done; raises RuntimeError."""
@@ -131,22 +137,34 @@ class BoundModel:
                     else refusal(name, "it was taken away" if there is None else "it was replaced")
                 )
 
-    def check_untouched(self) -> None:
-        """Refuse to go on if anything but the optimizer has changed parameters or groups."""
-        if list(map(_VERSION, self._all)) != self._versions or (
-            list(map(torch.Tensor.data_ptr, self._all)) != self._places
-        ):
-            raise RuntimeError(
-                "parameters are shared by all workers while a loop over steps is under way and "
-                "must be changed by the optimizer alone, but something else changed them in place "
-                "or replaced their memory: do it between two loops."
-            )
+    def check_groups(self) -> None:
+        """Refuse to go on if the optimizer has got or lost groups; raises RuntimeError."""
         if len(self._optimizer.param_groups) != self._num_groups:
             raise RuntimeError(
                 f"an optimizer must keep its parameter groups while a loop is under way, but has "
                 f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
                 f"between two loops."
             )
+
+    def check_untouched(self) -> None:
+        """Refuse to go on if a pass, or what is between passes and update, changed parameters."""
+        versions, places = map(_VERSION, self._all), map(torch.Tensor.data_ptr, self._all)
+        if list(versions) == self._versions and list(places) == self._places:
+            return
+        now = zip(map(_VERSION, self._all), map(torch.Tensor.data_ptr, self._all), strict=True)
+        before = zip(self._versions, self._places, strict=True)
+        raise changed_in_a_pass(
+            next(n for n, a, b in zip(self._all_names, now, before, strict=True) if a != b)
+        )
+
+
+def changed_in_a_pass(name: str) -> RuntimeError:
+    """Refuse a step whose passes have changed a parameter."""
+    return RuntimeError(
+        f"forward and backward passes must leave parameters that an optimizer updates as they are, "
+        f"as each worker computes only some of them, but `{name}` was changed: change it between "
+        f"two steps, or keep what passes change in a buffer (`register_buffer`)."
+    )
 
 
 class Structure:

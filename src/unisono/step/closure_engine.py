@@ -38,6 +38,7 @@ class ClosureEngine(StepEngine):
         self._gradients: list[torch.Tensor | None] = []
         self._loss = torch.zeros(())
         self._versions: list[int] = []
+        self._num_evaluations = 0
 
     def finish(self) -> tuple[dict[str, float], bool]:
         """See :class:`StepEngine`; the means are those of the first evaluation."""
@@ -47,6 +48,8 @@ class ClosureEngine(StepEngine):
         optimizer: Any = self._optimizer  # torch's annotation says that a closure gives a float
         values = [*self.exchange.parameters, *self.exchange.buffers.values().values()]
         noted = [value.detach().clone() for value in values]
+        self._num_evaluations = 0
+        self.passes.seed("update")
         try:
             optimizer.step(self._closure)
         except NonFiniteLossError:
@@ -74,6 +77,8 @@ class ClosureEngine(StepEngine):
             with torch.enable_grad():
                 self.compute_again()
             self._take_gradients()
+            self._num_evaluations += 1
+            self.passes.seed("update", self._num_evaluations)
             forbid(IN_AN_UPDATE)
         self._put_gradients()
         return self._loss.clone()

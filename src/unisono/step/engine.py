@@ -31,7 +31,7 @@ from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.own_generators import OwnGenerators
 from unisono.state.contents import updated_parameters
 from unisono.state.several_optimizers import members_of
-from unisono.step.bound_model import BoundModel
+from unisono.step.bound_model import BoundModel, changed_in_a_pass
 from unisono.step.clipping import Clipping, total_norm
 from unisono.step.gradient_hook import GradientHook, OnGradients
 from unisono.step.loss import (
@@ -65,6 +65,8 @@ class StepEngine:
         timers: of this worker's phases; None: such as nobody asks for delays.
         on_gradients: the program's function between the sum and the update, if it has one.
         own: generators of the program's own, which are seeded with the default ones.
+        watches_program: whether code of the program runs between steps; else changes are only
+            looked for now and then.
 
     Attributes:
         gradient_norm: of the last update's gradients, before they were clipped by it; else None.
@@ -87,6 +89,7 @@ class StepEngine:
         timers: PhaseTimers | None = None,
         on_gradients: OnGradients | None = None,
         own: OwnGenerators | None = None,
+        watches_program: bool = True,
     ) -> None:
         clips, scales = clipping or {}, scaling or {}
         self.members = {
@@ -102,7 +105,7 @@ class StepEngine:
         self.per_sample: dict[int, dict[str, torch.Tensor]] = {}
         self._records = Records(exchange.memory.arena.rows)
         self._bound = BoundModel(model, optimizer, exchange.fixed)
-        self.timers = timers or PhaseTimers()
+        self.timers, self.watches_program = timers or PhaseTimers(), watches_program
         self.model = model
         self.passes = ShardPasses(exchange, seed, own)
         self._hook: GradientHook | None = None
@@ -169,12 +172,31 @@ class StepEngine:
                 "this update is of several: compute each loss in an update of its own, such as "
                 f"`with step.update({self._active[0].name!r}):`."
             )
+        self._take_changes()
         forbid(IN_A_PASS)
         return self.passes.shards
+
+    def _take_changes(self) -> None:
+        """Take over what the program has changed of parameters since the last update. Collective,
+        if anything was.
+        """
+        looks = self.watches_program or self._bound.looks_closely
+        self._bound.check_groups()
+        self.exchange.take_changes(looks=looks)
+        self._bound.remember()
+        if self.exchange.is_state_new:
+            self.exchange.is_state_new = False
+            for member in self.members.values():
+                member.follow(self.exchange)
 
     def end_passes(self) -> None:
         """Allow collectives again."""
         forbid("")
+
+    def pass_again(self) -> None:
+        """Be ready for second passes of all shards, with the parameters of the first ones."""
+        self._bound.check_untouched()
+        self.begin_again()
 
     def start_shard(self, shard: int) -> None:
         """Prepare for one shard's forward pass, once it has been read."""
@@ -225,6 +247,8 @@ class StepEngine:
     def check_passes(self) -> None:
         """Check what no pass may change; raises RuntimeError."""
         self._bound.check_passes()
+        if self._bound.looks_closely and (name := self.exchange.changed_name()):
+            raise changed_in_a_pass(name)
 
     def clear_repeated(self) -> None:
         """Leave gradients and buffers as they were before shards were computed once more."""
@@ -295,6 +319,8 @@ class StepEngine:
         if present is None:
             return totals.means, False
         self._team.faults.meet("update", self._step)
+        if self.exchange.homes is None:
+            self.passes.seed("update")  # a whole update may draw
         before = forbid(IN_AN_UPDATE)  # one worker may do it for all
         try:
             for member in self._active:

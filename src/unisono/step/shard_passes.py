@@ -78,10 +78,10 @@ class ShardPasses:
         self._exchange.buffers.begin()
         self.stack.discard()
 
-    def seed(self, stream: str) -> None:
-        """Seed generators for what is computed once in the update."""
+    def seed(self, stream: str, again: int = 0) -> None:
+        """Seed generators for what is computed once in the update, or once more."""
         self._now.at = (*self.at, None)
-        self._seed_all(seed_of(stream, self._seed, self._step, self._turn))
+        self._seed_all(seed_of(stream, self._seed, self._step, self._turn + again))
 
     @contextmanager
     def seeded(self, stream: str) -> Iterator[None]:

@@ -141,7 +141,7 @@ class SlicedUpdate:
             return
         for index, parameter in self._parameters.items():
             if known[index] and self._known[index : index + 1] != b"\1":
-                self._optimizer.state[parameter] = self._homes.state(index)
+                self._optimizer.state[parameter] = self._homes.shown(index)
         self._known = known
 
     def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
@@ -217,7 +217,8 @@ class WholeUpdate:
         for index, parameter in self._parameters.items():
             parameter.grad = sums[index] if present[index] else None
         try:
-            self._optimizer.step()
+            with self._exchange.updating():
+                self._optimizer.step()
         finally:
             for parameter in self._parameters.values():
                 parameter.grad = None

@@ -73,6 +73,8 @@ class FitUnderWay(Observer):
         self._twice, self._look_at = ComputedTwice(run.context, loss, embed), 0
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
+        modules = {type(callback).__module__ for callback in callbacks}
+        self.runs_program_code = not all(name.startswith("unisono.") for name in modules)
         self._said: set[str] = set()
         self._membership = run.team.membership
         self._has_begun = self._is_over = False

@@ -231,6 +231,7 @@ def _engine(
         "timers": timers,
         "on_gradients": run.options.on_gradients,
         "own": own,
+        "watches_program": run.observer.runs_program_code,
     }
     kind = ClosureEngine if run.takes_closure else StepEngine
     return kind(model, optimizer, exchange, **options)

@@ -24,7 +24,13 @@ from unisono.workers.team import Team
 
 
 class Observer:
-    """Follows a run; this one is for custom training loops and prints what is to be said."""
+    """Follows a run; this one is for custom training loops and prints what is to be said.
+
+    Attributes:
+        runs_program_code: whether code of the program runs between steps.
+    """
+
+    runs_program_code = True
 
     def say(self, line: str) -> None:
         """Show the user one line."""

@@ -340,7 +340,7 @@ class Step:
 
         features = gathered(shards, run.team, run.device, engine.passes.shards, compute)
         engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
-        engine.begin_again()
+        engine.pass_again()
         for batch in self.shards:
             shard = self._waiting
             assert shard is not None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,13 +35,28 @@ def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
 class Memory:
     """A mapping of `num_bytes` bytes, all zero at first. Final."""
 
+    _fd: int | None = None
+
     def __init__(self, mapping: mmap.mmap) -> None:
         self._mapping = mapping
 
     @classmethod
     def map(cls, fd: int, num_bytes: int) -> Memory:
         """Map the memory behind `fd`, shared with whoever maps it too."""
-        return cls(mmap.mmap(fd, num_bytes))
+        memory = cls(mmap.mmap(fd, num_bytes))
+        memory._fd = os.dup(fd)
+        weakref.finalize(memory, os.close, memory._fd).atexit = False
+        return memory
+
+    def private_view(self, start: int, num_bytes: int) -> Memory:
+        """Map whole pages again, of memory that was mapped by :meth:`map`.
+
+        The view shows what is written to the memory, but for pages that this process has written
+        to through the view.
+        """
+        assert self._fd is not None
+        flags = mmap.MAP_PRIVATE
+        return Memory(mmap.mmap(self._fd, num_bytes, flags=flags, offset=start))
 
     @classmethod
     def copy_on_write(cls, fd: int, num_bytes: int) -> Memory:
