@@ -1,11 +1,13 @@
 """Programs that change parameters or optimizer state themselves: changed once, on any number."""
 
 import copy
+import functools
+import itertools
 
 import numpy as np
 import pytest
 import torch
-from tests.chaos.exchanges import install
+from tests.chaos.exchanges import device_of, install, skip_without, variables_of
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
 from torch import nn
@@ -39,11 +41,11 @@ class Twins(nn.Module):
         return zip(self.target.parameters(), self.net.parameters(), strict=True)
 
 
-def make(model=net, optimizer=Adam, device="cpu", **options):
+def make(model=net, optimizer=Adam, loss=loss_of, device="cpu", **options):
     torch.manual_seed(0)
     model = model()
     made = optimizer([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    return unisono.Trainer(model, made, loss_of, shards=4, device=device, **options)
+    return unisono.Trainer(model, made, loss, shards=4, device=device, **options)
 
 
 class Between(Callback):
@@ -58,14 +60,14 @@ class Between(Callback):
 
 def by_callback(change, device, **options):
     trainer = make(device=device, callbacks=[Between(change)], **options)
-    trainer.fit(data(), batch_size=10, steps=6)
+    trainer.fit(data(), batch_size=10, steps=4)
     return trainer.digest()
 
 
 def by_loop(change, device, **options):
     trainer = make(device=device, **options)
     run = trainer.run
-    for _ in taken(run, loss_of, data(), batch_size=10, steps=6):
+    for _ in taken(run, loss_of, data(), batch_size=10, steps=4):
         change(run.model, run.optimizer)
     return trainer.digest()
 
@@ -126,7 +128,7 @@ def momentum_replaced(_, optimizer):
 
 
 def state_forgotten(_, optimizer):
-    if len(optimizer.state) and int(next(iter(optimizer.state.values()))["step"]) == 3:
+    if len(optimizer.state) and int(next(iter(optimizer.state.values()))["step"]) == 2:
         optimizer.state.clear()
 
 
@@ -152,16 +154,78 @@ TARGETS = [averaged_without_gradients, averaged_in_data, averaged_by_numpy]
 
 def digests(device="cpu"):
     install(device)
-    found = {}
-    for way in (by_callback, by_loop):
-        for change in (*TRAINED, *STATE):
-            found[way.__name__, change.__name__] = way(change, device)
-        for change in TARGETS:
-            found[way.__name__, change.__name__] = way(change, device, model=Twins)
-        found[way.__name__, "whole"] = way(clipped_anew, device, optimizer=Langevin)
+    ways = itertools.cycle((by_callback, by_loop))
+    found = {each.__name__: next(ways)(each, device) for each in (*TRAINED, *STATE)}
+    found |= {each.__name__: next(ways)(each, device, model=Twins) for each in TARGETS}
+    found["whole"] = by_callback(clipped_anew, device, optimizer=Langevin)
     return found
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def alone():
-    return digests()
+    found = digests()
+    assert found["clipped"] == found["clipped_anew"]
+    assert found["averaged_in_data"] == found["averaged_by_numpy"]
+    assert len(set(found.values())) == len(found) - 2
+    return found
+
+
+@pytest.mark.parametrize(
+    ("exchange", "workers"), [("shared", 2), ("shared", 3), ("staged", 2), ("gloo", 2), ("sim", 2)]
+)
+def test_what_a_program_changes_between_steps_is_changed_once(monkeypatch, exchange, workers):
+    skip_without(exchange)
+    for variable, value in variables_of(exchange).items():
+        monkeypatch.setenv(variable, value)
+    for found in unisono.launch(digests, device_of(exchange), workers=workers):
+        assert found == alone()
+
+
+def drawn_without_a_seed(model, _):
+    model[2].weight.data.add_(torch.from_numpy(np.random.default_rng().normal(size=(4, 150))))
+
+
+def by_rank(_, optimizer):
+    for state in optimizer.state.values():
+        state["exp_avg"].mul_(1 - 0.1 * unisono.world().rank)
+
+
+def on_one_rank(model, _):
+    if unisono.world().rank == 1:
+        model[2].bias.data.zero_()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(drawn_without_a_seed, "`2.weight`"), (by_rank, "`exp_avg/0"), (on_one_rank, "2.bias`")],
+)
+def test_workers_that_change_something_else_are_told_the_name(change, name):
+    with pytest.raises(unisono.MismatchError, match=name):
+        unisono.launch(by_callback, change, "cpu", workers=2)
+
+
+def in_data(weight):
+    weight.data.mul_(0.9)
+
+
+def anew(weight):
+    weight.data = weight.data * 0.9
+
+
+def by_version(weight):
+    with torch.no_grad():
+        weight.mul_(0.9)
+
+
+@pytest.mark.parametrize("change", [in_data, anew, by_version])
+@pytest.mark.parametrize("workers", [None, 2])
+def test_passes_that_change_trained_parameters_are_refused(change, workers):
+    def loss(model, batch):
+        change(model[2].weight)
+        return loss_of(model, batch)
+
+    def train():
+        make(loss=loss).fit(data(), batch_size=10, steps=2)
+
+    with pytest.raises(RuntimeError, match=r"passes must leave .* but `2\.weight` was changed"):
+        train() if workers is None else unisono.launch(train, workers=workers)

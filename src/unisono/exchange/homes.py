@@ -86,6 +86,7 @@ class Homes:
 
     def shown(self, index: int) -> dict[str, torch.Tensor]:
         """Give one parameter's state as the program sees it, in a dict of the program's own."""
+        self._has[index], self._seen = True, [None]  # to be looked at
         return dict(self._shown[index])
 
     def take_replaced(

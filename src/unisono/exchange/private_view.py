@@ -13,7 +13,7 @@ import mmap
 import os
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ Ranges = list[tuple[int, int]]
 _PAGE = mmap.PAGESIZE
 _OF_THE_FILE, _PRESENT, _SWAPPED = 1 << 2, 1 << 3, 1 << 4  # linux/fs.h, PAGE_IS_…
 _SCAN = 3 << 30 | 96 << 16 | ord("f") << 8 | 16  # PAGEMAP_SCAN, Linux 6.7
-_PURPOSE = "changes between steps"
+_NAME_LETTERS = 14  # purposes have 24
 _NUM_RANGES, _COMPARED_BYTES = 1024, 1 << 20
 
 
@@ -92,34 +92,35 @@ class PrivateView:
         if alone or not changed:
             self._publish(changed, 0, 1)
             return changed
-        self._check_alike(team, changed)
+        # Who has changed nothing comes to another meeting, and is told the name.
+        name = next(self.names(changed), "nothing")
+        purpose = f"change of {name[-_NAME_LETTERS:]}"
+        try:
+            votes = self._votes(team, changed, purpose)
+        except MismatchError as error:
+            rank = team.world.rank
+            raise _unlike(f"rank {rank} has changed `{name}` and another not") from error
+        if len(votes) > 1:
+            self._tell_unlike(team, changed)
         while True:
             here = team.neighbours
             self._publish(changed, here.index(team.world.rank), len(here))
-            if team.meet(_PURPOSE):  # else somebody was lost, whose share the others publish
+            if team.meet(purpose):  # else somebody was lost, whose share the others publish
                 return changed
 
-    def names(self, ranges: Ranges) -> list[str]:
+    def names(self, ranges: Ranges) -> Iterator[str]:
         """Name the tensors there that are not the same in the shared memory."""
-        there = self._places(ranges).items()
-        return [
-            name
-            for name, (first, last) in there
-            if not torch.equal(self._bytes[first:last], self._there[first:last])
-        ]
+        for name, (first, last) in self._places(ranges).items():
+            if not torch.equal(self._bytes[first:last], self._there[first:last]):
+                yield name
 
-    def _check_alike(self, team: Team, changed: Ranges) -> None:
-        """Refuse other changes than those of the other workers. Collective."""
+    def _votes(self, team: Team, changed: Ranges, purpose: str) -> set[int]:
+        """Hear what the changes of all workers come to. Collective."""
         vote = 0 if team.size == 1 else self._hash_of(changed)
         votes: dict[int, int] | None = None
         while votes is None:
-            try:
-                votes = team.vote(vote, _PURPOSE)
-            except MismatchError as error:
-                rank, names = team.world.rank, [*self.names(changed), "nothing"]
-                raise _unlike(f"rank {rank} has changed `{names[0]}` and another not") from error
-        if len(set(votes.values())) > 1:
-            self._tell_unlike(team, changed)
+            votes = team.vote(vote, purpose)
+        return set(votes.values())
 
     def _places(self, ranges: Ranges) -> dict[str, tuple[int, int]]:
         return {
@@ -133,7 +134,7 @@ class PrivateView:
     def _tell_unlike(self, team: Team, changed: Ranges) -> None:
         """Name a tensor that the workers have not changed alike. Collective."""
         hashes = {name: self._hash_of([at]) for name, at in self._places(changed).items()}
-        heard = team.gather(json.dumps(hashes).encode(), _PURPOSE)
+        heard = team.gather(json.dumps(hashes).encode(), "changes between steps")
         said = {rank: json.loads(message) for rank, message in heard.items()}
         first = min(said)
         for rank, there in said.items():

@@ -60,7 +60,7 @@ class SharedExchange(Exchange):
             self.is_state_new |= self.homes.take_replaced(state, self.parameters)
             if self.homes.changed:
                 if not alone:
-                    self._team.meet("changes between steps")  # all have read what was known
+                    self._team.meet("change of state")  # all have read what was known
                 for index, has in self.homes.changed.items():
                     self.homes.known[index] = has
                 self.homes.changed.clear()
@@ -72,7 +72,7 @@ class SharedExchange(Exchange):
     def changed_name(self) -> str:
         """See :class:`Exchange`; by whatever way."""
         changed = self._view.changed()
-        return self._view.names(changed)[0] if changed else ""
+        return next(self._view.names(changed), "")
 
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
