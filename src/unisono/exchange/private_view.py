@@ -14,6 +14,7 @@ import os
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -57,6 +58,7 @@ class PrivateView:
             for at, region in zip(self.starts, regions, strict=True)
         ]
         self._bytes = self.memory.flat(0, num_bytes, torch.uint8)
+        self._both = self.memory.view(0, num_bytes), shared.view(start, num_bytes)
         self._found = (_Range * _NUM_RANGES)()
         first = self._bytes.data_ptr()
         at = ctypes.addressof(self._found)
@@ -64,17 +66,15 @@ class PrivateView:
         self._request.category_inverted = self._request.category_mask = _OF_THE_FILE
         self._request.category_anyof_mask = self._request.return_mask = _PRESENT | _SWAPPED
         self._pagemap = -1
-        self._look: Callable[[], Ranges] = self._look_at_bytes
-        try:
+        self._look: Callable[[PrivateView], Ranges] = PrivateView._look_at_bytes
+        with suppress(OSError):  # gVisor has none
             self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
             weakref.finalize(self, os.close, self._pagemap).atexit = False
             self._find_a_way()
-        except OSError:  # gVisor has none
-            return
 
     def changed(self) -> Ranges:
         """Find the pages that this process has written to since it forgot them."""
-        return self._look()
+        return self._look(self)
 
     def publish_changes(self, team: Team, *, alone: bool = False) -> Ranges:
         """Write what all have changed alike to the shared memory. Collective, if anything was.
@@ -167,17 +167,15 @@ class PrivateView:
 
     def _find_a_way(self) -> None:
         """Take the first way that finds a page which was written to, and no other."""
-        for look in (self._scan, self._look_at_pages):
-            try:
-                before = look()
+        for look in (PrivateView._scan, PrivateView._look_at_pages):
+            with suppress(OSError):  # an older kernel
+                before = look(self)
                 self._bytes[:1] += 0
-                found = look()
+                found = look(self)
                 self.forget(found)
-                if before == [] and found == [(0, _PAGE)] and look() == []:
+                if before == [] and found == [(0, _PAGE)] and look(self) == []:
                     self._look = look
                     return
-            except OSError:  # an older kernel
-                continue
 
     def _scan(self) -> Ranges:
         """Ask the kernel for pages that are here and not the file's."""
@@ -201,12 +199,9 @@ class PrivateView:
         return _ranges(((bits & 1) == 0) & (bits > 1))
 
     def _look_at_bytes(self) -> Ranges:
-        changed = []
-        for start in range(0, self._num_bytes, _COMPARED_BYTES):
-            here = self._bytes[start : start + _COMPARED_BYTES].view(-1, _PAGE)
-            there = self._there[start : start + _COMPARED_BYTES].view(-1, _PAGE)
-            changed.append((here != there).any(1))
-        return _ranges(torch.cat(changed).numpy())
+        """Compare all bytes, where the kernel tells nothing."""
+        here, there = (np.frombuffer(view, np.uint64) for view in self._both)
+        return _ranges((here != there).reshape(-1, _PAGE // 8).any(1))
 
 
 def _unlike(seen: str) -> MismatchError:

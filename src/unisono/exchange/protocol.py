@@ -222,13 +222,12 @@ class Exchange(ABC):
         """
         return self._team.meet(purpose)
 
-    def take_changes(self, *, looks: bool, alone: bool = False) -> None:
+    def take_changes(self, *, alone: bool = False) -> None:
         """Make what the program has changed between two steps everybody's, as all have.
 
         Collective, if anything was changed.
 
         Args:
-            looks: whether code of the program has run that may have changed anything.
             alone: not collective; see :meth:`save`.
 
         Raises:

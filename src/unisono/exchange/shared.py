@@ -50,11 +50,9 @@ class SharedExchange(Exchange):
         heard = self._team.gather(value, purpose)
         return list(heard.values()) if self._team.membership == membership else None
 
-    def take_changes(self, *, looks: bool, alone: bool = False) -> None:
+    def take_changes(self, *, alone: bool = False) -> None:
         """See :class:`Exchange`."""
-        super().take_changes(looks=looks)
-        if not looks:
-            return
+        super().take_changes()
         if self.homes is not None:
             state = self._optimizer.state
             self.is_state_new |= self.homes.take_replaced(state, self.parameters)
@@ -78,7 +76,7 @@ class SharedExchange(Exchange):
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:
         """See :class:`Exchange`."""
-        self.take_changes(looks=True, alone=alone)
+        self.take_changes(alone=alone)
         self._fixed_view.publish_changes(self._team, alone=alone)
         return super().save(facts, tensors, alone=alone)
 

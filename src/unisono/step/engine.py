@@ -105,7 +105,7 @@ class StepEngine:
         self.per_sample: dict[int, dict[str, torch.Tensor]] = {}
         self._records = Records(exchange.memory.arena.rows)
         self._bound = BoundModel(model, optimizer, exchange.fixed)
-        self.timers, self.watches_program = timers or PhaseTimers(), watches_program
+        self.timers, self._watches_program = timers or PhaseTimers(), watches_program
         self.model = model
         self.passes = ShardPasses(exchange, seed, own)
         self._hook: GradientHook | None = None
@@ -172,22 +172,23 @@ class StepEngine:
                 "this update is of several: compute each loss in an update of its own, such as "
                 f"`with step.update({self._active[0].name!r}):`."
             )
-        self._take_changes()
+        if self._watches_program or self._bound.looks_closely:
+            self._take_changes()
         forbid(IN_A_PASS)
         return self.passes.shards
 
     def _take_changes(self) -> None:
-        """Take over what the program has changed of parameters since the last update. Collective,
-        if anything was.
-        """
-        looks = self.watches_program or self._bound.looks_closely
+        """Take over what the program has changed since the last update. Collective, if it has."""
         self._bound.check_groups()
-        self.exchange.take_changes(looks=looks)
+        self.exchange.take_changes()
         self._bound.remember()
-        if self.exchange.is_state_new:
-            self.exchange.is_state_new = False
+        if self.exchange.division.is_outdated:  # somebody was lost there
+            self.exchange.divide()
+            self._follow()
+        elif self.exchange.is_state_new:
             for member in self.members.values():
                 member.follow(self.exchange)
+        self.exchange.is_state_new = False
 
     def end_passes(self) -> None:
         """Allow collectives again."""
