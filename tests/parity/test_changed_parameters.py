@@ -137,14 +137,34 @@ def state_loaded(_, optimizer):
 
 
 class Langevin(SGD):
-    """Draws; so every worker that updates makes the whole update."""
+    """Draws, also from a generator of its own."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.generator = torch.Generator().manual_seed(1)
 
     @torch.no_grad()
     def step(self, closure=None):
         super().step(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.add_(torch.randn(parameter.shape).to(parameter.device), alpha=0.01)
+                shape, device = parameter.shape, parameter.device
+                parameter.add_(torch.randn(shape).to(device), alpha=0.01)
+                parameter.add_(torch.randn(shape, generator=self.generator).to(device), alpha=0.01)
+
+
+def noise_on_gradients(device):
+    """A hook that draws."""
+    trainer = make(device=device)
+
+    def hook(optimizer, args, kwargs):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad += torch.randn(parameter.shape).to(parameter.device)
+
+    trainer.run.optimizer.register_step_pre_hook(hook)
+    trainer.fit(data(), batch_size=10, steps=4)
+    return trainer.digest()
 
 
 TRAINED = [clipped, clipped_anew, decayed, noisy, simplex_by_numpy]
@@ -158,6 +178,7 @@ def digests(device="cpu"):
     found = {each.__name__: next(ways)(each, device) for each in (*TRAINED, *STATE)}
     found |= {each.__name__: next(ways)(each, device, model=Twins) for each in TARGETS}
     found["whole"] = by_callback(clipped_anew, device, optimizer=Langevin)
+    found["hook"] = noise_on_gradients(device)
     return found
 
 
