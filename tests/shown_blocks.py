@@ -91,15 +91,15 @@ discriminator_loss = lambda real, fake: fake.mean() - real.mean()
 dataset = TensorDataset(torch.randn(16, 8))
 exec(BLOCK)
 """,
-    ("programs", 5): "exec(BLOCK); trainer.fit(train_set, batch_size=32, epochs=1)",
-    ("programs", 10): """
+    ("programs", 6): "exec(BLOCK); trainer.fit(train_set, batch_size=32, epochs=1)",
+    ("programs", 11): """
 exec(BLOCK)
 inputs, labels = zip(*train_set)
 rows = TensorDataset(torch.stack(inputs), torch.tensor(labels), torch.arange(len(labels)))
 trainer.fit(rows, batch_size=32, epochs=1)
 assert not bool((priorities.weights == 1).any())
 """,
-    ("programs", 8): """
+    ("programs", 9): """
 class Both(nn.Module):
     def __init__(self):
         super().__init__()

@@ -92,8 +92,10 @@ class PrivateView:
         if alone or not changed:
             self._publish(changed, 0, 1)
             return changed
+        name = next(self.names(changed), "")
+        if not name:
+            return changed  # to what it was before
         # Who has changed nothing comes to another meeting, and is told the name.
-        name = next(self.names(changed), "nothing")
         purpose = f"change of {name[-_NAME_LETTERS:]}"
         try:
             votes = self._votes(team, changed, purpose)
