@@ -33,7 +33,7 @@ class Bench:
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         monkeypatch.setattr(hang_watch, "time", clock)
         monkeypatch.setattr(hang_watch, "thread_time_ns", lambda pid: self.ran_ns[pid])
-        monkeypatch.setattr(hang_watch, "look_at_ranks", lambda *_: [])
+        monkeypatch.setattr(hang_watch, "look_at_ranks", lambda *_, **how: [])
         monkeypatch.setattr(hang_watch, "explain", self._explain)
         self.watch = HangWatch(control, "/work", lambda text: self.said.append(self.now_s))
 

@@ -40,11 +40,12 @@ class Case:
         )
 
 
+COMPUTING = r"computing(?: in `[^`]+` of \S+)?"
 LOADING = {
     "asleep": ("sleep_long", "time.sleep(1000)", "asleep"),
     "lock": ("take_lock", "with LOCK", "waits for a lock or another thread"),
-    "python loop": ("spin_in_python", "", "computing"),
-    "c loop": ("spin_in_c", "sum(itertools", "computing"),
+    "python loop": ("spin_in_python", "", COMPUTING),
+    "c loop": ("spin_in_c", "sum(itertools", COMPUTING),
     "stopped": ("stop_itself", "os.kill", r"stopped by a signal; `kill -CONT \d+` has it go on"),
     "fifo": ("read_fifo", "open(path)", r"waits to open the FIFO /.*\.fifo"),
     "input": ("ask", "input(", "waits to read standard input"),
@@ -75,7 +76,7 @@ CASES = [
     while_loading("plain", "stopped"),
     while_loading("plain", "fifo"),
     Case("plain", "init", "`init_process_group`", ("connect", "plain.py", "sleep"), "asleep"),
-    Case("plain", "evaluates alone", "`barrier`", ("evaluate", "plain.py", ""), "computing", "0"),
+    Case("plain", "evaluates alone", "`barrier`", ("evaluate", "plain.py", ""), COMPUTING, "0"),
     Case("plain", "async", "`all_reduce`", SLEEP, "asleep"),
 ]
 MORE_CASES = [
@@ -83,7 +84,7 @@ MORE_CASES = [
     *(while_loading("plain", way) for way in ("python loop", "input", "debugger", "disk")),
     while_loading("plain", "file lock"),
     Case(
-        "trained", "evaluates alone", "`evaluate`", ("evaluate", "trained.py", ""), "computing", "0"
+        "trained", "evaluates alone", "`evaluate`", ("evaluate", "trained.py", ""), COMPUTING, "0"
     ),
 ]
 

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 import unisono
-from unisono.hangs.stacks import Frame, Owner, folded, main_stack, own_place, sample_in
+from unisono.hangs.stacks import (
+    Frame,
+    Owner,
+    folded,
+    holder_stack,
+    main_stack,
+    native_place,
+    own_place,
+    sample_in,
+)
 
 OURS = str(Path(unisono.__file__).parent / "data" / "fetch.py")
 TORCH = "/env/lib/python3.11/site-packages/torch/nn/modules/module.py"
@@ -139,3 +148,37 @@ def test_the_first_thread_is_the_one_with_the_number_of_the_process() -> None:
 def test_what_makes_no_sense_is_refused(dump: list[dict[str, object]]) -> None:
     with pytest.raises((ValueError, KeyError)):
         main_stack(dump, 10)
+
+
+def native(name, module="/usr/lib/libm.so.6"):
+    return {"name": name, "filename": module, "module": module, "line": 0}
+
+
+def called(name, line=1):
+    return {"name": name, "filename": "a.py", "module": None, "line": line}
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ([native("pow"), native("0x7f", "/lib/b.so"), called("f")], "`pow` of libm.so.6"),
+        (
+            [native("0x7f4a"), native("sum_<float, int>", "/lib/b.so"), called("f")],
+            "`sum_` of b.so",
+        ),
+        ([native("0x7f4a"), called("f"), native("main")], "libm.so.6"),
+        ([called("f"), native("main")], ""),
+        ([], ""),
+    ],
+)
+def test_a_function_in_c_is_named_with_its_library(frames, place):
+    assert native_place([{"os_thread_id": 10, "owns_gil": True, "frames": frames}], 10) == place
+
+
+def test_whoever_holds_pythons_lock_is_told_apart_from_the_first_thread():
+    first = {"os_thread_id": 10, "owns_gil": False, "frames": [called("waits")]}
+    other = {"os_thread_id": 11, "owns_gil": True, "frames": [native("pow"), called("f", 7)]}
+    assert native_place([first, other], 10) == "`pow` of libm.so.6"
+    python = {**other, "frames": [called("f", 7)]}
+    assert holder_stack([first, python], 10) == (Frame("f", "a.py", 7),)
+    assert holder_stack([{**first, "owns_gil": True}], 10) == ()

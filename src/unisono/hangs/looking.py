@@ -9,22 +9,34 @@ from __future__ import annotations
 import linecache
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from unisono.hangs.kernel_view import children, command_of, look_at, thread_time_ns
-from unisono.hangs.sampler import Sample, sample
+from unisono.hangs.sampler import Sample, native_places, sample
 from unisono.hangs.whereabouts import ProcessLook, RankLook, RankNotes
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.meeting_point import Departure
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
 _CHILDREN_AT_MOST = 16
+_INTO_C_AT_MOST = 4
 
 
-def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
-    """Look at each rank."""
+def look_at_ranks(
+    pids: Mapping[int, int], notes: Mapping[int, RankNotes], *, in_c: bool = False
+) -> list[RankLook]:
+    """Look at each rank.
+
+    Args:
+        pids: its process, by rank.
+        notes: what it has left on its control block, by rank.
+        in_c: find out where those compute that others wait for, also in C, which holds them up.
+    """
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     seen = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
+    if in_c:
+        late = [rank for rank, one in notes.items() if one.is_behind or one.step is None]
+        _look_into_c(seen, [pids[rank] for rank in late if rank in pids])
     return [
         RankLook(
             rank,
@@ -43,6 +55,13 @@ def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
     passed_ns = max(1.0, 1e9 * (time.monotonic() - began_s))
     shares = {pid: (thread_time_ns(pid) - before[pid]) / passed_ns for pid in pids}
     return {pid: _process(pid, samples[pid], shares[pid]) for pid in pids}
+
+
+def _look_into_c(seen: dict[int, ProcessLook], pids: Collection[int]) -> None:
+    """Add in which C function each process computes."""
+    computing = [pid for pid in pids if seen[pid].may_be_held][:_INTO_C_AT_MOST]
+    for pid, native in native_places(computing).items():
+        seen[pid] = replace(seen[pid], sample=replace(seen[pid].sample, native=native))
 
 
 def _process(pid: int, seen: Sample, share: float) -> ProcessLook:

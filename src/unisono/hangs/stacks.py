@@ -103,6 +103,31 @@ def main_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
     raise ValueError(f"no stack of thread {pid}")
 
 
+def holder_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
+    """Read the stack of the thread that holds Python's lock, if that is not the first one."""
+    for thread in dump:
+        if thread.get("owns_gil") and thread.get("os_thread_id") != pid:
+            return _within_program(tuple(map(_read_frame, thread["frames"])))
+    return ()
+
+
+def native_place(dump: Sequence[Mapping[str, Any]], pid: int) -> str:
+    """Name the C function, and its library, in which the thread is that holds Python's lock.
+
+    Where none does, in which the first is; empty where that is in Python code.
+    """
+    ours = sorted(dump, key=lambda one: (not one.get("owns_gil"), one.get("os_thread_id") != pid))
+    library = ""
+    for frame in ours[0]["frames"] if ours else ():
+        if not frame.get("module"):
+            break
+        library = library or os.path.basename(str(frame["module"]))
+        if not str(frame["name"]).startswith("0x"):
+            name = str(frame["name"]).partition("<")[0].replace("(anonymous namespace)::", "")
+            return f"`{shown(name)}` of {shown(os.path.basename(str(frame['module'])))}"
+    return shown(library)
+
+
 def _read_frame(given: Mapping[str, Any]) -> Frame:
     local = given.get("locals") or ()
     arguments = {str(v["name"]): str(v["repr"]) for v in local if v.get("arg") and v.get("repr")}

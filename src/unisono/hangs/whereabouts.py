@@ -65,6 +65,13 @@ class ProcessLook:
         """Its Python stack; empty if it could not be read."""
         return self.sample.stack
 
+    @property
+    def may_be_held(self) -> bool:
+        """Whether it computes, and is in no call to the kernel that would end if it were held."""
+        is_free = not self.kernel.tracer_pid and not self.kernel.is_stopped
+        computes = self.computes and not self.kernel.wait
+        return is_free and (computes or bool(self.sample.holder))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankNotes:
@@ -204,7 +211,7 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
     """Say what else is known of what a process does."""
     if number := sample_in(process.stack):
         yield f"loading sample{'s' * (',' in number)} {number}"
-    kernel = process.kernel
+    kernel, native = process.kernel, process.sample.native
     if kernel.tracer_pid:
         yield f"held by a debugger, process {kernel.tracer_pid}"
     elif kernel.is_stopped:
@@ -213,12 +220,15 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
         yield "at the prompt of a debugger"
     elif any(frame.is_in(_OUR_LINK) for frame in process.stack):
         yield "waits for its launcher, which may be writing a checkpoint"
-    elif process.computes:
-        yield "computing"
+    elif process.computes and not process.sample.holder:
+        yield f"computing in {native}" if native else "computing"
     elif _loops_idly(process.stack):
         yield "in an event loop of asyncio all of whose tasks wait"
     elif kernel.wait:
         yield kernel.wait
+    if holder := own_place(process.sample.holder):
+        in_c = f", and in {native}" if native else ""
+        yield f"another thread holds Python's lock, in {holder.words}{in_c}"
     if process.sample.trouble:
         yield process.sample.trouble
 

@@ -27,7 +27,7 @@ LOOK_EVERY_S = 0.5
 _WHILE_LOOKING_S = 0.05
 _SHOWN_AFTER_S = 1.0  # as workers.waiting
 _QUIET_BELOW = 0.01  # of the time between two looks
-_ANSWER_WITHIN_S = 4.0
+_ANSWER_WITHIN_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class _Answer:
 
     def _look(self) -> None:
         try:
-            looks = look_at_ranks(self._scene.pids, self._notes)
+            looks = look_at_ranks(self._scene.pids, self._notes, in_c=True)
             self.text = explain(looks, self._hang)
         except Exception as error:  # advice ends no run
             ranks = listed("rank", sorted(self._scene.pids), " and ")
