@@ -10,8 +10,8 @@ a row, from the same samples, random numbers, parameters and buffers::
     look        what differs now goes on from pass to pass; what was only stored is the same
 
 So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
-the loss, in metrics or in gradients. In the first step of a loop, and in one of 512 later: with one
-shard a worker that is 0.2 % of the time.
+the loss, in metrics or in gradients. In the first two steps of a loop, as what is kept of another
+shard may tell only then, and in one of 512 later: with one shard a worker that is 0.2 % of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from unisono.train.run_context import RunContext
 from unisono.train.step import Step
 from unisono.world import World
 
-EVERY = 512  # steps
+AT_FIRST, EVERY = 2, 512  # steps
 _GRADIENT = "the gradient of `{}`"
 _MUST = "the loss function and the model must depend on the shard alone, but"
 _IN_TIME = (
@@ -156,11 +156,11 @@ class ComputedTwice:
         """
         rehearsed: Seen | None = None
         with suppress(Exception):  # the pass that counts will raise it, too
-            copied, spare = (tree_map(_copied, given) for _ in range(2))
+            spare = tree_map(_copied, given)
             counted_before = states_of(self._look().metrics)
             try:
                 with _as_another_worker(self._run.team.world):
-                    rehearsed = rehearse(copied)
+                    rehearsed = rehearse(tree_map(_copied, given))
             finally:
                 for metric, name, value in counted_before:
                     setattr(metric, name, value)
@@ -171,16 +171,28 @@ class ComputedTwice:
             return  # that is explained where the step fails
         check()
 
-        def again() -> Seen:
+        def again(elsewhere: AbstractContextManager[None] | None = None) -> Seen:
             seen: Seen = {}
             restart()
-            with suppress(Exception):
-                seen = rehearse(spare)
+            with suppress(Exception), elsewhere or nullcontext():
+                seen = rehearse(tree_map(_copied, spare))
             restart()
             return seen
 
         self._check_kept(first, again)
-        _check_seen(rehearsed, counted, again)
+        differs = next((name for name in rehearsed if rehearsed[name] != counted.get(name)), None)
+        if differs is None:
+            return
+        if again() == counted and again(_as_another_worker(self._run.team.world)) != counted:
+            raise RuntimeError(
+                f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
+                f"{_OF_RANKS}"
+            )
+        raise RuntimeError(
+            f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
+            f"buffers, {differs} is another one: look for what they keep from shard to shard, take "
+            f"from the time or draw from a generator that cannot be found; {_IN_TIME}"
+        )
 
     @property
     def _is_exact(self) -> bool:
@@ -227,23 +239,6 @@ class ComputedTwice:
         for way in ways:
             if third.values.get(way) == second.values[way]:
                 raise _goes_on(way, _IN_TIME)
-
-
-def _check_seen(rehearsed: Seen, counted: Seen, again: Callable[[], Seen]) -> None:
-    """Refuse passes that have come to something else without a sign of what they keep."""
-    differs = next((name for name in rehearsed if rehearsed[name] != counted.get(name)), None)
-    if differs is None:
-        return
-    if again() == counted:
-        raise RuntimeError(
-            f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
-            f"{_OF_RANKS}"
-        )
-    raise RuntimeError(
-        f"{_MUST} computed twice, from the same samples, random numbers, parameters and buffers, "
-        f"{differs} is another one: look for what they keep from shard to shard, draw from a "
-        f"generator of their own or take from the time; {_IN_TIME}"
-    )
 
 
 def options_set(before: Sequence[Options], after: Sequence[Options]) -> RuntimeError:

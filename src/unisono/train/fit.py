@@ -26,7 +26,7 @@ from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
-from unisono.train.computed_twice import EVERY, ComputedTwice, options_set
+from unisono.train.computed_twice import AT_FIRST, EVERY, ComputedTwice, options_set
 from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
 from unisono.train.loop_plan import LoopPlan
@@ -70,7 +70,7 @@ class FitUnderWay(Observer):
     ) -> None:
         self._run, self._plan, self._callbacks = run, plan, callbacks
         self._loss, self._embed = loss, embed
-        self._twice, self._look_at = ComputedTwice(run.context, loss, embed), 0
+        self._twice, self._looks = ComputedTwice(run.context, loss, embed), 0
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         modules = {type(callback).__module__ for callback in callbacks}
@@ -249,9 +249,9 @@ class FitUnderWay(Observer):
         self._callbacks.call("on_step_begin", self)
 
     def _compute(self, step: Step) -> None:
-        model, loss, is_due = self.model, self._loss, step.number >= self._look_at
-        if is_due:
-            self._look_at = (step.number // EVERY + 1) * EVERY
+        model, loss = self.model, self._loss
+        is_due = self._looks < AT_FIRST or step.number % EVERY == 0
+        self._looks += is_due
         options = _options_of(self.optimizer)
         with step:
             if self._embed is not None:

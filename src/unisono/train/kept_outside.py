@@ -47,13 +47,14 @@ class Look:
         self.values: dict[str, Any] = {}
         self.metrics: list[Any] = []
         self._places: dict[str, tuple[Holder, str]] = {}
-        own = set(map(id, itertools.chain(model.parameters(), model.buffers())))
+        parts = (model.parameters(), model.buffers(), model.modules())
+        self._own = set(map(id, itertools.chain(*parts)))
         roots: dict[str, Any] = {"model": model}
         for name, function in zip(("loss", "embed"), map(_programs, functions), strict=False):
             roots |= {name: function, f"vars({name})": getattr(function, "__dict__", {})}
         for holder in reach(roots).holders:
             for name, value in holder.read():
-                if id(value) not in own and not _LIBRARYS.search(holder.path + name):
+                if id(value) not in self._own and not _LIBRARYS.search(holder.path + name):
                     self._note(holder, name, value)
 
     def changed_in(self, later: Look) -> list[str]:
@@ -94,6 +95,10 @@ class Look:
         elif type(value).__module__.startswith("torchmetrics."):
             of = value.values() if isinstance(value, nn.ModuleDict) else [value]
             self.metrics += [metric for metric in of if hasattr(metric, "_defaults")]
+        elif isinstance(value, nn.Module):  # such as a teacher
+            for part, parameter in value.named_parameters():
+                if id(parameter) not in self._own:
+                    self._note(holder, f"{name}.{part}", parameter)
 
 
 def states_of(metrics: Sequence[Any]) -> list[tuple[Any, str, Any]]:
