@@ -7,9 +7,9 @@ from unisono.train.computed_twice import ComputedTwice
 
 @contextmanager
 def computed_once():
-    before = ComputedTwice._is_exact
-    ComputedTwice._is_exact = False
+    before = ComputedTwice.is_exact
+    ComputedTwice.is_exact = False
     try:
         yield
     finally:
-        ComputedTwice._is_exact = before
+        ComputedTwice.is_exact = before

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -84,9 +84,16 @@ class ShardPasses:
         self._seed_all(seed_of(stream, self._seed, self._step, self._turn + again))
 
     @contextmanager
+    def generators_put_back(self) -> Iterator[None]:
+        """Leave generators as they were, the program's own, too."""
+        own = nullcontext() if self._own is None else self._own.put_back()
+        with self._device.generators_put_back(), own:
+            yield
+
+    @contextmanager
     def seeded(self, stream: str) -> Iterator[None]:
         """Seed generators likewise, and put them back after it."""
-        with self._device.generators_put_back(), self._now.put_back():
+        with self.generators_put_back(), self._now.put_back():
             self.seed(stream)
             yield
 

@@ -8,14 +8,20 @@ nothing kept for a backward pass; when, and what is compared: see ``computed_twi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from unisono.train.computed_twice import ComputedTwice, as_another_worker, copied, leaves_of
+from unisono.train.computed_twice import (
+    ComputedTwice,
+    Seen,
+    as_another_worker,
+    copied,
+    leaves_of,
+)
 from unisono.train.run_context import RunContext
 
 
@@ -26,10 +32,9 @@ def models_called_twice(run: RunContext) -> Iterator[None]:
     models = [*model.children()] if type(model) is nn.ModuleDict else [model]
     with ExitStack() as stack:
         for each in models:
-            # Not what is compiled, nor what is on several devices.
-            if type(each).forward is not nn.Module.forward and twice.is_exact:
-                calls = _FirstCall(run, twice, each)
-                stack.callback(calls.close)
+            is_compiled = isinstance(each, torch.jit.ScriptModule) or hasattr(each, "_orig_mod")
+            if twice.is_exact and not is_compiled and not run.device.is_divided:
+                stack.callback(_FirstCall(run, twice, each).close)
         yield
 
 
@@ -59,22 +64,33 @@ class _FirstCall:
     def _end(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         engine = self._run.engine
         assert engine is not None
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda _: None)
-        first, after, found = self._twice.look(), _state_of(model), {}
-        with engine.passes.generators_put_back():
-            self.close()
+        passes, first, after = engine.passes, self._twice.look(), _state_of(model)
+
+        def again(elsewhere: AbstractContextManager[None] | None = None) -> Seen:
+            args, kwargs = tree_map(copied, self._given)
             _put_back(model, self._state)
-            args, kwargs = self._given
-            with suppress(Exception), hooks, as_another_worker(self._run.team.world):
-                found = leaves_of(model.forward(*args, **kwargs))
-        _put_back(model, after)
-        if found:
-            self._twice.check(first, leaves_of(output), found)
+            nothing = torch.empty(0, device=engine.exchange.device.torch)
+            unsaved = torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda _: nothing)
+            with suppress(Exception), passes.generators_put_back(), unsaved:
+                with elsewhere or nullcontext():
+                    return leaves_of(model.forward(*args, **kwargs))
+            return {}
+
+        try:
+            with passes.generators_put_back():
+                self.close()
+                seen = again(as_another_worker(self._run.team.world))
+                if seen:
+                    self._twice.compare(first, seen, leaves_of(output), again)
+        finally:
+            _put_back(model, after)
 
 
 def _state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    return {name: value.detach().clone() for name, value in [*frozen.items(), *model.named_buffers()]}
+    return {
+        name: value.detach().clone() for name, value in [*frozen.items(), *model.named_buffers()]
+    }
 
 
 def _put_back(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:

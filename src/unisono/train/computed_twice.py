@@ -10,8 +10,8 @@ a row, from the same samples, random numbers, parameters and buffers::
     look        what differs now goes on from pass to pass; what was only stored is the same
 
 So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
-the loss, in metrics or in gradients. In the first two steps of a loop, as what is kept of another
-shard may tell only then, and in one of 512 later: with one shard a worker that is 0.2 % of the time.
+the loss, in metrics or in gradients. That is done in two steps of a loop, as what is kept of another
+shard may tell only in the second, and in one of 512 later: 0.2 % of the time with a shard a worker.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ComputedTwice:
         Raises:
             RuntimeError: it is no function of its samples; names what is not.
         """
-        if not self._is_exact:
+        if not self.is_exact:
             step.backward(loss(self._model, batch))
             return
         shard, num_samples, share = step.waiting
@@ -115,7 +115,7 @@ class ComputedTwice:
             lambda: engine.passes.seed("whole batch"),
         )
         functions = [partial(function, self._model) for function in (embed, loss)]
-        if not (is_due and self._is_exact):
+        if not (is_due and self.is_exact):
             return [*functions]
         return list(map(self._first_call_twice, functions, restarts))
 
@@ -131,9 +131,9 @@ class ComputedTwice:
 
             def count() -> Seen:
                 found.append(function(given))
-                return _leaves(found[0])
+                return leaves_of(found[0])
 
-            self._twice(given, lambda given: _leaves(function(given)), count, restart)
+            self._twice(given, lambda given: leaves_of(function(given)), count, restart)
             return found[0]
 
         return call
@@ -156,15 +156,15 @@ class ComputedTwice:
         """
         rehearsed: Seen | None = None
         with suppress(Exception):  # the pass that counts will raise it, too
-            spare = tree_map(_copied, given)
-            counted_before = states_of(self._look().metrics)
+            spare = tree_map(copied, given)
+            counted_before = states_of(self.look().metrics)
             try:
-                with _as_another_worker(self._run.team.world):
-                    rehearsed = rehearse(tree_map(_copied, given))
+                with as_another_worker(self._run.team.world):
+                    rehearsed = rehearse(tree_map(copied, given))
             finally:
                 for metric, name, value in counted_before:
                     setattr(metric, name, value)
-        first = None if rehearsed is None else self._look()
+        first = None if rehearsed is None else self.look()
         restart()
         counted = count()
         if rehearsed is None or first is None or not _is_finite(counted):
@@ -175,31 +175,20 @@ class ComputedTwice:
             seen: Seen = {}
             restart()
             with suppress(Exception), elsewhere or nullcontext():
-                seen = rehearse(tree_map(_copied, spare))
+                seen = rehearse(tree_map(copied, spare))
             restart()
             return seen
 
-        self._check_kept(first, again)
-        differs = next((name for name in rehearsed if rehearsed[name] != counted.get(name)), None)
-        if differs is None:
-            return
-        if again() == counted and again(_as_another_worker(self._run.team.world)) != counted:
-            raise RuntimeError(
-                f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
-                f"{_OF_RANKS}"
-            )
-        raise RuntimeError(
-            f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
-            f"buffers, {differs} is another one: look for what they keep from shard to shard, take "
-            f"from the time or draw from a generator that cannot be found; {_IN_TIME}"
-        )
+        self.compare(first, rehearsed, counted, again)
 
     @property
-    def _is_exact(self) -> bool:
+    def is_exact(self) -> bool:
+        """Whether what is computed twice has the same bits."""
         run = self._run
         return (run.options.exact or run.device.is_host) and not run.kinds
 
-    def _look(self) -> Look:
+    def look(self) -> Look:
+        """Look at what the program keeps now."""
         return Look(self._model, self._functions)
 
     @contextmanager
@@ -223,9 +212,35 @@ class ComputedTwice:
             for hook in hooks:
                 hook.remove()
 
+    def compare(
+        self, first: Look, rehearsed: Seen, counted: Seen, again: Callable[..., Seen]
+    ) -> None:
+        """Refuse what goes on from the first of two passes to the second, or differs in them.
+
+        Args:
+            first: between them.
+            rehearsed: what one came to that was computed as by another worker.
+            counted: what the other one came to.
+            again: computes the same once more, maybe within a context.
+        """
+        self._check_kept(first, again)
+        differs = next((name for name in rehearsed if rehearsed[name] != counted.get(name)), None)
+        if differs is None:
+            return
+        if again() == counted and again(as_another_worker(self._run.team.world)) != counted:
+            raise RuntimeError(
+                f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
+                f"{_OF_RANKS}"
+            )
+        raise RuntimeError(
+            f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
+            f"buffers, {differs} is another one: look for what they keep from shard to shard, take "
+            f"from the time or draw from a generator that cannot be found; {_IN_TIME}"
+        )
+
     def _check_kept(self, first: Look, again: Callable[[], Seen]) -> None:
         """Refuse what the program keeps and has changed from pass to pass."""
-        second = self._look()
+        second = self.look()
         ways = first.changed_in(second)
         for way in ways:
             if not second.put_back(way, first.values[way]):
@@ -235,7 +250,7 @@ class ComputedTwice:
             return
         # From the same value to the same again: else it is a time that is kept.
         again()
-        third = self._look()
+        third = self.look()
         for way in ways:
             if third.values.get(way) == second.values[way]:
                 raise _goes_on(way, _IN_TIME)
@@ -267,16 +282,14 @@ def _is_finite(seen: Seen) -> bool:
     return not any(word in seen.get("`loss`", "") for word in ("nan", "inf"))
 
 
-def _leaves(found: Any) -> Seen:
-    leaves = enumerate(tree_leaves(found))
-    return {
-        f"result {at}": bits_of(leaf) if isinstance(leaf, torch.Tensor) else str(leaf)
-        for at, leaf in leaves
-    }
+def leaves_of(found: Any) -> Seen:
+    """Give the tensors that a function has returned."""
+    leaves = enumerate(tree_leaves(dict(found) if isinstance(found, Mapping) else found))
+    return {f"result {at}": bits_of(leaf) for at, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 @contextmanager
-def _as_another_worker(world: World) -> Iterator[None]:
+def as_another_worker(world: World) -> Iterator[None]:
     """Have the environment say within a block that this is another worker, among one more."""
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
     numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
@@ -292,7 +305,8 @@ def _as_another_worker(world: World) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _copied(leaf: Any) -> Any:
+def copied(leaf: Any) -> Any:
+    """Copy what a batch consists of, as it lies in memory; without a graph."""
     if not isinstance(leaf, torch.Tensor):
         return copy.deepcopy(leaf)
     spanned = 1 + sum((n - 1) * by for n, by in zip(leaf.shape, leaf.stride(), strict=True))

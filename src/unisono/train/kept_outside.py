@@ -27,7 +27,7 @@ _WHOLE = 1 << 24  # elements of a tensor; of a larger one some are looked at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _TABLES = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
-_LIBRARYS = re.compile(r"\.__\w+__$|_hooks\b")  # what hooks count is theirs
+_LIBRARYS = re.compile(r"\.__\w+__$|_hooks")  # what hooks count is theirs
 Plain = bool | int | float | complex | str | bytes | None
 
 

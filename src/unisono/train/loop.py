@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 from unisono.data.fetch import Fetch
@@ -29,8 +29,10 @@ from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers
 from unisono.train.alternation import OpenLoop
 from unisono.train.boundary import Boundary
+from unisono.train.called_twice import models_called_twice
 from unisono.train.closure_step import ClosureStep
 from unisono.train.compiling import every_shape_compiled
+from unisono.train.computed_twice import AT_FIRST, EVERY
 from unisono.train.determinism import deterministic_kernels
 from unisono.train.failure_notes import failure_notes
 from unisono.train.interrupts import Interrupts, gentle_interrupts
@@ -87,7 +89,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
-        unused = UnusedParameters(run)
+        unused, looks = UnusedParameters(run), 0
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
@@ -106,7 +108,11 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 is_agreed = len(run.team.hosts) > 1
                 continue
             step = make_step(boundary, plan.samples, loader, run.kept.position)
-            yield step
+            # A trainer computes shards twice; of a loop of the program's own only models are known.
+            is_due = not run.functions and (looks < AT_FIRST or step.number % EVERY == 0)
+            looks += is_due
+            with models_called_twice(run) if is_due else nullcontext():
+                yield step
             run.team.supervisor.can_go_back = True
             opened.check_is_inmost()
             step.check_finished()
