@@ -71,9 +71,9 @@ class _FirstCall:
             _put_back(model, self._state)
             nothing = torch.empty(0, device=engine.exchange.device.torch)
             unsaved = torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda _: nothing)
-            with suppress(Exception), passes.generators_put_back(), unsaved:
-                with elsewhere or nullcontext():
-                    return leaves_of(model.forward(*args, **kwargs))
+            here = elsewhere or nullcontext()
+            with suppress(Exception), passes.generators_put_back(), unsaved, here:
+                return leaves_of(model.forward(*args, **kwargs))
             return {}
 
         try:

@@ -10,8 +10,9 @@ a row, from the same samples, random numbers, parameters and buffers::
     look        what differs now goes on from pass to pass; what was only stored is the same
 
 So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
-the loss, in metrics or in gradients. That is done in two steps of a loop, as what is kept of another
-shard may tell only in the second, and in one of 512 later: 0.2 % of the time with a shard a worker.
+the loss, in metrics or in gradients. It is done in the first two steps of a loop, as what is kept
+of another shard may tell only in the second, and in one of 512 later: 0.2 % of the time with one
+shard a worker.
 """
 
 from __future__ import annotations
