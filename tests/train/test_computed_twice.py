@@ -80,6 +80,14 @@ class Counting(Inner):
         return self.inner(x)
 
 
+class Remembering(Inner):
+    """Adds what it has computed before."""
+
+    def forward(self, x):
+        before, self.last = self.last, self.inner(x)
+        return self.last if before is None else self.last + before.detach()
+
+
 class OfTheClass(Inner):
     def forward(self, x):
         OfTheClass.steps += 1
@@ -179,6 +187,7 @@ REFUSED = {
     "centres": (Centres, net, f"`loss.centres` {OF_TENSORS}"),
     "partial": (table_of_centres, net, "`loss.keywords['table']['centres']` goes on"),
     "module": (lambda: cross_entropy, within(Counting), f"`model.within.calls` {IN_TIME}"),
+    "last": (lambda: cross_entropy, within(Remembering), "computed twice, from the same samples"),
     "class": (lambda: cross_entropy, within(OfTheClass), "`model.within.OfTheClass.steps` goes on"),
     "hidden": (hidden, net, "computed twice, from the same samples, random numbers, parameters"),
     "rank": (lambda: by_rank, net, "`loss` is another one where RANK and WORLD_SIZE are another"),
@@ -277,6 +286,28 @@ def test_features_that_differ_are_refused():
 
     with pytest.raises(RuntimeError, match=r"computed twice, .*, result 0 is another one"):
         train(lambda model, outputs: outputs.pow(2).mean(), net(), embed=embed)
+
+
+def own_loop(model, steps=3):
+    """Count in the body, which is the program's own; gives the digest and the losses."""
+    run, losses = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4), []
+    for step in run.steps(by_sign(64), batch_size=16, steps=steps):
+        with step:
+            for batch in step.shards:
+                loss = cross_entropy(model, (batch[0] + torch.randn_like(batch[0]), batch[1]))
+                losses.append(loss.item())
+                step.backward(loss)
+    return run.digest(), losses
+
+
+def test_models_of_custom_loops_are_called_twice_but_not_the_body():
+    digest, losses = own_loop(Stores())
+    assert len(losses) == 12
+    with computed_once():
+        assert own_loop(Stores()) == (digest, losses)
+    for kind, words in ((Counting, "`model.calls` goes on"), (Remembering, "computed twice, from")):
+        with pytest.raises(RuntimeError, match=words):
+            own_loop(kind())
 
 
 def test_what_begins_later_is_found_in_one_of_512_steps():
