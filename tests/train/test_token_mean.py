@@ -146,3 +146,50 @@ def train():
 def test_digest_is_the_same_on_any_number_of_workers(monkeypatch):
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=2,at=gradients")
     assert unisono.launch(train, workers=2) == [train()] * 2
+
+
+def own_loss(model, batch):
+    return model(**batch).loss
+
+
+def in_a_dict(model, batch):
+    return {"loss": own_loss(model, batch), "two": torch.tensor(2.0)}
+
+
+def of_pairs(model, batch):
+    logits = model(batch[0]).logits.flatten(0, 1)
+    return F.cross_entropy(logits, batch[1].flatten())
+
+
+def summed(model, batch):
+    logits, labels = model(batch[0]).logits.flatten(0, 1), batch[1].flatten()
+    return F.cross_entropy(logits, labels, reduction="sum"), (labels != -100).sum()
+
+
+def pairs(lengths=LENGTHS):
+    return [(row["input_ids"], row["labels"]) for row in data(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "rows", "is_told"),
+    [
+        (own_loss, data(), True),
+        (in_a_dict, data(), True),
+        (of_pairs, pairs(), True),
+        (own_loss, data([9] * 12), False),  # all count
+        (own_loss, data([5] * 12), False),  # equally many in each
+        (of_pairs, pairs([5] * 12), False),
+        (unisono.token_mean, data(), False),
+        (summed, pairs(), False),
+    ],
+)
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+def test_a_mean_over_labels_of_which_some_do_not_count_gets_one_line(
+    loss, rows, is_told, use, capsys
+):
+    trainer = made(2, loss)
+    for more in (1, 2):
+        how = {"steps": 2 * more} if use == "fit" else {}
+        getattr(trainer, use)(rows, batch_size=4, **how)
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("pass `unisono.token_mean` as the loss") == is_told

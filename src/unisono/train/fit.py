@@ -29,6 +29,7 @@ from unisono.state.digest import digest_of
 from unisono.train.computed_twice import AT_FIRST, EVERY, ComputedTwice, options_set
 from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
+from unisono.train.label_counts import LabelCounts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.memory_watch import MemoryWatch
 from unisono.train.run import Run
@@ -78,6 +79,7 @@ class FitUnderWay(Observer):
         self._said: set[str] = set()
         self._membership = run.team.membership
         self._has_begun = self._is_over = False
+        self._labels: LabelCounts | None = LabelCounts(run.context)
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
@@ -261,6 +263,8 @@ class FitUnderWay(Observer):
             if is_due:
                 for batch in itertools.islice(shards, 1):
                     self._twice.compute(step, batch, loss)
+            if self._labels is not None:
+                loss, self._labels = self._labels.watching(loss), None
             for batch in shards:
                 step.backward(loss(model, batch))
             if (now := _options_of(self.optimizer)) != options:

@@ -28,6 +28,7 @@ from unisono.train.computing import Computing
 from unisono.train.default_forward import forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
+from unisono.train.label_counts import LabelCounts
 from unisono.train.loop_plan import LoopPlan, Totals
 from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
 from unisono.train.metrics import Metrics
@@ -446,7 +447,8 @@ class Trainer:
                 used = (self._loss, self._embed, measured)
                 sweep = self._sweep("evaluate", reading, model, *used)
                 if self._embed is None:
-                    found = evaluate(sweep, self._loss, measured)
+                    watched = LabelCounts(self.run.context).watching(self._loss)
+                    found = evaluate(sweep, watched, measured)
                 else:
                     found = evaluate_whole(sweep, self._embed, self._loss, measured)
             return json.dumps(found).encode()
