@@ -144,7 +144,7 @@ def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder,
     kind: Any = type(value)
     is_own = (kind in _NAMESPACES and is_own) or not _is_library(kind.__module__)
     attributes = _attributes(value)
-    if attributes:
+    if attributes is not None:
         yield Holder(path, functools.partial(_named, attributes, None)), is_own
     if slots := _slots(kind):
         yield Holder(path, functools.partial(_in_slots, value, slots)), is_own
@@ -178,9 +178,9 @@ def _fixed(path: str, parts: Mapping[str, Any]) -> Holder:
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         if dict.__len__(value) <= _LONG:
-            for key, part in dict.items(value):
-                if type(key) in _PLAIN:
-                    yield f"[{key!r:.40}]", part
+            for at, (key, part) in enumerate(dict.items(value)):
+                # Other keys may be others in each process, as the numbers of hooks are.
+                yield f"[{key!r:.40}]" if type(key) is str else f"[{at}]", part
         return
     kind: Any = next(each for each in (list, tuple, deque) if isinstance(value, each))
     if kind.__len__(value) <= _LONG:

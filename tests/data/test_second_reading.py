@@ -276,6 +276,17 @@ class Derived(Plain):
         return self.inputs[index] + self.kept[index] + unisono.progress().step
 
 
+class Bounded(Plain):
+    """Empties its cache when that is full, which may be between two readings."""
+
+    def __getitem__(self, index):
+        if len(self.kept) >= 1:
+            self.kept.clear()
+        else:
+            self.kept[-1] = None
+        return self.kept.setdefault(index, self.inputs[index] * 2)
+
+
 class Seeding(Plain):
     def __init__(self):
         super().__init__()
@@ -291,7 +302,7 @@ def two(samples):
     return torch.stack([first, second])
 
 
-@pytest.mark.parametrize("make", [Plain, Cached, Derived, Seeding, lambda: (Plain(), two)])
+@pytest.mark.parametrize("make", [Plain, Cached, Derived, Bounded, Seeding, lambda: (Plain(), two)])
 def test_caches_files_and_what_is_made_of_the_index_are_welcome(make):
     dataset, collate = taken(make())
     fetch = fetcher(dataset, collate_fn=collate)

@@ -120,6 +120,13 @@ def losing():
     return loss
 
 
+def hooked(layer):
+    """Have a layer's hook draw; hooks have other numbers in each process."""
+    rng = np.random.default_rng(4)
+    layer.register_forward_hook(lambda module, inputs, outputs: outputs + float(rng.normal()))
+    return layer
+
+
 class Shuffled:
     """A loss that is an object."""
 
@@ -150,7 +157,7 @@ def train(name, *, steps=7, **options):
     """Train, evaluate and predict; what came out."""
     dataset, reading, loss = PROGRAMS[name]()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 6), Noisy(), nn.Dropout(0.3), nn.Linear(6, 4))
+    model = nn.Sequential(hooked(nn.Linear(8, 6)), Noisy(), nn.Dropout(0.3), nn.Linear(6, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     trainer = unisono.Trainer(model, optimizer, loss or plain, shards=4, seed=1, **options)
     trainer.fit(dataset, batch_size=6, steps=steps, **reading)

@@ -31,6 +31,8 @@ from unisono.data.stream import StreamReader
 from unisono.device import HOST, num_threads
 from unisono.errors import LoadingError
 
+_FEW = 16  # samples that are compared where many are read at once
+
 
 class Fetch(Protocol):
     """Takes indices, int64 of shape (samples,), to the batch that they are in this epoch."""
@@ -133,8 +135,9 @@ class _Reader:
         self._collator.begin_epoch(epoch)
         with num_threads(1):
             if self._twice is not None and self._twice.is_due():
-                first = numbers[:1], places[:1], epoch, again[:1]
-                self._twice.look(lambda: self._read(*first), numbers[0], epoch)
+                few = _FEW if self._takes_many else 1
+                first = numbers[:few], places[:few], epoch, again[:few]
+                self._twice.look(lambda: self._read(*first), numbers[:few], epoch)
             samples = self._read(numbers, places, epoch, again)
             return self._collator.collate(numbers, samples, epoch, again[0])
 

@@ -20,9 +20,9 @@ import itertools
 import math
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +44,16 @@ _RULE = (
     "a sample must depend on its index and the random numbers that are seeded for it alone, as "
     "what was read before differs with the number of workers, but"
 )
+_KEPT = (
+    "the data set draws random numbers when it reads a sample for the first time, and not when it "
+    "reads it again, as if it kept what it drew: draw outside of what is kept, or from a generator "
+    "that is made of the index, such as `numpy.random.default_rng(index)`."
+)
+_OTHERS = (
+    "the same sample has other values when it is read again: draw from torch's, numpy's or "
+    "Python's default generator, or from one that is an attribute, and leave out the time, the "
+    "process and what was read before; `unisono.progress()` has step, epoch and shard."
+)
 
 
 class SecondReading:
@@ -61,45 +71,68 @@ class SecondReading:
         """Tell whether it is time to look."""
         return time.perf_counter() >= self._due_at_s
 
-    def look(self, read: Callable[[], Any], number: int, epoch: int) -> None:
-        """Read a sample twice.
+    def look(self, read: Callable[[], Any], numbers: Sequence[int], epoch: int) -> None:
+        """Read samples twice.
 
         Args:
-            read: gives a list with that sample; seeds generators before.
-            number: the sample's.
+            read: gives a list of them; seeds generators before.
+            numbers: the samples'.
 
         Raises:
-            LoadingError: it is not the same twice.
+            LoadingError: they are not the same twice.
         """
         begun_at_s, is_first = time.perf_counter(), self._due_at_s == -math.inf
         self._due_at_s = math.inf
         try:
-            once = self._reading(read, number, epoch)
+            once = self._reading(read, numbers, epoch)
             long_s = time.perf_counter() - begun_at_s
             # Some make their generators only when they are read for the first time.
             if is_first and self._collator.own.look():
-                once = self._reading(read, number, epoch)
-            again = self._reading(read, number, epoch)
+                once = self._reading(read, numbers, epoch)
+            again = self._reading(read, numbers, epoch)
+            reason = once.differs_from(again)
+            # A cache that is full was emptied, say: what goes on does so each time.
+            if reason and not reason.startswith(_KEPT):
+                reason = again.differs_from(self._reading(read, numbers, epoch))
         except Exception:  # the batch will raise it, too
             return
-        _compare(once, again, number)
+        if reason:
+            raise LoadingError(f"{_RULE} {reason}", indices=tuple(numbers[:1]))
         if long_s < _LONG_S:
             now_s = time.perf_counter()
             self._due_at_s = now_s + (now_s - begun_at_s) / _PART_OF_TIME
 
-    def _reading(
-        self, read: Callable[[], Any], number: int, epoch: int
-    ) -> tuple[str, str, dict[str, Any]]:
-        """Read, and tell the sample, the generators and what the program's objects hold then."""
+    def _reading(self, read: Callable[[], Any], numbers: Sequence[int], epoch: int) -> _Reading:
         own = self._collator.own
-        self._collator.seed_for("sample", epoch, number)  # where it is read without any code
-        sample = read()
-        told, drawn = hashed(sample), hashed([drawn_so_far(), own.states()])
+        self._collator.seed_for("sample", epoch, numbers[0])  # where it is read without any code
+        samples = read()
+        told, drawn = hashed(samples), hashed([drawn_so_far(), own.states()])
         if self._collator.is_programs:
             with suppress(LoadingError):  # some do not take one sample
-                told += hashed(self._collator.collate([number], sample, epoch))
+                told += hashed(self._collator.collate(numbers, samples, epoch))
             drawn += hashed([drawn_so_far(), own.states()])
-        return told, drawn, _held(own.holders)
+        return _Reading(told, drawn, _held(own.holders))
+
+
+class _Reading(NamedTuple):
+    """What one reading has left."""
+
+    told: str  # the samples
+    drawn: str  # how far generators have come
+    held: Mapping[str, Any]  # what the program's objects hold then
+
+    def differs_from(self, again: _Reading) -> str:
+        """Say what is not the same after another one, and what to do; empty if all is."""
+        for name, value in self.held.items():
+            if again.held.get(name, value) != value:
+                return (
+                    f"`{name}` changes each time the same sample is read: leave that out, and take "
+                    f"what changes in the course of training from `unisono.progress()`, which has "
+                    f"step, epoch and shard."
+                )
+        if self.drawn != again.drawn:
+            return _KEPT
+        return _OTHERS if self.told != again.told else ""
 
 
 def _held(holders: Sequence[Holder]) -> dict[str, Any]:
@@ -117,33 +150,3 @@ def _held(holders: Sequence[Holder]) -> dict[str, Any]:
                 room -= value.nbytes
                 held[holder.path + name] = hashed(value, _SMALL)
     return held
-
-
-def _compare(
-    once: tuple[str, str, dict[str, Any]], again: tuple[str, str, dict[str, Any]], number: int
-) -> None:
-    """Refuse, with a LoadingError, what is not the same twice."""
-    changed = [name for name, value in once[2].items() if again[2].get(name, value) != value]
-    if changed:
-        raise LoadingError(
-            f"{_RULE} `{changed[0]}` changes each time the same sample is read: leave that out, "
-            f"and take what changes in the course of training from `unisono.progress()`, which "
-            f"has step, epoch and shard.",
-            indices=(number,),
-        )
-    if once[1] != again[1]:
-        raise LoadingError(
-            f"{_RULE} the data set draws random numbers when it reads a sample for the first time, "
-            f"and not when it reads it again, as if it kept what it drew: draw outside of what is "
-            f"kept, or from a generator that is made of the index, such as "
-            f"`numpy.random.default_rng(index)`.",
-            indices=(number,),
-        )
-    if once[0] != again[0]:
-        raise LoadingError(
-            f"{_RULE} the same sample has other values when it is read again: draw from torch's, "
-            f"numpy's or Python's default generator, or from one that is an attribute, and leave "
-            f"out the time, the process and what was read before; `unisono.progress()` has step, "
-            f"epoch and shard.",
-            indices=(number,),
-        )

@@ -81,7 +81,10 @@ class ShardPasses:
     def seed(self, stream: str, again: int = 0) -> None:
         """Seed generators for what is computed once in the update, or once more."""
         self._now.at = (*self.at, None)
-        self._seed_all(seed_of(stream, self._seed, self._step, self._turn + again))
+        word = seed_of(stream, self._seed, self._step, self._turn + again)
+        self._device.seed(word)
+        if self._own is not None:
+            self._own.seed(word)
 
     @contextmanager
     def generators_put_back(self) -> Iterator[None]:
@@ -100,18 +103,16 @@ class ShardPasses:
     def start(self, shard: int) -> None:
         """Prepare for one shard's forward pass."""
         place = self._step * self._num_shards + shard
-        self._seed_all(seed_of("train", self._seed, place, self._turn))
+        word = seed_of("train", self._seed, place, self._turn)
+        self._device.seed(word)
+        if self._own is not None:
+            self._own.seed(word)
         self._exchange.buffers.restore()
         self._now.at = (*self.at, shard)
 
     def leave_shards(self) -> None:
         """Compute none of them, until the next one is started."""
         self._now.at = (*self.at, None)
-
-    def _seed_all(self, word: int) -> None:
-        self._device.seed(word)
-        if self._own is not None:
-            self._own.seed(word)
 
     def add(self, shard: int, backward: Backward | None) -> None:
         """Take a shard's loss, once its forward pass is issued.
