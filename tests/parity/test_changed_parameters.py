@@ -216,9 +216,18 @@ def on_one_rank(model, _):
         model[2].bias.data.zero_()
 
 
+def rate_of_the_rank(_, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.1 + unisono.world().rank
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
-    [(drawn_without_a_seed, "`2.weight`"), (by_rank, "`exp_avg/0"), (on_one_rank, "2.bias`")],
+    [
+        (drawn_without_a_seed, "`2.weight`"),
+        (by_rank, "`exp_avg/0"),
+        (on_one_rank, "2.bias`"),
+        (rate_of_the_rank, "an optimizer's options .* where shards 0 and 2 are computed"),
+    ],
 )
 def test_workers_that_change_something_else_are_told_the_name(change, name):
     with pytest.raises(unisono.MismatchError, match=name):

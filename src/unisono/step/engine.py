@@ -48,7 +48,7 @@ from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Record, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.shard_passes import Backward, ShardPasses
-from unisono.step.update import Member, pass_for_stepped
+from unisono.step.update import Member, Options, pass_for_stepped
 from unisono.workers.team import Team
 
 Met = TypeVar("Met")
@@ -103,7 +103,7 @@ class StepEngine:
         self.exchange, self._device = exchange, exchange.device
         self._pending = PendingLosses(exchange.copies)
         self.per_sample: dict[int, dict[str, torch.Tensor]] = {}
-        self._records = Records(exchange.memory.arena.rows)
+        self._records, self._options = Records(exchange.memory.arena.rows), Options(optimizer)
         self._bound = BoundModel(model, optimizer, exchange.fixed)
         self.timers, self._watches_program = timers or PhaseTimers(), watches_program
         self.model = model
@@ -156,6 +156,8 @@ class StepEngine:
             self.exchange.divide()
             self._follow()
         self._bound.begin(self._step)
+        if self.exchange.have_all:  # else those of the leader alone count
+            self._records.options = self._options.number()
         others: Sequence[int] = ()
         if len(self._active) < len(self.members):
             active = {index for member in self._active for index in member.parameters}

@@ -2,8 +2,8 @@
 
 A record is written by the worker that computed the shard::
 
-    form u32 │ number of names u32 │ bytes of names u32 │ rows u32 │ (sum f64, weight f64)… │
-    names, JSON
+    form u32 │ number of names u32 │ bytes of names u32 │ rows u32 │ options u32 │
+    (sum f64, weight f64)… │ names, JSON
 
 Sums over shards are taken in the canonical order, so means have the same bits everywhere.
 """
@@ -23,7 +23,7 @@ from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
 from unisono.step.loss import ShardLoss, name_of
 
-_HEAD = struct.Struct("<IIII")
+_HEAD = struct.Struct("<IIIII")
 _PAIR_BYTES = 16
 
 
@@ -52,12 +52,14 @@ class Record(NamedTuple):
         pairs: sum, weight, sum, weight, … of its scalars.
         names: theirs, the loss first, in JSON.
         has_rows: whether there are values per sample.
+        options: stands for the options that the writer's optimizers had.
     """
 
     form: int
     pairs: tuple[float, ...]
     names: bytes
     has_rows: int
+    options: int
 
 
 class Records:
@@ -65,10 +67,13 @@ class Records:
 
     Args:
         rows: where they lie, one for each shard.
+
+    Attributes:
+        options: stands for the options of this worker's optimizers in the step under way.
     """
 
     def __init__(self, rows: Sequence[memoryview]) -> None:
-        self._rows = rows
+        self._rows, self.options = rows, 0
 
     def write(self, shard: int, loss: ShardLoss | None) -> None:
         """Publish one shard's record; None for an empty shard.
@@ -78,12 +83,12 @@ class Records:
         """
         row = self._rows[shard]
         if loss is None:
-            _HEAD.pack_into(row, 0, Form.EMPTY, 0, 0, 0)
+            _HEAD.pack_into(row, 0, Form.EMPTY, 0, 0, 0, 0)
             return
         names = _text_of(tuple(loss.scalars))
         pairs = [number for pair in loss.scalars.values() for number in pair]
         form, has_rows = Form.SUM if loss.is_sum else Form.MEAN, bool(loss.per_sample)
-        head = _HEAD.pack(form, len(pairs) // 2, len(names), has_rows)
+        head = _HEAD.pack(form, len(pairs) // 2, len(names), has_rows, self.options)
         record = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
         if len(record) > len(row):
             raise ValueError(
@@ -106,8 +111,15 @@ class Records:
         speaker = next(shard for shard, record in enumerate(records) if record.form != Form.EMPTY)
         first = records[speaker]
         for shard, record in enumerate(records):
-            is_alike = record.form == first.form and record.names == first.names
-            if record.form != Form.EMPTY and not is_alike:
+            if record.form == Form.EMPTY:
+                continue
+            if record.options != first.options:
+                raise MismatchError(
+                    f"an optimizer's options must be the same on every worker, but they are not "
+                    f"where shards {speaker} and {shard} are computed: set them on every worker "
+                    f"alike, not under `if rank == 0`, and not from the time."
+                )
+            if record.form != first.form or record.names != first.names:
                 raise MismatchError(
                     f"the loss function must return the same form and the same names for every "
                     f"shard, but shards {speaker} and {shard} differ: return the same keys always, "
@@ -142,10 +154,10 @@ def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:
 
 
 def _read(row: memoryview) -> Record:
-    form, num_names, num_bytes, has_rows = _HEAD.unpack_from(row)
+    form, num_names, num_bytes, has_rows, options = _HEAD.unpack_from(row)
     pairs = struct.unpack_from(f"<{2 * num_names}d", row, _HEAD.size)
     names_at = _HEAD.size + num_names * _PAIR_BYTES
-    return Record(form, pairs, bytes(row[names_at : names_at + num_bytes]), has_rows)
+    return Record(form, pairs, bytes(row[names_at : names_at + num_bytes]), has_rows, options)
 
 
 # Every step has the same names.

@@ -6,6 +6,7 @@ parameters and state are those of this worker.
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from unisono.state.optimizers import bare_step, is_surrounded
 from unisono.step.clipping import Clipping
 from unisono.step.scaling import LossScaling
 
+_PLAIN = (bool, int, float, str, tuple)
+
 
 def pass_for_stepped(optimizer: Optimizer) -> None:
     """Mark an optimizer as stepped, which schedules check."""
@@ -32,6 +35,27 @@ def updated_by(optimizer: Optimizer, exchange: Exchange) -> dict[int, torch.nn.P
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     each = enumerate(exchange.parameters)
     return {index: parameter for index, parameter in each if id(parameter) in own}
+
+
+class Options:
+    """The options of an optimizer's groups, told apart by a number. Final."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer, self._number = optimizer, 0
+        self._seen: list[tuple[Any, ...]] = []
+
+    def number(self) -> int:
+        """Give 32 bits that are the same on every worker with the same options."""
+        groups = self._optimizer.param_groups
+        now = [tuple(group.values()) for group in groups]
+        if now != self._seen:
+            self._seen = now
+            plain = [
+                {name: value for name, value in group.items() if isinstance(value, _PLAIN)}
+                for group in groups
+            ]
+            self._number = zlib.crc32(repr(plain).encode())
+        return self._number
 
 
 @dataclass(slots=True)
