@@ -11,8 +11,7 @@ a row, from the same samples, random numbers, parameters and buffers::
 
 So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
 the loss, in metrics or in gradients. It is done in the first two steps of a loop, as what is kept
-of another shard may tell only in the second, and in one of 512 later: 0.2 % of the time with one
-shard a worker.
+of another shard may tell only in the second, and in one of 1,024 later: 0.2 % of the time at most.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from unisono.train.run_context import RunContext
 from unisono.train.step import Step
 from unisono.world import World
 
-AT_FIRST, EVERY = 2, 512  # steps
+AT_FIRST, EVERY = 2, 1024  # steps
 _GRADIENT = "the gradient of `{}`"
 _MUST = "the loss function and the model must depend on the shard alone, but"
 _IN_TIME = (
