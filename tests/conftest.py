@@ -97,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compute on the CPU also where there are GPUs, and hear Ctrl-C also in the background."""
     if config.option.markexpr != "gpu":
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    if len(os.sched_getaffinity(0)) >= 4:  # a program that nobody launched says that it uses one
+        os.environ.setdefault("UNISONO_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So a shell starts what runs in its background; Ctrl-C is what many tests are about.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -35,6 +35,7 @@ DEFAULT_DEVICES_AT_MOST = 8
 WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 # How many workers each of several hosts has, where a launcher of ours is on each.
 HOSTS_VARIABLE = "UNISONO_HOSTS"
+THREADS_VARIABLE = "UNISONO_THREADS"
 
 NOBODY = "nobody"
 UNISONO = "unisono"
@@ -265,7 +266,7 @@ def threads_per_worker() -> int:
 
     The number changes the bits of a result, so it is never derived from the number of workers.
     """
-    return _number_of_at_least_1(os.environ, "UNISONO_THREADS")
+    return _number_of_at_least_1(os.environ, THREADS_VARIABLE)
 
 
 def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +25,13 @@ from unisono.train.order import facts_of_order, samples_seen
 from unisono.train.resume import resume
 from unisono.train.run_context import RunContext
 from unisono.workers.team import Team
-from unisono.world import threads_per_worker
+from unisono.world import THREADS_VARIABLE, threads_per_worker
 
 _TOO_SLOW = (
     "samples are not compared between the workers, as to read one takes more than 0.1 s; that all "
     "have the same data set is known by its length alone"
 )
+_MANY = 4  # cores, of which one is not enough
 _IN_EVAL = (
     "every layer of the model is in `eval()` mode and stays so: dropout is off, and BatchNorm uses "
     "its averages; to train as usual, call `model.train()` before"
@@ -63,9 +67,10 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         if run.checkpoints is not None:
             samples_seen(run, plan)
     _tell_unseeded(run)
-    is_over = run.is_ahead or run.is_over(plan.totals)
-    if not (is_over or any(module.training for module in run.kept.model.modules())):
-        run.say_once(_IN_EVAL)
+    if not (run.is_ahead or run.is_over(plan.totals)):
+        _tell_cores(run, plan.samples.shards)
+        if not any(module.training for module in run.kept.model.modules()):
+            run.say_once(_IN_EVAL)
     if not (run.options.exact or run.device.is_host):
         run.say_once(
             "`exact=False`: operations without a deterministic form are allowed on "
@@ -126,9 +131,28 @@ def _tell_unseeded(run: RunContext) -> None:
         f"covers training alone: write `torch.manual_seed({run.options.seed})` before the model "
         f"is made"
     )
-    if not notices():
-        notices().add(line)
+    if "unseeded" not in notices():
+        notices().add("unseeded")
         run.say(line)
+
+
+def _tell_cores(run: RunContext, num_shards: int) -> None:
+    """Say once that a program that nobody launched uses one core of many."""
+    num_cores = len(os.sched_getaffinity(0))
+    num_workers = min(num_cores, num_shards)
+    is_chosen = THREADS_VARIABLE in os.environ or not run.device.is_host
+    if not run.team.supervisor.is_alone or is_chosen or num_cores < _MANY or num_workers < 2:
+        return
+    if "cores" not in notices():
+        notices().add("cores")
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        with_all = f"unisono.launch(function, workers={num_workers})"
+        if file is not None:
+            with_all = f"unisono run -n {num_workers} {Path(file).name}"
+        run.say(
+            f"one thread computes, as in each worker, on a machine with {num_cores} cores: "
+            f"`{with_all}` uses {num_workers} of them and gives the same result"
+        )
 
 
 def _told_hosts(team: Team, num_shards: int) -> str:
