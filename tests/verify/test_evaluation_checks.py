@@ -11,6 +11,8 @@ from unisono.verify.trace import (
     TwoRuns,
 )
 
+GATHERED_COUNTS = Collective("all_gather", (2.0, 3.0, 1.0, 3.0))  # right, of so many
+GATHERED_CLASSES = Collective("all_gather", (3.0, 3.0, 3.0, 3.0, 3.0, 3.0))
 SUM_OF_COUNTS = Collective("all_reduce", (3.0, 6.0))
 
 
@@ -43,6 +45,9 @@ def verdicts(samples, calls=(), *, one=None, how="ended"):
         (("abc", "dea"), (SUM_OF_COUNTS,), "abcde", ("ok", "wrong")),
         (("abc", "dea"), (Collective("all_reduce", (5.0,)),), "abcde", ("ok", "ok")),  # masked
         (("abc", "dea"), (Collective("all_gather"),), "abcde", ("ok", "unknown")),  # maybe cut
+        (("abc", "de"), (SUM_OF_COUNTS,), "abcdef", ("wrong", "ok")),  # the last one is left out
+        (("abc", "dea"), (GATHERED_COUNTS,), "abcde", ("ok", "wrong")),
+        (("abc", "dea"), (GATHERED_CLASSES,), "abcde", ("ok", "unknown")),  # of each sample
     ],
 )
 def test_what_ranks_evaluate(samples, calls, one, expected):

@@ -122,3 +122,29 @@ def test_a_split_is_seen_in_what_the_model_is_given_too():
         for train, valid in (("a", "b"), ("b", "c"))
     ]
     assert verdicts(ranks)["split-differs"] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("given", "one", "how", "expected"),
+    [
+        (("ab", "cd"), "abcd", "ended", "ok"),
+        (("ab", "cd"), "abcde", "ended", "wrong"),
+        (("ab", "cx"), "abcde", "ended", "unknown"),  # they were changed on the way
+        (("ab", "cd"), "abcde", "stopped", "unknown"),
+    ],
+)
+def test_samples_that_no_loader_gives_are_counted_by_what_the_model_gets(given, one, how, expected):
+    def rank(rows):
+        micros = (Micro(tuple(rows), tuple(rows)),)
+        return RankTrace(steps=(OptimizerStep(micros=micros),), how=how)
+
+    assert verdicts(map(rank, given), rank(one))["samples-lost"] == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "of_one", "expected"), [((1, 1), 0, "wrong"), ((1, 0), 0, "ok"), ((1, 1), 1, "ok")]
+)
+def test_batches_that_ranks_leave_out_at_the_end(left, of_one, expected):
+    ranks = [trace(plan, num_left=n) for plan, n in zip(("abcd", "efgh"), left, strict=True)]
+    one = trace("abcdefgh", num_left=of_one)
+    assert verdicts(ranks, one)["samples-lost"] == expected

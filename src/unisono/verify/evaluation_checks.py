@@ -52,7 +52,14 @@ def _partial(check: str, evaluation: Evaluation) -> Finding:
     everything = {sample for rank in ranks for sample in rank.samples}
     of_one = set() if one is None else set(one.samples)
     largest, num_all = max(len(set(rank.samples)) for rank in ranks), len(of_one | everything)
-    if largest == num_all or any(rank.collectives for rank in ranks):
+    is_joint = any(rank.collectives for rank in ranks)
+    if is_joint and one is not None and one.is_finished and everything < of_one:
+        return wrong(
+            check,
+            f"Evaluation {at}: all ranks together see {len(everything)} of {num_all} samples.",
+            "Divide the set so that the last ranks get what is left, too.",
+        )
+    if largest == num_all or is_joint:
         told = "Each evaluation covers the whole set, or ranks put their results together."
         return ok(check, told)
     if not everything <= of_one:
@@ -83,6 +90,12 @@ def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
         )
     if not calls:
         return unknown(check, f"Evaluation {at}: ranks do not put their results together.")
+    if all(_tell_sizes(rank, ranks) for rank in ranks):
+        return wrong(
+            check,
+            f"Evaluation {at}: {num_twice} of {len(everything)} samples are computed twice, as "
+            f"each rank is given equally many, and count twice in what ranks gather.",
+        )
     if any(call.name not in _SUMS for call in calls):
         return unknown(
             check,
@@ -94,6 +107,24 @@ def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
         f"Evaluation {at}: {num_twice} of {len(everything)} samples are computed twice, as each "
         f"rank is given equally many, and count twice in what ranks add up.",
     )
+
+
+def _tell_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:
+    """Tell whether a rank gathers a few numbers of each, with that of its samples among them."""
+    sizes = [float(len(one.seen)) for one in ranks]
+    return any(
+        call.name not in _SUMS
+        and 0 < len(call.values) < sum(sizes)
+        and len(call.values) % len(ranks) == 0
+        and sizes in _columns(call.values, len(ranks))
+        for call in rank.collectives
+    )
+
+
+def _columns(values: Sequence[float], num_ranks: int) -> list[list[float]]:
+    """Give what ranks have told, each number of all ranks, from one rank after the other."""
+    each = len(values) // num_ranks
+    return [list(values[at::each]) for at in range(each)]
 
 
 def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> list[Finding]:

@@ -219,8 +219,17 @@ class _Reading:
                 order=event.get("order", ""),
                 is_sorted=event.get("is_sorted", False),
                 is_sliced=number in sliced,
+                num_left=self._num_left(number, epoch),
                 **self._trace.loaders[number]["facts"],
             )
+
+    def _num_left(self, loader: int, epoch: int) -> int:
+        """Count the batches at an iteration's end that nobody trained with, where it is over."""
+        kept = self._trace.epochs[loader, epoch].get("kept") or ()
+        places = [forward["at"] for forward in self._trained.values() if forward["at"] is not None]
+        trained = [batch for *place, batch in places if place == [loader, epoch]]
+        is_over = (loader, epoch + 1) in self._trace.epochs or self._trace.how == "ended"
+        return len(kept) - max(trained) - 1 if trained and is_over else 0
 
     def _roles(self) -> tuple[dict[int, str], set[int]]:
         """Say what loaders are used for, and of which batches only parts are trained with."""

@@ -80,6 +80,13 @@ def _samples_lost(seen: TwoRuns) -> Finding:
     """Do all ranks together read as many samples as one?"""
     check, evidence = "samples-lost", ""
     for ranks, one in seen.epochs("train"):
+        if one is not None and one.num_left < min(rank.num_left for rank in ranks):
+            return wrong(
+                check,
+                f"Epoch {one.epoch} of loader {one.loader}: ranks leave out its last "
+                f"{min(rank.num_left for rank in ranks)} batches, one rank {one.num_left}.",
+                "Let the loop end when the loader does.",
+            )
         plans = [rank.plan for rank in ranks if rank.plan is not None]
         if len(plans) < len(ranks) or one is None or one.plan is None:
             continue
@@ -98,6 +105,14 @@ def _samples_lost(seen: TwoRuns) -> Finding:
             return wrong(check, f"{told}: {len(alone) - len(together)} are left out.")
     if evidence:
         return ok(check, evidence)
+    if seen.one is not None and seen.ended and seen.one.how == "ended":
+        together = {row for rank in seen.ranks for step in rank.steps for row in step.rows}
+        alone = {row for step in seen.one.steps for row in step.rows}
+        if together and together < alone:
+            told = f"ranks train with {len(together)} samples, one rank with {len(alone)}"
+            return wrong(check, f"By the end {told}: {len(alone) - len(together)} are left out.")
+        if together and together == alone:
+            return ok(check, f"By the end ranks have trained with {len(together)}, as one rank.")
     return unknown(check, "Which samples an epoch has is not known: no DataLoader with a sampler.")
 
 

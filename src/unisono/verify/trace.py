@@ -88,6 +88,7 @@ class Iteration:
     order: str = ""  # a digest of its indices
     is_sorted: bool = False  # its indices ascend
     is_sliced: bool = False  # forward passes got only a part of each batch
+    num_left: int = 0  # batches at its end that nobody trained with, where it is over
     drop_last: bool = False  # of the loader
     replaces: bool = False  # likewise
     has_set_epoch: bool = False  # likewise
