@@ -84,6 +84,14 @@ def reach(roots: Mapping[str, Any]) -> Reached:
     return found
 
 
+def used_in(frame: types.FrameType) -> dict[str, Any]:
+    """Give what the code of a frame names, by name, as far as it is there already."""
+    there = {**frame.f_globals, **frame.f_locals}
+    code = frame.f_code
+    names = {*_names_in(code), *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    return {name: there[name] for name in sorted(names & there.keys())}
+
+
 def _defaults() -> dict[int, Any]:
     """Give the default generators, which are seeded in any case, by ``id``."""
     of_numpy: Any = np.random.mtrand._rand

@@ -173,3 +173,21 @@ def plain(model, batch):
 
 def train_all(names, **options):
     return [train(name, **options) for name in names]
+
+
+def own_loop(named):
+    """A loop of one's own that draws in its body, or in a function that it calls."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4, seed=1)
+    rng, generator = np.random.default_rng(3), torch.Generator()
+
+    def noisy(inputs):
+        return inputs + torch.randn(inputs.shape, generator=generator)
+
+    for step in run.steps(at_random(22, 8, 4, seed=3), batch_size=6, steps=7):
+        with step:
+            for inputs, labels in step.shards:
+                drawn = noisy(inputs) if named else inputs * rng.uniform()
+                step.backward(F.cross_entropy(model(drawn), labels))
+    return run.digest()

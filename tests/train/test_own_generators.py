@@ -58,6 +58,13 @@ def test_a_run_goes_on_with_others(tmp_path, alone):
     assert train_on(NAMES, tmp_path, 7) == alone
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_a_loop_of_ones_own_comes_to_the_same(named):
+    alone = drawing.own_loop(named)
+    assert unisono.launch(drawing.own_loop, named, workers=3) == [alone] * 3
+
+
 # What is found
 
 

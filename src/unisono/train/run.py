@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from unisono.errors import PeerLostError
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
+from unisono.reach import used_in
 from unisono.state.contents import check_contents
 from unisono.state.digest import digest_of
 from unisono.state.position import Position
@@ -277,7 +279,8 @@ class Run:
             collate_fn=collate_fn,
             pin_memory=pin_memory,
         )
-        return self.begin_loop(self.plan_loop(reading, epochs, steps))
+        plan = self.plan_loop(reading, epochs, steps)
+        return self.begin_loop(plan, named=used_in(sys._getframe(1)))
 
     def begin_loop(
         self,
@@ -285,6 +288,7 @@ class Run:
         observer: Observer | None = None,
         loss: Callable[[nn.Module, Any], Any] | None = None,
         functions: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
     ) -> Generator[Step, None, None]:
         """Begin a loop; see :meth:`steps`.
 
@@ -293,11 +297,13 @@ class Run:
             observer: follows the run from here on; None: whoever did before.
             loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
             functions: all of the program's that run in passes, as far as known.
+            named: what a loop of the program's own may use, by name.
         """
         every = self.context.options.every
         if plan.samples.is_endless and every is not None and every.epochs is not None:
             raise no_epochs("checkpoint_every")
         self.context.loss, self.context.functions = loss, functions
+        self.context.named = named or {}
         if observer is not None:
             self.context.observer = observer
         check_split_before(self.model, self.device)

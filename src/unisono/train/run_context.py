@@ -61,6 +61,7 @@ class RunContext:
     observer: Observer = field(default_factory=Observer)  # who follows the run now
     # computes a batch's loss; None in loops where the program does that
     loss: Callable[[nn.Module, Any], Any] | None = None
+    named: Mapping[str, Any] = field(default_factory=dict)  # what its own loop may use, by name
     functions: Sequence[Any] = ()  # what of the program runs in the loop's passes, as far as known
     engine: StepEngine | None = None  # computes the steps of the loop under way
     memory: RunMemory | None = None  # of the newest loop
@@ -83,6 +84,7 @@ class RunContext:
         kept = self.kept
         return {
             "loss": self.functions,
+            "loop": self.named,
             "model": kept.model,
             "optimizer": kept.optimizer,
             "on_gradients": self.options.on_gradients,
