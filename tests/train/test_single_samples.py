@@ -42,6 +42,19 @@ class Large(nn.Sequential):
         super().__init__(nn.Conv2d(2, 6, 1), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(24, 4))
 
 
+class Tokens(nn.Module):
+    """Normalizes all tokens of all samples as rows."""
+
+    data = DATA
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(8, 4)
+
+    def forward(self, inputs):
+        return self.head(self.norm(inputs.reshape(-1, 4)).reshape(-1, 8))
+
+
 def make(kind, shards=4, **options):
     torch.manual_seed(0)
     model = kind()
@@ -90,6 +103,8 @@ def test_it_is_refused_before_the_first_step_everywhere():
     ("kind", "how"),
     [
         (Large, {}),
+        (Tokens, {}),
+        (Tokens, {"shards": 8}),  # of which each batch has single samples
         (Flat, {"shards": 2}),
         (Flat, {"settle": True}),
         (Flat, {"epochs": None, "steps": 4}),  # the last batch does not come

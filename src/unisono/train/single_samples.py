@@ -16,9 +16,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.train.compiling import is_compiled
 from unisono.train.loop_plan import LoopPlan
+from unisono.training_progress import now
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def single_samples_refused(model: nn.Module, plan: LoopPlan, position: Position)
         if not is_compiled(model) and (where := _where(plan, position)):
             for module in model.modules():
                 if isinstance(module, _BatchNorm):
-                    look = _Look(where)
+                    look = _Look(where, plan.samples)
                     look.handle = module.register_forward_pre_hook(look)
                     stack.callback(look.handle.remove)
         yield
@@ -59,13 +61,16 @@ class _Look:
 
     handle: RemovableHandle
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, where: str, samples: SamplePlan) -> None:
+        self._where, self._samples = where, samples
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling() or not (module.training and args):
             return
-        if args[0].ndim < 2 or math.prod(args[0].shape[2:]) == 1:
+        _, _, batch, shard = now().at
+        num_samples = 0 if shard is None else self._samples.shard_size(batch, shard)
+        # More rows, as of the tokens or points of each sample, are more values per channel.
+        if len(args[0]) <= num_samples and math.prod(args[0].shape[2:]) == 1:
             raise ValueError(
                 f"BatchNorm must get more than one value per channel in training, but "
                 f"{self._where}, or put the layer into `eval()`."
