@@ -86,6 +86,19 @@ def takes_whole(directory: Path | None, files: Path, last: int = 12) -> str:
     return trainer.digest()
 
 
+def calls_often(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Call `fit` for each step: more loops than what is kept of them in memory."""
+    torch.manual_seed(13)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    trainer = unisono.Trainer(model, optimizer, cross_entropy, shards=4, directory=directory)
+    data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
+    for steps in range(1, last + 1):
+        trainer.fit(data, batch_size=8, steps=steps)
+        note(files, f"step {steps}", model, seen=trainer.evaluate(data, batch_size=8))
+    return trainer.digest()
+
+
 PROGRAMS = [unfreezes, breaks, takes_whole]
 
 

@@ -24,7 +24,13 @@ def undisturbed(program):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "workers"), [(phases.unfreezes, 2), (phases.breaks, 1), (phases.takes_whole, 3)]
+    ("program", "workers"),
+    [
+        (phases.unfreezes, 2),
+        (phases.breaks, 1),
+        (phases.takes_whole, 3),
+        (phases.calls_often, 2),
+    ],
 )
 def test_a_replacement_writes_what_was_there(program, workers, monkeypatch, tmp_path):
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=10")
