@@ -299,6 +299,13 @@ def test_a_schedule_that_counts_what_it_is_stepped_by_gets_none(name, capsys):
         (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 11), "step", "after 11 of 12 steps"),
         (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 2), "epoch", "after 2 of 3 epochs"),
         (
+            lambda o: lr_scheduler.ChainedScheduler(
+                [lr_scheduler.ConstantLR(o), lr_scheduler.OneCycleLR(o, 0.1, 11)]
+            ),
+            "step",
+            "after 11 of 12 steps",
+        ),
+        (
             lambda o: lr_scheduler.SequentialLR(
                 o,
                 [lr_scheduler.ConstantLR(o), lr_scheduler.OneCycleLR(o, 0.1, 9)],

@@ -111,14 +111,16 @@ class Schedule:
         scheduler = self._scheduler
         if scheduler is None or self.needs_validation:
             return ""
-        calls = scheduler.last_epoch + (num_epochs if self.counts_epochs else num_steps)
+        first = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
+        num_done = int(getattr(first, "last_epoch", 0))  # a chain does not count itself
+        calls = num_done + (num_epochs if self.counts_epochs else num_steps)
         last = _last_call(scheduler)
         if last is not None and calls > last:
             raise ValueError(
                 f"OneCycleLR must last as long as the run, but ends after {last} of {calls} "
                 f"{self._interval}s: make it with `total_steps` for all of them."
             )
-        if not self.counts_epochs or scheduler.last_epoch or not 0 < num_epochs < num_steps:
+        if not self.counts_epochs or num_done or not 0 < num_epochs < num_steps:
             return ""
         why = _counts_steps(scheduler, num_steps, num_epochs)
         return why and (
