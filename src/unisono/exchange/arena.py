@@ -3,8 +3,8 @@
 One memory per run. The slots of all shards are reserved, but only the slots of parts that somebody
 computes are ever written, and unwritten pages do not exist::
 
-    fixed │ parameters │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ counts │ marks
-    snapshots ×2 │ gradients 0 … S−1 │ sums
+    fixed │ parameters │ optimizer state │ whose │ buffers ×2 │ moved ×2 │ rows │ flags │ counts
+    marks │ snapshots ×2 │ gradients 0 … S−1 │ sums
 
 The first four, with the present copy of the buffers, are the whole state of a run: a snapshot is
 a copy of them (`unisono.checkpoint.places`). Every tensor starts at a multiple of 64 bytes, in its
@@ -126,6 +126,10 @@ class Plan:
         snapshot = sum(map(in_pages, state.values())) + self.blob_bytes
         sizes = state | {
             "other buffers": buffers,
+            "moved": size_of(self.fixed),
+            "other moved": size_of(self.fixed),
+            "moved flags": len(self.fixed) + 1,
+            "other moved flags": len(self.fixed) + 1,
             "rows": self.shards * ROW_BYTES,
             "flags": self.shards * (len(self.parameters) + 1),
             "counts": self.shards * ALIGNMENT_BYTES,
@@ -153,6 +157,9 @@ class Arena:
         parameters, fixed, states: regions of the plan.
         whose: which parameters have optimizer state: a byte for each, 1 for those.
         buffers: the model's buffers twice: those of this step and of the next.
+        moved: likewise the fixed parameters that passes move.
+        moved_flags: which ones they are, for each of both: a byte for each parameter, and
+            one that says whether the update has changed any.
         gradients: one region per shard; a part lies in the slot of its first shard.
         sums: of the parts, where workers tell each other.
         rows: per shard ``ROW_BYTES`` bytes for what it has to say about a step.
@@ -170,6 +177,13 @@ class Arena:
         self.states = self.region("states")
         self.whose = memory.view(starts["whose"], len(plan.parameters))
         self.buffers = tuple(Region(memory, starts[name], plan.buffers) for name in _BUFFERS)
+        self.moved = tuple(
+            Region(memory, starts[name], plan.fixed) for name in ("moved", "other moved")
+        )
+        self.moved_flags = tuple(
+            memory.view(starts[name], len(plan.fixed) + 1)
+            for name in ("moved flags", "other moved flags")
+        )
         self.gradients = tuple(
             Region(memory, starts[f"gradients {shard}"], plan.parameters)
             for shard in range(plan.shards)

@@ -14,6 +14,7 @@ import torch
 from unisono.device import Copies, Device, by_device
 from unisono.exchange.arena import Arena, Region, Slot, lay_out, size_of, spans_of
 from unisono.exchange.block import Span, private_bytes
+from unisono.exchange.moving import Moving
 from unisono.state.model_buffers import buffer_at, homes_of_buffers, lazy_homes
 
 
@@ -27,6 +28,7 @@ class Buffers:
         slots: the layout that the arena reserves, twice.
         now: which of the arena's two copies is the present one.
         is_kept_here: whether this worker has published those for the next step.
+        moving: parameters that live likewise; None: every one has an optimizer.
     """
 
     def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
@@ -40,6 +42,7 @@ class Buffers:
         self._values = BufferValues(self._tensors, self.slots, device, copies)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
         self.now, self.is_kept_here = 0, False
+        self.moving: Moving | None = None
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
@@ -70,9 +73,11 @@ class Buffers:
         self._values.unbind()
         self._shared = None
 
-    def begin(self) -> None:
-        """Start a step: every shard will start from the buffers as they are now."""
+    def begin(self, step: int) -> None:
+        """Start an update of a step: every shard will start from the buffers as they are now."""
         self._collect()
+        if self.moving is not None:
+            self.moving.begin(step)
         self.is_kept_here = False
         if self._shared is not None:
             self._values.save()
@@ -80,21 +85,32 @@ class Buffers:
     def restore(self) -> None:
         """Start a shard: the buffers are those that the step began with."""
         self._collect()
+        if self.moving is not None:
+            self.moving.restore()
         if self._shared is not None:
             self._values.restore()
 
     def keep(self) -> None:
         """Publish what the first non-empty shard left, for the next step."""
         self._collect()
+        self.is_kept_here = True
+        if self.moving is not None:
+            self.moving.keep(1 - self.now)
         if self._shared is not None:
             self._values.give(self._shared[1 - self.now])
-            self.is_kept_here = True
+
+    def settle(self) -> None:
+        """Let an update of whole parameters see what was kept of others."""
+        if self.moving is not None:
+            self.moving.commit(1 - self.now)
 
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
+        self.now = 1 - self.now
+        if self.moving is not None:
+            self.moving.commit(self.now)
         if self._shared is not None:
             self._collect()
-            self.now = 1 - self.now
             self._values.take(self._shared[self.now], are_here=self.is_kept_here)
 
     def values(self) -> dict[str, torch.Tensor]:

@@ -35,6 +35,7 @@ from unisono.exchange.division import Division
 from unisono.exchange.host_bucket import HostBucket, LaneMemory
 from unisono.exchange.host_lane import HostLane, Views, connect_lane
 from unisono.exchange.lane_turn import LaneTurn
+from unisono.exchange.moving import Moving
 from unisono.exchange.parts import presence
 from unisono.exchange.ready_buckets import ReadyBuckets
 from unisono.exchange.run_memory import RunMemory
@@ -46,7 +47,7 @@ from unisono.workers.team import StepBrokenError, Team
 
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
-_KEPT, _CHANGED = 1, 2  # buffers here; gradients that had been published
+_KEPT, _CHANGED, _MOVED = 1, 2, 4  # buffers; published gradients; fixed parameters
 _SLICE_BYTES = 1 << 19  # of a bucket, for each host
 _LOOK_EVERY_S = 0.05
 
@@ -74,7 +75,7 @@ class HostCrossing:
     _pipeline: BucketPipeline[HostLane]
     _turn: LaneTurn | None = None
     _num_turns = 0
-    _has_begun = _is_outdated = False
+    _has_begun = _is_outdated = _has_moved = False
     _kept_on: int | None = None
 
     def __init__(
@@ -207,6 +208,8 @@ class HostCrossing:
         team = self._team
         team.put_beside(b"".join(self._told()))
         mine = _KEPT * self._buffers.is_kept_here + _CHANGED * self.ready.is_outdated
+        moving = self._buffers.moving
+        mine += _MOVED * (moving is not None and moving.is_kept_here)
         votes = team.vote(mine, purpose)
         assert votes is not None, "where workers are on several hosts, a loss is an exception"
         for said in team.beside().values():
@@ -215,6 +218,7 @@ class HostCrossing:
         self._is_outdated = any(vote & _CHANGED for own in on_host for vote in own)
         kept = (host for host, own in enumerate(on_host) if any(vote & _KEPT for vote in own))
         self._kept_on = next(kept, None)
+        self._has_moved = any(vote & _MOVED for vote in votes.values())
 
     def finish(self) -> tuple[bool, ...]:
         """Wait for the sums of this worker's lane, and for buffers of other hosts.
@@ -327,6 +331,18 @@ class HostCrossing:
             region = self._arena.buffers[1 - self._buffers.now]
             num_bytes = region.everything().numel()
             self.send_from(self._kept_on, self._arena.memory.view(region.start, num_bytes))
+        if self._buffers.moving is not None and self._kept_on is not None:
+            self._send_moved(self._buffers.moving, self._kept_on)
+
+    def _send_moved(self, moving: Moving, host: int) -> None:
+        """Bring parameters that passes have moved likewise."""
+        copy = 1 - self._buffers.now
+        if self._has_moved:
+            self.send_from(host, moving.flags(copy))
+            for start, stop in moving.bytes_kept(copy):
+                self.send_from(host, self._arena.memory.view(start, stop - start))
+        elif self._team.host != host:
+            moving.flags(copy)[:] = bytes(len(moving.flags(copy)))
 
     def _check(self, failure: str) -> None:
         """Raise an error that says who was lost, or else what has failed."""

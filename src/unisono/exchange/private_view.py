@@ -112,7 +112,7 @@ class PrivateView:
 
     def names(self, ranges: Ranges) -> Iterator[str]:
         """Name the tensors there that are not the same in the shared memory."""
-        for name, (first, last) in self._places(ranges).items():
+        for name, (first, last) in self.places(ranges).items():
             if not torch.equal(self._bytes[first:last], self._there[first:last]):
                 yield name
 
@@ -124,7 +124,8 @@ class PrivateView:
             votes = team.vote(vote, purpose)
         return set(votes.values())
 
-    def _places(self, ranges: Ranges) -> dict[str, tuple[int, int]]:
+    def places(self, ranges: Ranges) -> dict[str, tuple[int, int]]:
+        """Name the tensors that have a part there, with their first byte and the one behind."""
         return {
             slot.name: (first, last)
             for start, region in zip(self.starts, self.regions, strict=True)
@@ -135,7 +136,7 @@ class PrivateView:
 
     def _tell_unlike(self, team: Team, changed: Ranges) -> None:
         """Name a tensor that the workers have not changed alike. Collective."""
-        hashes = {name: self._hash_of([at]) for name, at in self._places(changed).items()}
+        hashes = {name: self._hash_of([at]) for name, at in self.places(changed).items()}
         heard = team.gather(json.dumps(hashes).encode(), "changes between steps")
         said = {rank: json.loads(message) for rank, message in heard.items()}
         first = min(said)

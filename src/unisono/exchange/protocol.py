@@ -25,11 +25,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.device import Device, host
+from unisono.device import Device, host, on_host
 from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, StateKeys
+from unisono.exchange.moving import Moving, replace_data
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory, plan_of
@@ -97,7 +98,7 @@ class Exchange(ABC):
         named = named_parameters(model, optimizer)
         fixed = {name: named[name] for name in named if name not in updated}
         self.parameters, self.fixed = list(updated.values()), list(fixed.values())
-        self._all = [*self.parameters, *self.fixed]
+        self._all, self._names = [*self.parameters, *self.fixed], [*updated, *fixed]
         self.buffers = Buffers(model, self.device, self.copies)
         keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
@@ -118,6 +119,10 @@ class Exchange(ABC):
             raise
         self._bound = [parameter.data for parameter in self._all]
         self._addresses = list(map(torch.Tensor.data_ptr, self._bound))
+        if fixed:
+            self.buffers.moving = Moving(
+                fixed, self.memory.arena, self._fixed_values, self._fixed_suspects
+            )
         self.trust_leader()
         self.division = Division(team, shards)
         self._plan_sum()
@@ -236,17 +241,8 @@ class Exchange(ABC):
         """
         if list(map(torch.Tensor.data_ptr, self._all)) == self._addresses:
             return
-        for parameter, home in zip(self._all, self._bound, strict=True):
-            if parameter.data_ptr() != home.data_ptr():
-                if parameter.shape != home.shape or parameter.dtype != home.dtype:
-                    raise ValueError(
-                        f"a parameter must keep its shape and dtype while a loop is under way, but "
-                        f"one was {tuple(home.shape)} of {home.dtype} and is "
-                        f"{tuple(parameter.shape)} of {parameter.dtype}: change it between two "
-                        f"loops."
-                    )
-                home.copy_(parameter.data)
-                parameter.data = home
+        for name, parameter, home in zip(self._names, self._all, self._bound, strict=True):
+            replace_data(name, parameter, home)
 
     def changed_name(self) -> str:
         """Name a parameter that the program has changed since :meth:`take_changes`, if known."""
@@ -345,6 +341,14 @@ class Exchange(ABC):
     ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
         """List the optimizer state that is to lie in memory that all see; by default none does."""
         return [{} for _ in parameters], {}
+
+    def _fixed_values(self) -> Sequence[torch.Tensor]:
+        """Give the parameters without an optimizer, in memory of the host that they do not use."""
+        return [on_host(parameter.detach()).clone() for parameter in self.fixed]
+
+    def _fixed_suspects(self) -> Sequence[int]:
+        """Say which of them may have been changed since the loop began, by position."""
+        return range(len(self.fixed))
 
     @abstractmethod
     def _bind(self, keys: StateKeys, live: Live | None) -> None:

@@ -16,7 +16,7 @@ all and alone has their state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -80,6 +80,24 @@ class SharedExchange(Exchange):
         self._fixed_view.publish_changes(self._team, alone=alone)
         return super().save(facts, tensors, alone=alone)
 
+    def _fixed_values(self) -> Sequence[torch.Tensor]:
+        suspects, places = set(self._fixed_suspects()), self._places[len(self.parameters) :]
+        each = enumerate(zip(self.fixed, places, strict=True))
+        return [p.detach().clone() if n in suspects else there for n, (p, there) in each]
+
+    def _fixed_suspects(self) -> Sequence[int]:
+        places = self._fixed_view.places(self._fixed_view.changed())
+        return [n for n, name in enumerate(self._names[len(self.parameters) :]) if name in places]
+
+    def share(self, purpose: str) -> bool:
+        """See :class:`Exchange`."""
+        is_shared = super().share(purpose)
+        moving = self.buffers.moving
+        if is_shared and moving is not None and moving.flags(1 - self.buffers.now)[-1]:
+            self._fixed_view.forget_all()
+            moving.drop()
+        return is_shared
+
     @contextmanager
     def updating(self) -> Iterator[None]:
         """See :class:`Exchange`; parameters are those of the arena, not what the program sees."""
@@ -93,6 +111,10 @@ class SharedExchange(Exchange):
                 if parameter.data_ptr() != there.data_ptr():
                     there.copy_(parameter.data)  # the optimizer has replaced it
                 parameter.data = home
+            # Code around the optimizer's step may have changed others, here alone.
+            changed = self._fixed_view.publish_changes(self._team, alone=True)
+            if changed and self.buffers.moving is not None:
+                self.buffers.moving.flags(1 - self.buffers.now)[-1] = 1
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.state.contents import named_parameters, updated_parameters
+from unisono.state.contents import updated_parameters
 from unisono.step.placeholders import Placeholder, another_backward, refusal
 
 _VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
@@ -42,7 +42,6 @@ class BoundModel:
         fixed: Sequence[nn.Parameter],
     ) -> None:
         self._optimizer = optimizer
-        named = {id(p): name for name, p in named_parameters(model, optimizer).items()}
         updated = updated_parameters(model, optimizer)
         self._names, self._parameters = list(updated), list(updated.values())
         self._placeholders = [Placeholder(name, p) for name, p in updated.items()]
@@ -52,9 +51,8 @@ class BoundModel:
         self._where = self._everywhere[:0]
         self._num_steps = self._turn = 0
         self._all = [*updated.values(), *fixed]
-        self._all_names = [named[id(parameter)] for parameter in self._all]
         self._structure = Structure(model)
-        self._places = list(map(torch.Tensor.data_ptr, self._all))
+        self._places = list(map(torch.Tensor.data_ptr, self._parameters))
         self._num_groups = len(optimizer.param_groups)
         self.remember()
 
@@ -108,7 +106,7 @@ class BoundModel:
 
     def remember(self) -> None:
         """Note the parameters' versions, which most changes in place increment."""
-        self._versions = list(map(_VERSION, self._all))
+        self._versions = list(map(_VERSION, self._parameters))
 
     def check_passes(self) -> None:
         """Do the checks that are due once a worker's passes are done; raises RuntimeError."""
@@ -148,14 +146,16 @@ class BoundModel:
 
     def check_untouched(self) -> None:
         """Refuse to go on if a pass, or what is between passes and update, changed parameters."""
-        versions, places = map(_VERSION, self._all), map(torch.Tensor.data_ptr, self._all)
-        if list(versions) == self._versions and list(places) == self._places:
+        versions = list(map(_VERSION, self._parameters))
+        places = list(map(torch.Tensor.data_ptr, self._parameters))
+        if versions == self._versions and places == self._places:
             return
-        now = zip(map(_VERSION, self._all), map(torch.Tensor.data_ptr, self._all), strict=True)
-        before = zip(self._versions, self._places, strict=True)
-        raise changed_in_a_pass(
-            next(n for n, a, b in zip(self._all_names, now, before, strict=True) if a != b)
+        now, before = (
+            zip(versions, places, strict=True),
+            zip(self._versions, self._places, strict=True),
         )
+        each = zip(self._names, now, before, strict=True)
+        raise changed_in_a_pass(next(name for name, here, there in each if here != there))
 
 
 def changed_in_a_pass(name: str) -> RuntimeError:

@@ -50,6 +50,7 @@ class ClosureEngine(StepEngine):
         noted = [value.detach().clone() for value in values]
         self._num_evaluations = 0
         self.passes.seed("update")
+        self.exchange.buffers.settle()
         try:
             optimizer.step(self._closure)
         except NonFiniteLossError:

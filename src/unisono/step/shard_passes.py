@@ -75,7 +75,7 @@ class ShardPasses:
         """
         self._step, self._first_shard, self._turn = step, first_shard, turn
         self._others = [self._exchange.parameters[index] for index in others]
-        self._exchange.buffers.begin()
+        self._exchange.buffers.begin(step)
         self.stack.discard()
 
     def seed(self, stream: str, again: int = 0) -> None:

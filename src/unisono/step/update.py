@@ -236,6 +236,7 @@ class WholeUpdate:
         if not self._acts:
             pass_for_stepped(self._optimizer)  # elsewhere it has
             return
+        self._exchange.buffers.settle()
         # Now: where a worker was lost while all added up, the sums of those left lie elsewhere.
         sums = self._exchange.whole
         for index, parameter in self._parameters.items():

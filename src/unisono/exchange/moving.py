@@ -1,0 +1,177 @@
+"""Parameters that no optimizer of the run updates and that passes move: they live as buffers do.
+
+The key encoder of MoCo, say, which its forward pass moves after the one that is trained. Each shard
+starts from what the step began with, and what the first shard with samples leaves is kept. Which
+parameters these are is seen in the first steps of a loop; frozen ones cost nothing after that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from unisono.exchange.arena import Arena
+
+_VERSION = operator.attrgetter("_version")
+_LOOKED_AT_FIRST, _LOOKED_EVERY = 2, 64  # steps
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Moving:
+    """Of one loop's parameters without an optimizer, those that move. Final.
+
+    Args:
+        fixed: those parameters, by name, with memory that they keep.
+        arena: has room for what is kept, twice.
+        origin: gives what they are now, in memory that passes do not change.
+        suspects: says which of them, by position, may have been changed since the loop began.
+
+    Attributes:
+        is_kept_here: whether this worker has kept some that have moved in this step.
+    """
+
+    def __init__(
+        self,
+        fixed: Mapping[str, nn.Parameter],
+        arena: Arena,
+        origin: Callable[[], Tensors],
+        suspects: Callable[[], Sequence[int]],
+    ) -> None:
+        self._names, self._fixed = list(fixed), list(fixed.values())
+        self._homes = [parameter.data for parameter in self._fixed]
+        self._origin_now, self._suspects = origin, suspects
+        self._regions, self._flags = arena.moved, arena.moved_flags
+        self._starts: dict[int, torch.Tensor] = {}  # of those that move
+        self._origin: Tensors = ()
+        self._known: set[int] = set()  # what was suspect before a pass
+        self._seen = self._now()
+        self._step, self._num_steps = -1, 0
+        self._is_noted = self._is_looked_at = self.is_kept_here = self._is_done = False
+
+    def begin(self, step: int) -> None:
+        """Start an update of a step: the next shard starts from what they are then."""
+        self._is_noted = self.is_kept_here = self._is_done = False
+        if step != self._step:
+            self._step, self._num_steps = step, self._num_steps + 1
+
+    def restore(self) -> None:
+        """Start a shard: they are what the update began with."""
+        if self._is_noted:
+            self._look()
+            self._put_back(self._starts)
+        else:
+            self._is_noted = True
+            for index, start in self._starts.items():
+                start.copy_(self._homes[index])
+            is_early = self._num_steps <= _LOOKED_AT_FIRST
+            self._is_looked_at = is_early or self._step % _LOOKED_EVERY == 0
+            self._origin = self._origin_now() if is_early else ()
+            if self._is_looked_at:
+                self._known = set(self._suspects())
+        self._seen = self._now()
+
+    def _look(self) -> None:
+        """Find those that the passes before have moved, whatever way they take.
+
+        Raises:
+            RuntimeError: one has not moved in the first steps, so that it is not known any more
+                what the step began with.
+        """
+        now, moved = self._now(), set[int]()
+        if now != self._seen:
+            pairs = zip(now, self._seen, strict=True)
+            changed = [n for n, (here, before) in enumerate(pairs) if here != before]
+            moved = {n % len(self._fixed) for n in changed}
+            for index in moved:
+                replace_data(self._names[index], self._fixed[index], self._homes[index])
+            self._seen = self._now()
+        if self._is_looked_at:  # once a step
+            self._is_looked_at = False
+            suspects = set(self._suspects())
+            if not self._origin:
+                moved |= suspects - self._known
+            else:
+                moved |= {n for n in suspects if not self._is_as_before(n)}
+        for index in moved - self._starts.keys():
+            if not self._origin:
+                raise RuntimeError(
+                    f"what passes change of parameters without an optimizer must change from the "
+                    f"first step of a loop, but `{self._names[index]}` was changed for the first "
+                    f"time in step {self._step}: change it between two steps, or make it a buffer "
+                    f"(`register_buffer`)."
+                )
+            home = self._homes[index]
+            self._starts[index] = torch.empty_like(home).copy_(self._origin[index])
+
+    def keep(self, copy: int) -> None:
+        """Publish what the first non-empty shard has left, as one of the arena's copies."""
+        self._look()
+        self._flags[copy][:] = bytes(len(self._fixed) + 1)
+        for index in self._starts:
+            self._regions[copy].tensor(index).copy_(self._homes[index])
+            self._flags[copy][index] = 1
+            self.is_kept_here = True
+
+    def commit(self, copy: int) -> None:
+        """Finish the passes of an update: they are those that were kept."""
+        if self._is_done:
+            return
+        if self._is_noted:
+            self._look()
+            self._put_back(self._starts)
+        self._is_done, self._origin = True, ()
+        flags = bytes(self._flags[copy])[:-1]
+        for index, is_kept in enumerate(flags):
+            if is_kept:
+                home = self._homes[index]
+                home.copy_(self._regions[copy].tensor(index))
+                self._starts.setdefault(index, torch.empty_like(home))
+
+    def drop(self) -> None:
+        """Do without what passes have left here, as what is to be kept is known already."""
+        self._is_done = True
+        for parameter, home in zip(self._fixed, self._homes, strict=True):
+            parameter.data = home
+
+    def flags(self, copy: int) -> memoryview:
+        """View which parameters a copy has: a byte for each, 1 for those, and see the arena."""
+        return self._flags[copy]
+
+    def bytes_kept(self, copy: int) -> list[tuple[int, int]]:
+        """Say where a copy has values: bytes (start, stop) of the arena."""
+        region = self._regions[copy]
+        slots = zip(region.slots, bytes(self._flags[copy]), strict=False)
+        return [(region.start + one.offset, region.start + one.end) for one, kept in slots if kept]
+
+    def _now(self) -> list[int]:
+        return [*map(_VERSION, self._fixed), *map(torch.Tensor.data_ptr, self._fixed)]
+
+    def _is_as_before(self, index: int) -> bool:
+        here = self._homes[index]
+        return torch.equal(here, self._origin[index].to(here.device))
+
+    def _put_back(self, values: Mapping[int, torch.Tensor]) -> None:
+        for index, value in values.items():
+            self._homes[index].copy_(value)
+
+
+def replace_data(name: str, parameter: nn.Parameter, home: torch.Tensor) -> None:
+    """Take over the ``.data`` that a program has given a parameter, into memory that it keeps.
+
+    Raises:
+        ValueError: it has another shape or dtype.
+    """
+    if parameter.data_ptr() == home.data_ptr():
+        return
+    if parameter.shape != home.shape or parameter.dtype != home.dtype:
+        raise ValueError(
+            f"a parameter must keep its shape and dtype while a loop is under way, but "
+            f"`{name}` was {tuple(home.shape)} of {home.dtype} and is {tuple(parameter.shape)} of "
+            f"{parameter.dtype}: change it between two loops."
+        )
+    home.copy_(parameter.data)
+    parameter.data = home
