@@ -3,6 +3,8 @@
 import copy
 import functools
 import itertools
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -172,6 +174,41 @@ STATE = [momentum_halved, momentum_replaced, state_forgotten, state_loaded]
 TARGETS = [averaged_without_gradients, averaged_in_data, averaged_by_numpy]
 
 
+class Moved(Twins):
+    """Moves its slow net in each forward pass, as MoCo does."""
+
+    def forward(self, inputs):
+        if self.training:
+            averaged_in_data(self, None)
+        return super().forward(inputs)
+
+
+class MovedNowAndThen(Twins):
+    """The same in place, for some batches."""
+
+    def forward(self, inputs):
+        if self.training and inputs[0, 0] > 0:
+            for target, online in self.pairs():
+                target.data.mul_(0.8).add_(online.data, alpha=0.2)
+        return super().forward(inputs)
+
+
+def nothing(*_):
+    pass
+
+
+def moved_by_a_hook(device):
+    """An optimizer's hook moves what passes move, too."""
+    trainer = make(Moved, device=device)
+
+    def hook(optimizer, args, kwargs):
+        averaged_without_gradients(trainer.run.model, optimizer)
+
+    trainer.run.optimizer.register_step_post_hook(hook)
+    trainer.fit(data(), batch_size=10, steps=4)
+    return trainer.digest()
+
+
 def digests(device="cpu"):
     install(device)
     ways = itertools.cycle((by_callback, by_loop))
@@ -179,6 +216,11 @@ def digests(device="cpu"):
     found |= {each.__name__: next(ways)(each, device, model=Twins) for each in TARGETS}
     found["whole"] = by_callback(clipped_anew, device, optimizer=Langevin)
     found["hook"] = noise_on_gradients(device)
+    found["moved"] = by_loop(nothing, device, model=Moved)
+    found["moved now and then"] = by_callback(nothing, device, model=MovedNowAndThen)
+    found["moved twice"] = by_callback(averaged_by_numpy, device, model=Moved)
+    found["moved, whole"] = by_callback(nothing, device, model=Moved, optimizer=Langevin)
+    found["moved by a hook"] = moved_by_a_hook(device)
     return found
 
 
@@ -208,7 +250,7 @@ def drawn_without_a_seed(model, _):
 
 def by_rank(_, optimizer):
     for state in optimizer.state.values():
-        state["exp_avg"].mul_(1 - 0.1 * unisono.world().rank)
+        state["exp_avg"].mul_(0.9 - 0.1 * unisono.world().rank)
 
 
 def on_one_rank(model, _):
@@ -259,3 +301,84 @@ def test_passes_that_change_trained_parameters_are_refused(change, workers):
 
     with pytest.raises(RuntimeError, match=r"passes must leave .* but `2\.weight` was changed"):
         train() if workers is None else unisono.launch(train, workers=workers)
+
+
+def test_what_passes_move_has_the_bits_of_a_plain_loop():
+    ours, plain, batches = make(Moved, SGD, lambda *_: None).run.model, Moved(), []
+    plain.load_state_dict(ours.state_dict())
+    run = unisono.Run(ours, SGD(ours.net.parameters(), lr=0.1), shards=1)
+    for step in run.steps(data(), batch_size=10, steps=4):
+        with step:
+            for batch in step.shards:
+                batches.append(batch)
+                step.backward(loss_of(ours, batch))
+    optimizer = SGD(plain.net.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_of(plain, batch).backward()
+        optimizer.step()
+    for here, there in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("change", [in_data, anew, by_version])
+def test_what_passes_move_late_is_refused(change):
+    def loss(model, batch):
+        if unisono.progress().step >= 4:
+            change(model.target[2].weight)
+        return loss_of(model, batch)
+
+    with pytest.raises(RuntimeError, match=r"`target\.2\.weight` was first seen to change in step"):
+        make(Twins, SGD, loss).fit(data(), batch_size=10, steps=66)
+
+
+class Killed(Between):
+    """Kills a worker once, behind or before a change."""
+
+    def __init__(self, change, rank, mark, *, is_changed):
+        super().__init__(change)
+        self.rank, self.mark, self.is_changed = rank, mark, is_changed
+
+    def on_step_end(self, fit, step):
+        if self.is_changed:
+            self.change(fit.model, fit.optimizer)
+        if step.number == 2 and unisono.world().rank == self.rank and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not self.is_changed:
+            self.change(fit.model, fit.optimizer)
+
+
+KILLED = [
+    (clipped_anew, {}),
+    (momentum_halved, {}),
+    (averaged_in_data, {"model": Moved}),
+    (noisy, {"optimizer": Langevin}),
+]
+
+
+def with_a_kill(program, rank, mark, directory):
+    change, options = KILLED[program]
+    killed = Killed(change, rank, mark, is_changed=program % 2 == 0)
+    trainer = make(callbacks=[killed], directory=directory, **options)
+    trainer.fit(data(), batch_size=10, steps=5)
+    return trainer.digest()
+
+
+def gone_on(program, directory):
+    change, options = KILLED[program]
+    trainer = make(callbacks=[Between(change)], directory=directory, **options)
+    trainer.fit(data(), batch_size=10, steps=7)
+    return trainer.digest()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("program", range(len(KILLED)))
+def test_kills_and_resumes_change_nothing_of_it(tmp_path, program, rank):
+    mark, kept = tmp_path / "killed", tmp_path / "run"
+    expected = {with_a_kill(program, -1, mark, None)}
+    assert set(unisono.launch(with_a_kill, program, rank, mark, kept, workers=3)) == expected
+    assert mark.exists()
+    if rank == 1:
+        resumed = unisono.launch(gone_on, program, kept, workers=2)
+        assert set(resumed) == {gone_on(program, None)}

@@ -47,10 +47,10 @@ class Moving:
         self._regions, self._flags = arena.moved, arena.moved_flags
         self._starts: dict[int, torch.Tensor] = {}  # of those that move
         self._origin: Tensors = ()
-        self._known: set[int] = set()  # what was suspect before a pass
+        self._sums: dict[int, float] = {}  # before a pass, where that is compared
         self._seen = self._now()
         self._step, self._num_steps = -1, 0
-        self._is_noted = self._is_looked_at = self.is_kept_here = self._is_done = False
+        self._is_noted = self.is_kept_here = self._is_done = False
 
     def begin(self, step: int) -> None:
         """Start an update of a step: the next shard starts from what they are then."""
@@ -68,10 +68,11 @@ class Moving:
             for index, start in self._starts.items():
                 start.copy_(self._homes[index])
             is_early = self._num_steps <= _LOOKED_AT_FIRST
-            self._is_looked_at = is_early or self._step % _LOOKED_EVERY == 0
             self._origin = self._origin_now() if is_early else ()
-            if self._is_looked_at:
-                self._known = set(self._suspects())
+            self._sums = {}
+            if not is_early and self._step % _LOOKED_EVERY == 0:
+                still = set(self._suspects()) - self._starts.keys()
+                self._sums = {index: self._sum(index) for index in still}
         self._seen = self._now()
 
     def _look(self) -> None:
@@ -89,19 +90,19 @@ class Moving:
             for index in moved:
                 replace_data(self._names[index], self._fixed[index], self._homes[index])
             self._seen = self._now()
-        if self._is_looked_at:  # once a step
-            self._is_looked_at = False
-            suspects = set(self._suspects())
-            if not self._origin:
-                moved |= suspects - self._known
-            else:
-                moved |= {n for n in suspects if not self._is_as_before(n)}
+        if self._origin:
+            still = set(self._suspects()) - self._starts.keys()
+            moved |= {index for index in still if not self._is_as_before(index)}
+        for index, before in self._sums.items():
+            if self._sum(index) != before:
+                moved.add(index)
+        self._sums = {}  # once a step
         for index in moved - self._starts.keys():
             if not self._origin:
                 raise RuntimeError(
                     f"what passes change of parameters without an optimizer must change from the "
-                    f"first step of a loop, but `{self._names[index]}` was changed for the first "
-                    f"time in step {self._step}: change it between two steps, or make it a buffer "
+                    f"first step of a loop, but `{self._names[index]}` was first seen to change "
+                    f"in step {self._step}: change it between two steps, or make it a buffer "
                     f"(`register_buffer`)."
                 )
             home = self._homes[index]
@@ -153,6 +154,10 @@ class Moving:
     def _is_as_before(self, index: int) -> bool:
         here = self._homes[index]
         return torch.equal(here, self._origin[index].to(here.device))
+
+    def _sum(self, index: int) -> float:
+        # A sign that something has changed, which takes no memory.
+        return float(torch.sum(self._homes[index].detach(), dtype=torch.float64))
 
     def _put_back(self, values: Mapping[int, torch.Tensor]) -> None:
         for index, value in values.items():
