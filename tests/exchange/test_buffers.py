@@ -29,7 +29,7 @@ def bound(model):
 
 
 def step(model, buffers, *, keeps=True):
-    buffers.begin()
+    buffers.begin(0)
     buffers.restore()
     model(torch.zeros(1))
     if keeps:
