@@ -252,6 +252,10 @@ class Exchange(ABC):
         """Let an optimizer update whole parameters inside the block, for all who share them."""
         return nullcontext()
 
+    def take_fixed(self) -> None:
+        """See what a whole update elsewhere has changed of parameters without an optimizer."""
+        return
+
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:

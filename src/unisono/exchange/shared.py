@@ -89,14 +89,12 @@ class SharedExchange(Exchange):
         places = self._fixed_view.places(self._fixed_view.changed())
         return [n for n, name in enumerate(self._names[len(self.parameters) :]) if name in places]
 
-    def share(self, purpose: str) -> bool:
+    def take_fixed(self) -> None:
         """See :class:`Exchange`."""
-        is_shared = super().share(purpose)
         moving = self.buffers.moving
-        if is_shared and moving is not None and moving.flags(1 - self.buffers.now)[-1]:
+        if moving is not None and moving.flags(1 - self.buffers.now)[-1]:
             self._fixed_view.forget_all()
             moving.drop()
-        return is_shared
 
     @contextmanager
     def updating(self) -> Iterator[None]:

@@ -249,4 +249,5 @@ class WholeUpdate:
                 parameter.grad = None
 
     def commit(self) -> None:
-        """Nothing remains to be done once everybody has updated."""
+        """See all that the update has changed."""
+        self._exchange.take_fixed()
