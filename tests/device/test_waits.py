@@ -7,6 +7,7 @@ import torch
 from tests.accelerator import sim
 from tests.chaos.exchanges import ACCELERATED, skip_without
 from tests.device import unusual, waits
+from tests.once import computed_once
 
 import unisono
 from unisono.device import Device
@@ -76,6 +77,7 @@ def test_memory_that_is_copied_is_not_given_to_others(accelerator):
     assert host.all()
 
 
+@computed_once()
 def test_nothing_is_under_way_when_a_loop_fails(accelerator):
     def loss(model, batch):
         if len(calls) == 2:

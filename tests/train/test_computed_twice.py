@@ -13,6 +13,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from tests.classified import by_sign, cross_entropy
 from tests.once import computed_once
 from torch import nn
@@ -287,6 +288,18 @@ def test_features_that_differ_are_refused():
 
     with pytest.raises(RuntimeError, match=r"computed twice, .*, result 0 is another one"):
         train(lambda model, outputs: outputs.pow(2).mean(), net(), embed=embed)
+
+
+def test_metrics_count_each_shard_once():
+    metric = torchmetrics.MeanMetric()
+
+    def loss(model, batch):
+        value = cross_entropy(model, batch)
+        metric.update(value)
+        return value
+
+    train(loss, net())
+    assert metric._update_count == 8
 
 
 def own_loop(model, steps=3):

@@ -224,7 +224,10 @@ class ComputedTwice:
             again: computes the same once more, maybe within a context.
         """
         self._check_kept(first, again)
-        differs = next((name for name in rehearsed if rehearsed[name] != counted.get(name)), None)
+        both = rehearsed.keys() & counted.keys()
+        differs = next(
+            (name for name in rehearsed if name in both and rehearsed[name] != counted[name]), None
+        )
         if differs is None:
             return
         if again() == counted and again(as_another_worker(self._run.team.world)) != counted:
