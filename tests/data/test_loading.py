@@ -505,7 +505,7 @@ def test_a_loader_process_that_is_killed_while_it_writes_is_explained():
 def test_loader_processes_end_when_the_loop_is_left():
     trainer = augmenting.make()
     before = multiprocessing.active_children()
-    for step in trainer.run.steps(augmenting.Noisy(), batch_size=6, epochs=1, loader_workers=2):
+    for step in trainer.run.steps(augmenting.Noisy(), batch_size=6, steps=2, loader_workers=2):
         with step:
             for batch in step.shards:
                 step.backward(augmenting.loss_of(trainer.run.model, batch))

@@ -53,8 +53,10 @@ class Turned(Stream):
             yield self.listed[(place + 7 * self.epoch) % N]
 
 
-def train(dataset, loader_workers=0, *, steps=12, validate=None, **options):
+def train(dataset, loader_workers=0, *, steps=12, validate=None, in_eval=False, **options):
     trainer = augmenting.make(**options)
+    if in_eval:  # so that BatchNorm takes single samples
+        trainer.run.model.eval()
     totals = {"batch_size": augmenting.BATCH_SIZE, "steps": steps}
     shuffle = None if isinstance(dataset, IterableDataset) else False
     summary = trainer.fit(
@@ -195,7 +197,7 @@ def test_a_part_of_another_length_is_refused(tmp_path):
     with pytest.raises(unisono.LoadingError, match=r"16 of shard 0 of 3, but after 15 it ends"):
         train(Dealt(tmp_path / "lines", gives=45))
     with pytest.raises(unisono.LoadingError, match=r"15 of shard 0 of 3, but after 15 it goes on"):
-        train(Dealt(tmp_path / "lines", length=44))
+        train(Dealt(tmp_path / "lines", length=44), in_eval=True)
     assert augmenting.make(shards=1).fit(Numbered(), batch_size=10, steps=1).steps == 1
 
 
@@ -243,7 +245,7 @@ def test_a_run_resumes_in_the_midst_of_an_epoch_of_a_stream(stream, tmp_path):
 )
 def test_a_stream_of_another_length_is_refused(tmp_path, length, message, loader_workers):
     with pytest.raises(unisono.LoadingError, match=message):
-        train(Stream(tmp_path / "lines", length=length), loader_workers)
+        train(Stream(tmp_path / "lines", length=length), loader_workers, in_eval=True)
 
 
 @pytest.mark.parametrize("loader_workers", [0, 1])

@@ -212,11 +212,11 @@ def test_two_that_take_turns_agree_on_one_two_and_four_workers():
             assert results == alone
 
 
-def digest_on_one_rank():
+def predict_on_one_rank():
     trainer = make()
     trainer.fit(data(), batch_size=10, steps=2)
     if unisono.world().rank == 0:
-        trainer.digest()
+        trainer.predict(data(), batch_size=10)
     trainer.evaluate(data(), batch_size=10)
 
 
@@ -238,8 +238,8 @@ def test_another_model_that_differs_between_workers_is_refused(use):
 
 
 def test_a_call_on_one_rank_alone_is_named_on_both_sides():
-    with pytest.raises(unisono.MismatchError, match=r"came to `(digest|evaluate)` and rank"):
-        unisono.launch(digest_on_one_rank, workers=2)
+    with pytest.raises(unisono.MismatchError, match=r"came to `(predict|evaluate)[^`]*` and rank"):
+        unisono.launch(predict_on_one_rank, workers=2)
 
 
 def loop(trainer, after, steps=3, loss=loss_of):
