@@ -19,6 +19,13 @@ from unisono.exchange.nccl_communicator import NcclCommunicator
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def settings_are_there(monkeypatch):
+    """Workers are threads here, and C libraries read the environment without Python's lock."""
+    for name, value in nccl_communicator._ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
 def num_guards():
     return sum(thread.name == "unisono-guard" for thread in threading.enumerate())
 
@@ -38,7 +45,7 @@ def all_to_all(team, communicator, device):
     return received.tolist()
 
 
-def test_bytes_come_from_all(accelerator, control_of):  # noqa: F811
+def test_bytes_come_from_all(settings_are_there, accelerator, control_of):  # noqa: F811
     def work(team):
         communicator, device = communicator_of(team)
         seen = [all_to_all(team, communicator, device) for _ in range(3)]
@@ -58,7 +65,7 @@ def test_bytes_come_from_all(accelerator, control_of):  # noqa: F811
     assert num_guards() == 0
 
 
-def test_a_lost_worker_holds_nobody_up(accelerator, control_of):  # noqa: F811
+def test_a_lost_worker_holds_nobody_up(settings_are_there, accelerator, control_of):  # noqa: F811
     def work(team):
         communicator, device = communicator_of(team)
         seen = all_to_all(team, communicator, device)
@@ -79,7 +86,11 @@ def test_a_lost_worker_holds_nobody_up(accelerator, control_of):  # noqa: F811
     assert results == dict.fromkeys((0, 2), ([0, 1, 2], [0, 1]))
 
 
-def test_a_worker_that_is_lost_while_all_connect_holds_nobody_up(accelerator, control_of):  # noqa: F811
+def test_a_worker_that_is_lost_while_all_connect_holds_nobody_up(
+    settings_are_there,
+    accelerator,
+    control_of,  # noqa: F811
+):
     def work(team):
         try:
             communicator, device = communicator_of(team)

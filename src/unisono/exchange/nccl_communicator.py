@@ -174,8 +174,10 @@ class _Environment:
     def __enter__(self) -> None:
         with self._lock:
             if not self._num_users:
-                self._before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-                os.environ.update(_ENVIRONMENT)
+                for name, value in _ENVIRONMENT.items():
+                    # Not without need: a library's thread may read the environment meanwhile.
+                    if (before := os.environ.get(name)) != value:
+                        self._before[name], os.environ[name] = before, value
             self._num_users += 1
 
     def __exit__(self, *_: object) -> None:
@@ -188,6 +190,7 @@ class _Environment:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+            self._before.clear()
 
 
 @contextmanager
