@@ -35,7 +35,6 @@ class Recorder:
     def __init__(self, faults: Any, path: Path | None) -> None:
         self._faults = faults
         self._step = -1
-        self._num_notes = 0
         self._file: mmap.mmap | None = None
         if path is not None:
             beside = path.with_suffix(".new")
@@ -58,8 +57,9 @@ class Recorder:
 
     def note(self, phase: str) -> None:
         if self._file is not None:
-            self._num_notes += 1
-            _PLACE.pack_into(self._file, 0, phase.encode(), self._step, self._num_notes)
+            # counted in the file alone, as a number kept here would go on from pass to pass
+            *_, num_notes = _PLACE.unpack_from(self._file)
+            _PLACE.pack_into(self._file, 0, phase.encode(), self._step, num_notes + 1)
 
 
 def read_phase(folder: Path, pid: int) -> tuple[str, int]:
