@@ -317,7 +317,7 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_is_there(started, tmp_path,
         "goes on, the next one is tried",
         told,
     )
-    assert steps_kept(tmp_path) == [24, 12, 8]  # after three calls of `fit`, and every 8
+    assert steps_kept(tmp_path) == [24, 12, 8, 6]  # after three calls of `fit`, and every 8
     assert all(result == undisturbed() for result in job.results)
 
 
