@@ -187,7 +187,7 @@ def train_and_die(directory, dying):
             file.write(b".")
             number = file.tell() - 1
         if number in dying:
-            path.with_name(f".{path.name}.{os.getpid()}.part").write_bytes(b"half")
+            path.with_name(f".{path.name}.part").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
         save(model, path)
 
