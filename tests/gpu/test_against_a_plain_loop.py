@@ -17,6 +17,7 @@ from tests.gpu.loops import (
     unisono_loop,
     weights_of,
 )
+from tests.once import computed_once
 
 import unisono
 
@@ -203,6 +204,7 @@ def test_a_loss_that_is_not_a_number_changes_no_parameter(device):
 
 
 @pytest.mark.on_the_cpu_too
+@computed_once()
 def test_settings_of_torch_are_put_back(device):
     before = settings()
     inside = []

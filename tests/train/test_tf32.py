@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from tests.once import computed_once
 
 import unisono
 from unisono.train.tf32 import tf32_switched
@@ -75,6 +76,7 @@ def compute(tf32):
     return trainer.digest(), trainer.run.fixed, set(seen)
 
 
+@computed_once()
 def test_a_run_computes_with_them_and_on_the_cpu_they_change_nothing():
     before = switches()
     digest, fixed, seen = compute(None)

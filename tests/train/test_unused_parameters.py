@@ -21,8 +21,10 @@ class Net(nn.Module):
         self.uses_forgotten_in, self.calls = uses_forgotten_in, 0
 
     def forward(self, x):
-        self.calls += 1
         x = self.used(x)
+        if self.uses_forgotten_in is None:
+            return x
+        self.calls += 1
         return self.forgotten(x) if self.calls == self.uses_forgotten_in else x
 
 
