@@ -36,7 +36,7 @@ def of_four_cores():
 @pytest.mark.parametrize("use", ["fit", "steps"])
 def test_one_line_names_the_command_that_uses_all_cores(use, monkeypatch, capsys):
     monkeypatch.delenv("UNISONO_THREADS", raising=False)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False)
     for cores, shards, count in ((16, 8, 1), (4, 8, 1), (2, 8, 0), (16, 1, 0)):
         notices().clear()
         monkeypatch.setattr("os.sched_getaffinity", lambda _, n=cores: set(range(n)))

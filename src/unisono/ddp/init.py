@@ -46,7 +46,7 @@ from unisono.workers.interfaces import interface_here
 from unisono.workers.launcher_messages import IN_INIT, MakesGroup
 from unisono.workers.rendezvous import RankPlaces, prefixed
 from unisono.workers.waiting import ShownWait
-from unisono.world import World, workers_per_gpu, world
+from unisono.world import World, workers_per_gpu
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -215,7 +215,7 @@ def init(
             "`unisono.init` must be called once before the program ends its process group, but "
             "there is one already: use what the first call returned, and close it before the next."
         )
-    place = world()
+    place = context().world
     timeout_s = GROUP.in_s() if timeout_s is None else timeout_s
     with closing(ShownWait()) as shown:
         if place.world_size > 1:

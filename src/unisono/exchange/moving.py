@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ _VERSION = operator.attrgetter("_version")
 _LOOKED_AT_FIRST, _LOOKED_EVERY = 2, 64  # steps
 
 Tensors = Sequence[torch.Tensor]
+Values = TypeVar("Values")
 
 
 class Moving:
@@ -27,8 +30,9 @@ class Moving:
     Args:
         fixed: those parameters, by name, with memory that they keep.
         arena: has room for what is kept, twice.
-        origin: gives what they are now, in memory that passes do not change.
-        suspects: says which of them, by position, may have been changed since the loop began.
+        origin: a method that gives what they are now, in memory that passes do not change.
+        suspects: a method that says which of them, by position, may have been changed since the
+            loop began. Neither is kept alive, as whom they belong to holds this.
 
     Attributes:
         is_kept_here: whether this worker has kept some that have moved in this step.
@@ -43,7 +47,7 @@ class Moving:
     ) -> None:
         self._names, self._fixed = list(fixed), list(fixed.values())
         self._homes = [parameter.data for parameter in self._fixed]
-        self._origin_now, self._suspects = origin, suspects
+        self._origin_now, self._suspects = WeakMethod(origin), WeakMethod(suspects)
         self._regions, self._flags = arena.moved, arena.moved_flags
         self._starts: dict[int, torch.Tensor] = {}  # of those that move
         self._origin: Tensors = ()
@@ -68,10 +72,10 @@ class Moving:
             for index, start in self._starts.items():
                 start.copy_(self._homes[index])
             is_early = self._num_steps <= _LOOKED_AT_FIRST
-            self._origin = self._origin_now() if is_early else ()
+            self._origin = _called(self._origin_now) if is_early else ()
             self._sums = {}
             if not is_early and self._step % _LOOKED_EVERY == 0:
-                still = set(self._suspects()) - self._starts.keys()
+                still = {*_called(self._suspects)} - self._starts.keys()
                 self._sums = {index: self._sum(index) for index in still}
         self._seen = self._now()
 
@@ -91,7 +95,7 @@ class Moving:
                 replace_data(self._names[index], self._fixed[index], self._homes[index])
             self._seen = self._now()
         if self._origin:
-            still = set(self._suspects()) - self._starts.keys()
+            still = {*_called(self._suspects)} - self._starts.keys()
             moved |= {index for index in still if not self._is_as_before(index)}
         for index, before in self._sums.items():
             if self._sum(index) != before:
@@ -162,6 +166,12 @@ class Moving:
     def _put_back(self, values: Mapping[int, torch.Tensor]) -> None:
         for index, value in values.items():
             self._homes[index].copy_(value)
+
+
+def _called(method: WeakMethod[Callable[[], Values]]) -> Values:
+    alive = method()
+    assert alive is not None
+    return alive()
 
 
 def replace_data(name: str, parameter: nn.Parameter, home: torch.Tensor) -> None:

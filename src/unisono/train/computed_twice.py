@@ -32,6 +32,7 @@ from unisono.step.loss import read_loss
 from unisono.train.kept_outside import Look, Plain, bits_of, states_of
 from unisono.train.run_context import RunContext
 from unisono.train.step import Step
+from unisono.workers.context import context
 from unisono.world import World
 
 AT_FIRST, EVERY = 2, 1024  # steps
@@ -297,11 +298,13 @@ def as_another_worker(world: World) -> Iterator[None]:
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
     numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
     before = {name: os.environ.get(name) for name in names}
+    context().held = world  # nobody joins the others under another number
     try:
         for name, number in zip(names, numbers, strict=True):
             os.environ[name] = str(number + 1)
         yield
     finally:
+        context().held = None
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:

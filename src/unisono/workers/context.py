@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """One process's place among the workers. Final; see :func:`context`."""
+    """One process's place among the workers. Final; see :func:`context`.
+
+    Attributes:
+        held: who this worker is while the environment says something else for a moment.
+    """
+
+    held: World | None = None
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a descriptor must not be taken over twice
@@ -41,6 +47,12 @@ class Context:
             if self._link is None and has_launcher():
                 self._link = _link()
             return self._link
+
+    @property
+    def world(self) -> World:
+        """This worker's place, whatever a pass is told of it."""
+        link = self.launcher
+        return link.world if link is not None else self.held or world()
 
     def tell_device(self, name: str, model: str) -> None:
         """Tell our launcher what this worker computes on, where it has given GPUs to workers.
@@ -68,7 +80,7 @@ class Context:
         from unisono.workers.rendezvous import of_launcher
 
         link = self.launcher
-        here = world() if link is None else link.world
+        here = self.world
         with self._lock:
             if here not in self._met:
                 self._met[here] = self._meet(here, timeout_s) if link is None else of_launcher(link)
@@ -116,7 +128,7 @@ class Context:
         from unisono.workers.team import Team
 
         link = self.launcher
-        here = world() if link is None else link.world
+        here = self.world
         if link is None and here.world_size > 1:
             refuse_children(here)
         refuse_larger_group(here)
