@@ -6,7 +6,7 @@ import pytest
 
 from unisono.timeouts import MEETING, TIMEOUTS
 
-GUARANTEES = Path(__file__).parents[1] / "docs" / "guarantees.md"
+GUARANTEES = Path(__file__).parents[1] / "docs" / "failures.md"
 
 
 def test_the_docs_show_every_timeout_with_its_default() -> None:
