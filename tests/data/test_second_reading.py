@@ -220,7 +220,21 @@ def mixing():
 
 KEEPING = "as if it kept what it drew: draw outside of what is kept"
 OTHERS = "the same sample has other values when it is read again"
+
+
+class Mixed(Plain):
+    """Adds a little of what it read before, which is the same when a sample comes again."""
+
+    last = None
+
+    def __getitem__(self, index):
+        sample, before = super().__getitem__(index), self.last
+        self.last = sample
+        return sample if before is None else sample + before / 8
+
+
 OTHER = [
+    (Mixed, "the same sample has other values"),
     (Caching, KEEPING),
     (CachingOwn, KEEPING),
     (Once, KEEPING),
@@ -229,6 +243,8 @@ OTHER = [
     (Timed, OTHERS),
     (lambda: (Plain(), mixing()), "`collate_fn.before[0]` changes each time"),
 ]
+
+
 REFUSED = [(make, f"`{name}` changes each time") for name, make in COUNTING.items()] + OTHER
 
 

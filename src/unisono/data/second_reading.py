@@ -92,7 +92,7 @@ class SecondReading:
             again = self._reading(read, numbers, epoch)
             reason = once.differs_from(again)
             # A cache that is full was emptied, say: what goes on does so each time.
-            if reason and not reason.startswith(_KEPT):
+            if reason and not reason.startswith(_KEPT) and once.told == again.told:
                 reason = again.differs_from(self._reading(read, numbers, epoch))
         except Exception:  # the batch will raise it, too
             return
