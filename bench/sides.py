@@ -196,19 +196,22 @@ def _time_unisono(
     from unisono import Trainer
     from unisono.callbacks import EventLog
 
-    starts_s: list[float] = []
+    ends_s: list[float] = []
     events_s: list[float] = []  # at the same moments, all that the event file has cost so far
-
-    def timed_loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-        starts_s.append(time.perf_counter())
-        events_s.append(meter.seconds)
-        return task.workload.loss(model, batch)
 
     model = task.model()
     optimizer = task.adam(model, **options)
     events, meter = EventLog(), Meter()
+    end = events.on_step_end
+
+    def note_end(fit: Any, step: Any) -> None:
+        end(fit, step)
+        ends_s.append(time.perf_counter())
+        events_s.append(meter.seconds)
+
+    events.on_step_end = note_end  # type: ignore[method-assign]
     trainer = Trainer(
-        *(model, optimizer, timed_loss),
+        *(model, optimizer, task.workload.loss),
         shards=task.num_workers,
         seed=SEED,
         directory=directory,
@@ -221,9 +224,9 @@ def _time_unisono(
         meter.measure(trainer.run.team, "note_times")
     first, last = task.warmup_steps, task.warmup_steps + task.timed_steps
     trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 1)
-    if len(starts_s) != last + 1:
-        raise RuntimeError(f"expected {last + 1} forward passes, saw {len(starts_s)}")
-    seconds = starts_s[last] - starts_s[first]
+    if len(ends_s) != last + 1:
+        raise RuntimeError(f"expected the ends of {last + 1} steps, saw {len(ends_s)}")
+    seconds = ends_s[last] - ends_s[first]
     if directory is None:
         return Timing(seconds)
     if trainer.run.world.rank == 0:
