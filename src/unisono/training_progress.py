@@ -60,8 +60,7 @@ def progress() -> TrainingProgress:
         * ``step``: over the whole run. In ``evaluate`` and ``predict``, how many are done.
         * ``epoch``: likewise.
         * ``batch``: which global batch of the epoch, or of the evaluation.
-        * ``shard``: which part of it; None where no shard is computed, as in callbacks, in the loss
-          of ``embed=``, and in streams.
+        * ``shard``: which part of it; None where none is computed, as in callbacks and streams.
 
         Where samples are read, those that they are read for, also if that is ahead of the step
         under way. A stream is told its epoch alone: the step and batch are those with which that
