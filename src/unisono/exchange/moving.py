@@ -2,7 +2,8 @@
 
 The key encoder of MoCo, say, which its forward pass moves after the one that is trained. Each shard
 starts from what the step began with, and what the first shard with samples leaves is kept. Which
-parameters these are is seen in the first steps of a loop; frozen ones cost nothing after that.
+parameters these are is seen in the first steps of a loop; of frozen ones a shard looks at the
+versions after that, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Moving:
         """Start a shard: they are what the update began with."""
         if self._is_noted:
             self._look()
-            self._put_back(self._starts)
+            self._put_back()
         else:
             self._is_noted = True
             for index, start in self._starts.items():
@@ -127,7 +128,7 @@ class Moving:
             return
         if self._is_noted:
             self._look()
-            self._put_back(self._starts)
+            self._put_back()
         self._is_done, self._origin = True, ()
         flags = bytes(self._flags[copy])[:-1]
         for index, is_kept in enumerate(flags):
@@ -163,9 +164,9 @@ class Moving:
         # A sign that something has changed, which takes no memory.
         return float(torch.sum(self._homes[index].detach(), dtype=torch.float64))
 
-    def _put_back(self, values: Mapping[int, torch.Tensor]) -> None:
-        for index, value in values.items():
-            self._homes[index].copy_(value)
+    def _put_back(self) -> None:
+        for index, start in self._starts.items():
+            self._homes[index].copy_(start)
 
 
 def _called(method: WeakMethod[Callable[[], Values]]) -> Values:

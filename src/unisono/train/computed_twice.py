@@ -294,21 +294,25 @@ def leaves_of(found: Any) -> Seen:
 
 @contextmanager
 def as_another_worker(world: World) -> Iterator[None]:
-    """Have the environment say within a block that this is another worker, among one more."""
+    """Have `os.environ` say within a block that this is another worker, among one more.
+
+    The process's own environment stays: a library's thread may read it meanwhile.
+    """
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
     numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
-    before = {name: os.environ.get(name) for name in names}
+    of_python = os.environ._data  # type: ignore[attr-defined]
+    before = dict(of_python)
     context().held = world  # nobody joins the others under another number
     try:
         for name, number in zip(names, numbers, strict=True):
-            os.environ[name] = str(number + 1)
+            of_python[os.environ.encodekey(name)] = os.environ.encodevalue(str(number + 1))
         yield
     finally:
         context().held = None
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        for name in map(os.environ.encodekey, names):
+            of_python.pop(name, None)
+            if name in before:
+                of_python[name] = before[name]
 
 
 def copied(leaf: Any) -> Any:
