@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchmetrics
-from tests.classified import by_sign, cross_entropy
+from tests.classified import by_sign, cross_entropy, taken
 from tests.once import computed_once
 from torch import nn
 
@@ -265,8 +265,9 @@ def test_what_is_stored_is_welcome_and_no_bit_is_changed(name):
         assert train(loss, model(), **options) == digest
 
 
+@pytest.mark.parametrize("use", ["fit", "embed", "steps"])
 @pytest.mark.parametrize("name", ["lr", "momentum"])
-def test_options_of_the_optimizer_that_a_pass_sets_are_named(name):
+def test_options_of_the_optimizer_that_a_pass_sets_are_named(name, use):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -274,10 +275,32 @@ def test_options_of_the_optimizer_that_a_pass_sets_are_named(name):
         optimizer.param_groups[0][name] = 0.01
         return cross_entropy(model, batch)
 
-    trainer = unisono.Trainer(model, optimizer, loss, shards=2)
+    def embed(model, batch):
+        loss(model, batch)
+        return model(batch[0])
+
+    features = {"embed": embed} if use == "embed" else {}
+    final = (lambda model, outputs: outputs.pow(2).mean()) if features else loss
+    trainer = unisono.Trainer(model, optimizer, final, shards=2, **features)
     words = f"they set `{name}` of the optimizer, whose options all workers must have alike: pass"
     with pytest.raises(RuntimeError, match=words):
-        trainer.fit(by_sign(40), batch_size=16, steps=2)
+        if use != "steps":
+            trainer.fit(by_sign(40), batch_size=16, steps=2)
+        for _ in taken(trainer.run, loss, by_sign(40), batch_size=16, steps=2):
+            pass
+
+
+def test_options_may_be_set_before_the_shards_and_after_them():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = unisono.Run(model, optimizer, shards=2)
+    for step in run.steps(by_sign(40), batch_size=16, steps=3):
+        with step:
+            optimizer.param_groups[0]["lr"] = 0.1 / (step.number + 1)
+            for batch in step.shards:
+                step.backward(cross_entropy(model, batch))
+            optimizer.param_groups[0]["weight_decay"] = 0.5
+    assert step.is_done
 
 
 def test_features_that_differ_are_refused():

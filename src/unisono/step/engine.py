@@ -156,8 +156,6 @@ class StepEngine:
             self.exchange.divide()
             self._follow()
         self._bound.begin(self._step)
-        if self.exchange.have_all:  # else those of the leader alone count
-            self._records.options = self._options.number()
         others: Sequence[int] = ()
         if len(self._active) < len(self.members):
             active = {index for member in self._active for index in member.parameters}
@@ -176,6 +174,9 @@ class StepEngine:
             )
         if self._watches_program or self._bound.looks_closely:
             self._take_changes()
+        number = self._options.note()
+        # Where the leader alone updates, its options alone count.
+        self._records.options = number if self.exchange.have_all else 0
         forbid(IN_A_PASS)
         return self.passes.shards
 
@@ -199,6 +200,7 @@ class StepEngine:
     def pass_again(self) -> None:
         """Be ready for second passes of all shards, with the parameters of the first ones."""
         self._bound.check_untouched()
+        self._options.check()
         self.begin_again()
 
     def start_shard(self, shard: int) -> None:
@@ -250,6 +252,7 @@ class StepEngine:
     def check_passes(self) -> None:
         """Check what no pass may change; raises RuntimeError."""
         self._bound.check_passes()
+        self._options.check()
         if self._bound.looks_closely and (name := self.exchange.changed_name()):
             raise changed_in_a_pass(name)
 

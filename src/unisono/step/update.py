@@ -38,24 +38,42 @@ def updated_by(optimizer: Optimizer, exchange: Exchange) -> dict[int, torch.nn.P
 
 
 class Options:
-    """The options of an optimizer's groups, told apart by a number. Final."""
+    """The options of an optimizer's groups, which all workers must have alike. Final."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._number = optimizer, 0
         self._seen: list[tuple[Any, ...]] = []
 
-    def number(self) -> int:
-        """Give 32 bits that are the same on every worker with the same options."""
-        groups = self._optimizer.param_groups
-        now = [tuple(group.values()) for group in groups]
+    def note(self) -> int:
+        """Note them before passes; gives 32 bits that are the same where they are."""
+        now = self._now()
         if now != self._seen:
             self._seen = now
             plain = [
                 {name: value for name, value in group.items() if isinstance(value, _PLAIN)}
-                for group in groups
+                for group in self._optimizer.param_groups
             ]
             self._number = zlib.crc32(repr(plain).encode())
         return self._number
+
+    def check(self) -> None:
+        """Refuse passes that have set them since they were noted; raises RuntimeError."""
+        if self._now() == self._seen:
+            return
+        name = next(
+            name
+            for group, noted in zip(self._optimizer.param_groups, self._seen, strict=False)
+            for (name, now), was in zip(group.items(), noted, strict=False)
+            if now != was
+        )
+        raise RuntimeError(
+            f"the loss function and the model must depend on the shard alone, but they set "
+            f"`{name}` of the optimizer, whose options all workers must have alike: pass "
+            f"`schedule=`, or set it before the step, as in a callback's `on_step_begin`."
+        )
+
+    def _now(self) -> list[tuple[Any, ...]]:
+        return [tuple(group.values()) for group in self._optimizer.param_groups]
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -52,7 +52,6 @@ _OF_RANKS = (
 )
 
 Compute = Callable[[nn.Module, Any], Any]
-Options = Mapping[str, Any]
 Seen = dict[str, Any]
 """By name, what a pass has come to."""
 
@@ -258,16 +257,6 @@ class ComputedTwice:
         for way in ways:
             if third.values.get(way) == second.values[way]:
                 raise _goes_on(way, _IN_TIME)
-
-
-def options_set(before: Sequence[Options], after: Sequence[Options]) -> RuntimeError:
-    """Make the error for a pass that has changed an optimizer's options, by group."""
-    groups = zip(before, after, strict=True)
-    name = next(name for was, now in groups for name in now if now[name] != was.get(name))
-    return RuntimeError(
-        f"{_MUST} they set `{name}` of the optimizer, whose options all workers must have alike: "
-        f"pass `schedule=`, or set it in a callback's `on_step_begin`."
-    )
 
 
 def _goes_on(way: str, way_out: str) -> RuntimeError:

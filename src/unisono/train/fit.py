@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
-from unisono.train.computed_twice import AT_FIRST, EVERY, ComputedTwice, options_set
+from unisono.train.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
 from unisono.train.label_counts import LabelCounts
@@ -254,7 +253,6 @@ class FitUnderWay(Observer):
         model, loss = self.model, self._loss
         is_due = self._looks < AT_FIRST or step.number % EVERY == 0
         self._looks += is_due
-        options = _options_of(self.optimizer)
         with step:
             if self._embed is not None:
                 step.gather(*self._twice.watched(step, self._embed, loss, is_due=is_due))
@@ -267,8 +265,6 @@ class FitUnderWay(Observer):
                 loss, self._labels = self._labels.watching(loss), None
             for batch in shards:
                 step.backward(loss(model, batch))
-            if (now := _options_of(self.optimizer)) != options:
-                raise options_set(options, now)
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""
@@ -395,7 +391,3 @@ class FitUnderWay(Observer):
         if line not in self._said:
             self._said.add(line)
             self.say(line)
-
-
-def _options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [{**group, "params": None} for group in optimizer.param_groups]
