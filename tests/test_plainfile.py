@@ -154,6 +154,22 @@ def test_processes_that_write_the_same_file_take_turns_and_the_same_bytes_stay(p
     assert (path.stat(), os.listdir(path.parent)) == (before, [path.name])
 
 
+def test_a_process_that_stands_still_keeps_nobody_from_writing(path, monkeypatch):
+    monkeypatch.setattr("unisono.plainfile._TURN_AT_MOST_S", 0.05)
+    outside = path.with_name("of somebody else")
+    outside.write_bytes(b"theirs")
+    path.with_name(f".{path.name}.{os.getpid()}.part").symlink_to(outside)
+    standing = written_whole(path)
+    standing.__enter__().write(b"half")
+    write_new(path)
+    assert path.read_bytes() == b"new"
+    assert outside.read_bytes() == b"theirs"
+    assert sorted(os.listdir(path.parent)) == sorted(
+        [path.name, f".{path.name}.part", outside.name]
+    )
+    standing.__exit__(KeyError, KeyError(), None)
+
+
 def write_new(path):
     with written_whole(path) as file:
         file.write(b"new")

@@ -18,6 +18,7 @@ import fcntl
 import functools
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
 }
 _CHUNK_BYTES = 1 << 20
+_TURN_AT_MOST_S, _POLL_S = 30.0, 0.005
 _HARD_LINK = "one with several names (hard links)"
 
 
@@ -103,7 +105,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def _in_turn(path: Path) -> tuple[Path, BinaryIO]:
-    """Open an empty file beside another; once no other process has it, if it can be locked."""
+    """Open an empty file beside another, in turn; one of its own if its turn never comes."""
     beside = path.with_name(f".{path.name}.part")
     while True:
         try:
@@ -111,16 +113,31 @@ def _in_turn(path: Path) -> tuple[Path, BinaryIO]:
         except NotPlainFileError:
             beside.unlink()
             continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
+        if not _locked(file):
             file.close()
             beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-            return beside, open(beside, "w+b")
+            beside.unlink(missing_ok=True)
+            mine = open_plain(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            return beside, os.fdopen(mine, "w+b")
         if is_at(beside, file.fileno()):  # else it has got its name, or was removed
             file.truncate()
             return beside, file
         file.close()
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Lock a file; False where that cannot be, or another process keeps it for long."""
+    until_s = time.monotonic() + _TURN_AT_MOST_S
+    while time.monotonic() < until_s:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+        except OSError:
+            return False
+        else:
+            return True
+    return False
 
 
 def _holds(path: Path, file: BinaryIO) -> bool:
