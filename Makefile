@@ -4,21 +4,20 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
-# Tests in two processes; each may start workers, so more would not be faster on two cores.
+# Each process of tests may start workers; a third one computes while others wait.
 TWO := -n 2 --dist worksteal
-# Loads torchmetrics, and with it SciPy and transformers: two seconds of each process.
-HEAVY := tests/train/test_metrics.py
+THREE := -n 3 --dist worksteal
 
 .PHONY: demo test fast chaos test-verify test-races test-torch test-peers test-hosts test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono demo
 
-test: .venv/ready          ## every test, in about ten minutes on two cores
-	$(BIN)/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts"
+test: .venv/ready          ## every test, in about seven minutes on two cores
+	$(BIN)/python -m pytest -q $(THREE) -m "not long and not gpu and not hosts"
 
 fast: .venv/ready          ## the quick tests, in a minute on two cores
-	$(BIN)/python -m pytest -q $(TWO) --ignore $(HEAVY) -m "not slow and not long and not gpu and not hosts"
+	$(BIN)/python -m pytest -q $(TWO) -m "not slow and not long and not gpu and not hosts"
 
 chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers, run 30 random programs; SEED=7 chooses the same again
 	$(BIN)/python -m pytest -q -m "long and not gpu"

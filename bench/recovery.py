@@ -216,6 +216,8 @@ class _Job:
         ]
         # torchrun leaves folders in the one for temporary files, unless that goes away with them.
         env = environment(1, **TORCHRUN_ENVIRONMENT, TMPDIR=str(folder))
+        if device == "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = ""
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*launchers[way], *program],

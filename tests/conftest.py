@@ -22,16 +22,16 @@ from tests.accelerator.fixture import (  # noqa: F401
     pytest_pyfunc_call,
 )
 
-from unisono.launch import forkserver
+from unisono.runtime.launch import forkserver
 
 # Tests share cores with workers, so no single example has to be quick.
 settings.register_profile("unisono", deadline=None)
 settings.load_profile("unisono")
 
 # A worker imports the module of its test, and that pytest: once in the server will do for all.
-_BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.launch.server")
+_BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.runtime.launch.server")
 forkserver._START = (
-    f"{_BEFORE}import hypothesis, pytest, runpy; from unisono.launch import server; "
+    f"{_BEFORE}import hypothesis, pytest, runpy; from unisono.runtime.launch import server; "
     f"load, pages = server.load, runpy.run_path({huge_pages.__file__!r}); "
     f"server.load = lambda: (load(), pages['collapse']()); {_FROM}{_MAIN}"
 )
@@ -40,6 +40,7 @@ forkserver._START = (
 forkserver._READ_AT_LOAD = tuple(one for one in forkserver._READ_AT_LOAD if one != "CUDA_")
 
 MANY = 500  # tests whose forks together cost more than the second that large pages take
+LARGE = {"torchmetrics", "scipy", "sklearn", "transformers", "playwright", "nbformat"}
 SETTLE_S = 20.0  # a worker's exit is told before the kernel has buried it
 # pytest's own, and torch's empty folder names
 HARMLESS_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
@@ -78,7 +79,7 @@ def _below(pid: int) -> Iterator[int]:
 def _is_kept(process: psutil.Process) -> bool:
     is_direct = process.ppid() == os.getpid()
     command = " ".join(process.cmdline())
-    return is_direct and ("unisono.launch.server" in command or "tests.warm" in command)
+    return is_direct and ("unisono.runtime.launch.server" in command or "tests.warm" in command)
 
 
 def _in_shared_memory() -> set[str]:
@@ -108,6 +109,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Look for garbage in what tests make alone, and compute small things without a pool."""
     build(session)
     _check_names(session)
+    _check_libraries(session)
     gc.freeze()
     gc.enable()
     if torch := sys.modules.get("torch"):
@@ -123,6 +125,14 @@ def _check_names(session: pytest.Session) -> None:
             raise pytest.UsageError(
                 f"the name of a test holds an address, so give `ids`: {item.nodeid}"
             )
+
+
+def _check_libraries(session: pytest.Session) -> None:
+    """Refuse what every process of the tests would load, and every fork hold, for a few tests."""
+    if len(session.items) > MANY and (loaded := LARGE.intersection(sys.modules)):
+        raise pytest.UsageError(
+            f"import where it is used, not at the top: {', '.join(sorted(loaded))}"
+        )
 
 
 @pytest.fixture(autouse=True)

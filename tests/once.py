@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from unisono.train.computed_twice import ComputedTwice
+from unisono.training.computed_twice import ComputedTwice
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.cublas import fix_workspaces
+from unisono.runtime.cublas import fix_workspaces
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from unisono.device import Device, host
-from unisono.world import WORKERS_PER_GPU_VARIABLE, World
+from unisono.runtime.device import Device, host
+from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE, World
 
 Pair = namedtuple("Pair", "x y")
 
@@ -149,7 +149,7 @@ class Clock:
 @pytest.mark.parametrize("done_after_s", [0.01, 1.0, 600.0])
 def test_a_device_that_takes_long_is_asked_ever_less_often(accelerator, monkeypatch, done_after_s):
     clock = Clock()
-    monkeypatch.setattr("unisono.device.time", clock)
+    monkeypatch.setattr("unisono.runtime.device.time", clock)
     copies = Device.of("sim", World()).copies()
     copies.to_host(torch.zeros(1), torch.ones(1, device="sim"))
 

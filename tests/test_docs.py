@@ -21,8 +21,8 @@ from tests.warm import processes
 
 import unisono
 from unisono import callbacks, data, errors
-from unisono.cli import main
-from unisono.world import num_devices
+from unisono.runtime.world import num_devices
+from unisono.tools.cli import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
@@ -102,7 +102,7 @@ def test_every_command_that_is_shown_exists() -> None:
 
 def test_every_option_that_is_shown_exists() -> None:
     shown = "\n".join(block for page in PAGES for block in blocks(page, "console"))
-    commands = re.findall(r"^\$ (?:\w+=\S+ )*unisono ([a-z]+)(.*)$", shown, re.M)
+    commands = re.findall(r"^\$ (?:\w+=\S* )*unisono ([a-z]+)(.*)$", shown, re.M)
     assert len(commands) > 40
     for name, rest in commands:
         words = shlex.split(rest.removesuffix("\\"), comments=True)
@@ -131,6 +131,7 @@ def sentences_of_the_package() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_troubleshooting_has_every_error_and_quotes_what_is_said() -> None:
     page = (DOCS / "errors.md").read_text()
     classes = [

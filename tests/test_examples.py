@@ -15,7 +15,7 @@ from tests.warm import processes
 from torch.utils.data import TensorDataset
 
 from unisono.data import digits
-from unisono.world import num_devices
+from unisono.runtime.world import num_devices
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"

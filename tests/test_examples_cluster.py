@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.warm import processes
 
-from unisono.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.run_directory import RunDirectory
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "cluster"
 SBATCH, MANIFEST = FOLDER / "train.sbatch", FOLDER / "trainjob.yaml"

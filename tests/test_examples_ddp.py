@@ -89,7 +89,7 @@ def test_logistic_learns_and_its_names_have_no_prefix() -> None:
 
 @pytest.mark.slow
 def test_hello_is_heard_from_each_worker_of_unisono_run() -> None:
-    output = start("-m", "unisono.cli", "run", "-n", 2, EXAMPLES / "hello.py")
+    output = start("-m", "unisono", "run", "-n", 2, EXAMPLES / "hello.py")
     assert sorted(output.splitlines()) == [
         f"rank {rank} of 2, on cpu with unisono: all ranks together make 1" for rank in range(2)
     ]

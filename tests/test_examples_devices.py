@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.accelerator import sim
 from tests.warm import processes
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "devices"
 needs_sim = pytest.mark.usefixtures("simulated")
@@ -22,8 +25,9 @@ def simulated():
 
 
 def run(script, *args, workers=None, fails=False, folder=EXAMPLES):
-    starter = ["-m", "unisono", "run", "--gpus", "none", "-n", str(workers)] if workers else []
-    done = processes.run([sys.executable, *starter, str(folder / script), *args], timeout=200)
+    starter = ["-m", "unisono", "run", "-n", str(workers)] if workers else []
+    command = [sys.executable, *starter, str(folder / script), *args]
+    done = processes.run(command, timeout=200, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stdout + done.stderr if fails else done.stdout
 
@@ -32,7 +36,6 @@ def last(output):
     return output.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_the_toy_model_has_the_same_weights_on_each_number_of_devices():
     outputs = [run("data_parallel.py", "--devices", names) for names in ("cpu", "cpu,cpu,cpu")]
     assert last(outputs[0]) == last(outputs[1])
@@ -42,7 +45,6 @@ def test_the_toy_model_has_the_same_weights_on_each_number_of_devices():
 
 
 @needs_sim
-@pytest.mark.slow
 def test_the_toy_model_runs_on_simulated_devices():
     output = run("data_parallel.py", "--devices", "sim:0,sim:1")
     assert "in the model: input (6, 5) on sim:1" in output
@@ -50,7 +52,6 @@ def test_the_toy_model_runs_on_simulated_devices():
 
 
 @needs_sim
-@pytest.mark.slow
 def test_two_layers_are_on_two_devices():
     output = run("two_layers.py", "--devices", "sim:0,sim:1")
     assert re.search(r"net1.bias +on sim:0\nnet2.weight +on sim:1", output)
@@ -58,7 +59,6 @@ def test_two_layers_are_on_two_devices():
 
 
 @needs_sim
-@pytest.mark.slow
 def test_the_large_classifier_fits_on_two_devices_and_not_on_one():
     limited = ("--limit-mb", "40", "--devices")
     output = run("large_classifier.py", *limited, "sim:0,sim:1")
@@ -69,14 +69,12 @@ def test_the_large_classifier_fits_on_two_devices_and_not_on_one():
     assert "it does not fit on sim:0: sim:0 is out of memory" in refused
 
 
-@pytest.mark.slow
 def test_limits_need_simulated_devices():
     assert "only simulated devices have limits" in run(
         "large_classifier.py", "--limit-mb", "40", fails=True
     )
 
 
-@pytest.mark.slow
 def test_a_gpt_in_two_has_one_digest():
     whole = run("gpt_in_two.py", "--devices", "cpu")
     halves = run("gpt_in_two.py", workers=2)
@@ -85,7 +83,6 @@ def test_a_gpt_in_two_has_one_digest():
 
 
 @needs_sim
-@pytest.mark.slow
 def test_a_gpt_in_two_is_on_two_simulated_devices():
     devices = ("--devices", "sim:0,sim:1")
     halves = run("gpt_in_two.py", *devices, workers=2)
@@ -93,7 +90,6 @@ def test_a_gpt_in_two_is_on_two_simulated_devices():
     assert last(halves) == last(run("gpt_in_two.py", "--devices", "cpu"))
 
 
-@pytest.mark.slow
 def test_without_the_repository_the_way_out_is_told(tmp_path):
     folder = tmp_path / "a folder" / "examples" / "devices"
     shutil.copytree(EXAMPLES, folder)

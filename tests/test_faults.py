@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.faults import (
+from unisono.runtime.faults import (
     DEEDS,
     FAULTS_VARIABLE,
     PLACES,
@@ -103,6 +103,7 @@ def test_what_is_written_is_read(faults):
     assert read_faults(";".join(map(written, faults))) == faults
 
 
+@pytest.mark.slow
 @given(st.lists(FAULTS, max_size=5).map(tuple), NUMBERS, st.sampled_from(PLACES))
 def test_only_a_row_for_this_step_and_place_is_due(faults, step, at):
     row = Fault("kill", 0, step, at)
@@ -116,6 +117,7 @@ def test_only_a_row_for_this_step_and_place_is_due(faults, step, at):
     assert all(due((row,), step=step, at=o) is None for o in PLACES if o != at)
 
 
+@pytest.mark.slow
 @given(st.lists(FAULTS, max_size=5).map(tuple), st.integers(0, 2))
 def test_only_rows_for_this_rank_are_met(faults, rank):
     table = {FAULTS_VARIABLE: ";".join(map(written, faults))}
@@ -169,7 +171,7 @@ def test_before_the_script_there_is_no_step():
 
 CODE = """
 import os, resource
-from unisono.faults import Faults
+from unisono.runtime.faults import Faults
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 faults = Faults.from_environment(os.environ, 0, 0)
 faults.meet("begin", 2)
@@ -178,6 +180,7 @@ raise SystemExit(5)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "status"),
     [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("exit", 0)],
@@ -187,6 +190,7 @@ def test_a_process_ends_as_was_asked_for(kind, status):
     assert subprocess.run([sys.executable, "-c", CODE], env=environ).returncode == status
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_there_and_goes_on_when_it_is_told_to():
     environ = os.environ | {FAULTS_VARIABLE: "stop:rank=0,step=3"}
     with subprocess.Popen([sys.executable, "-c", CODE], env=environ) as process:

@@ -1,4 +1,4 @@
-"""`unisono.cli.hosts_rendezvous`: where a rendezvous of hosts listens, and what it reads."""
+"""`unisono.tools.cli.hosts_rendezvous`: where a rendezvous of hosts listens, and what it reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from unisono.cli.hosts_rendezvous import HostsBackend, NumHostsError, meet_hosts
+from unisono.tools.cli.hosts_rendezvous import HostsBackend, NumHostsError, meet_hosts
 
 KEY = "torch.rendezvous.unisono"
 

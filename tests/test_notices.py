@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from unisono.notices import say, shown
+from unisono.runtime.notices import say, shown
 
 
 class Stream(io.StringIO):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import NotPlainFileError
-from unisono.plainfile import check_plain, is_at, open_plain, written_whole
+from unisono.runtime.plainfile import check_plain, is_at, open_plain, written_whole
 
 READING, WRITING = os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_APPEND
 
@@ -155,7 +155,7 @@ def test_processes_that_write_the_same_file_take_turns_and_the_same_bytes_stay(p
 
 
 def test_a_process_that_stands_still_keeps_nobody_from_writing(path, monkeypatch):
-    monkeypatch.setattr("unisono.plainfile._TURN_AT_MOST_S", 0.05)
+    monkeypatch.setattr("unisono.runtime.plainfile._TURN_AT_MOST_S", 0.05)
     outside = path.with_name("of somebody else")
     outside.write_bytes(b"theirs")
     path.with_name(f".{path.name}.{os.getpid()}.part").symlink_to(outside)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from unisono.procfs import (
+from unisono.runtime.procfs import (
     ProcessStat,
     ThreadTimes,
     field,
@@ -65,7 +65,7 @@ def test_what_the_kernel_counts_of_a_thread_is_read(text, times, tmp_path):
 SHARES = """
 import os, time
 from pathlib import Path
-from unisono.procfs import thread_times
+from unisono.runtime.procfs import thread_times
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 pid, me = os.fork(), Path("/proc/self")
 if not pid:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unisono.quantities import amount, duration, percent, plural, size
+from unisono.runtime.notices import amount, duration, percent, plural, size
 
 
 @pytest.mark.parametrize(

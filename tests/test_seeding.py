@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.ddp import init
-from unisono.device import generators_put_back, seed_generators
+from unisono.distributed import init
+from unisono.runtime.device import generators_put_back, seed_generators
 
 SEED = 2**40 + 7
 

@@ -21,7 +21,6 @@ from unisono import callbacks, data
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BROWSER = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
-playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("mkdocs", reason="`make docs` installs what builds the site")
 
 pytestmark = [
@@ -71,6 +70,7 @@ def test_no_page_complains_or_is_hard_to_read(site: tuple[str, list[str]]) -> No
     wrong: list[tuple[str, object]] = []
     leads: dict[str, list[str]] = {}
     places: set[str] = set()
+    playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         looks = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]

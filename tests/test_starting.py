@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from tests.test_docs import digest, needs_two_cores
 from tests.warm import processes
 
-from unisono.cli import main
-from unisono.cli.starting import PROGRAM
+from unisono.tools.cli import main
+from unisono.tools.cli.views import PROGRAM
 
 
 @needs_two_cores

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.timeouts import MEETING, TIMEOUTS
+from unisono.runtime.timeouts import MEETING, TIMEOUTS
 
 GUARANTEES = Path(__file__).parents[1] / "docs" / "failures.md"
 

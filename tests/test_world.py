@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.world import World, world
+from unisono.runtime.world import World, world
 
 OURS = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
 MPI = {

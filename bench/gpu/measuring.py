@@ -102,7 +102,7 @@ def _print_block(console: Console, block: GpuBlock) -> None:
 
 def _measure_recovery(plan: Plan, figures: Figures, console: Console, end_s: float) -> None:
     """Kill workers that share the device, and read off how long they held the other up."""
-    flags = ("--workers-per-gpu", "2") if plan.device == "cuda" else ("--gpus", "none")
+    flags = ("--workers-per-gpu", "2") if plan.device == "cuda" else ()
     kills: list[Kill] = []
     try:
         for kill in measure_recovery(

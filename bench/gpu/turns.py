@@ -102,9 +102,7 @@ class SideProcess:
         if workers:
             # Between its turns a worker stands still for as long as the others take.
             starter = [*unisono_run(workers), "--stall-timeout", "86400"]
-            starter += (
-                ["--workers-per-gpu", str(workers)] if device == "cuda" else ["--gpus", "none"]
-            )
+            starter += ["--workers-per-gpu", str(workers)] if device == "cuda" else []
         command = [
             *(*starter, str(PROGRAM), "--side", side, "--workload", workload),
             *("--device", device, "--folder", str(folder), *(["--tiny"] if tiny else [])),
@@ -112,7 +110,12 @@ class SideProcess:
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
-                env=environment(1, CUBLAS_WORKSPACE_CONFIG=":4096:8", TMPDIR=str(folder)),
+                env=environment(
+                    1,
+                    CUBLAS_WORKSPACE_CONFIG=":4096:8",
+                    TMPDIR=str(folder),
+                    **({} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}),
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -16,9 +16,9 @@ from nbclient import NotebookClient
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from unisono.cli import starting_program
-from unisono.report.files import write_report
-from unisono.report.top import show
+from unisono.tools.cli import starting_program
+from unisono.tools.report.files import write_report
+from unisono.tools.report.top import show
 
 HERE = Path(__file__).parent
 NOTEBOOK = HERE.parents[1] / "examples" / "notebook.ipynb"

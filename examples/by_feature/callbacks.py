@@ -44,13 +44,13 @@ def main(folder):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    callbacks = [SmoothLoss(), CSVLog(every="epoch")]
+    callbacks = [SmoothLoss(), CSVLog()]
     trainer = unisono.Trainer(
         model, optimizer, loss, shards=4, directory=folder, callbacks=callbacks
     )
     trainer.fit(digits(), batch_size=64, epochs=3, validate=digits(train=False))
     if unisono.world().rank == 0:
-        print((Path(trainer.directory) / "epochs.csv").read_text())
+        print((Path(trainer.directory) / "steps.csv").read_text())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from unisono.c10d.registration import register as _register_backend
 from unisono.errors import (
     CallbackError,
     CheckpointError,
@@ -26,43 +25,44 @@ from unisono.errors import (
     WaitTimeoutError,
     WorkerError,
 )
-from unisono.launch.api import launch
-from unisono.version import __version__
-from unisono.workers.context import context
-from unisono.workers.launcher_messages import Ready
-from unisono.world import World, world
+from unisono.runtime import __version__
+from unisono.runtime.c10d.registration import register as _register_backend
+from unisono.runtime.launch.api import launch
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.launcher_messages import Ready
+from unisono.runtime.world import World, world
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono import data as data
     from unisono.data.share import share
-    from unisono.data_parallel.data_parallel import DataParallel
-    from unisono.ddp.distributed_sampler import DistributedSampler
-    from unisono.ddp.init import init
-    from unisono.ddp.module import DistributedDataParallel
-    from unisono.splitting.split import split
-    from unisono.state.load import load_model
-    from unisono.train.run import Run
-    from unisono.train.step import Step
-    from unisono.train.token_mean import token_mean
-    from unisono.train.trainer import Trainer
-    from unisono.training_progress import progress
+    from unisono.distributed.data_parallel import DataParallel
+    from unisono.distributed.distributed_sampler import DistributedSampler
+    from unisono.distributed.init import init
+    from unisono.distributed.module import DistributedDataParallel
+    from unisono.engine.splitting.split import split
+    from unisono.engine.state.load import load_model
+    from unisono.runtime.training_progress import progress
+    from unisono.training.loss_function import token_mean
+    from unisono.training.run import Run
+    from unisono.training.step import Step
+    from unisono.training.trainer import Trainer
 
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
-    "DataParallel": "unisono.data_parallel.data_parallel",
-    "DistributedDataParallel": "unisono.ddp.module",
-    "DistributedSampler": "unisono.ddp.distributed_sampler",
-    "Run": "unisono.train.run",
-    "Step": "unisono.train.step",
-    "Trainer": "unisono.train.trainer",
-    "init": "unisono.ddp.init",
-    "load_model": "unisono.state.load",
-    "progress": "unisono.training_progress",
+    "DataParallel": "unisono.distributed.data_parallel",
+    "DistributedDataParallel": "unisono.distributed.module",
+    "DistributedSampler": "unisono.distributed.distributed_sampler",
+    "Run": "unisono.training.run",
+    "Step": "unisono.training.step",
+    "Trainer": "unisono.training.trainer",
+    "init": "unisono.distributed.init",
+    "load_model": "unisono.engine.state.load",
+    "progress": "unisono.runtime.training_progress",
     "share": "unisono.data.share",
-    "split": "unisono.splitting.split",
-    "token_mean": "unisono.train.token_mean",
+    "split": "unisono.engine.splitting.split",
+    "token_mean": "unisono.training.loss_function",
 }
 
 __all__ = [

@@ -323,6 +323,7 @@ def test_a_step_of_training_never_waits():
     assert seen == []
 
 
+@pytest.mark.slow
 def test_a_thread_that_reads_numbers_and_one_that_waits_do_not_hold_each_other_up():
     here, there = torch.sim.Stream(1), torch.sim.Stream(1)
 

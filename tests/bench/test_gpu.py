@@ -47,6 +47,7 @@ def test_a_peak_is_found_by_the_name_that_torch_gives(name, peak):
     assert peak_flops(name) == peak
 
 
+@pytest.mark.slow
 def test_networks_are_as_large_as_their_papers_say():
     with torch.device("meta"):
         sizes = [
@@ -97,6 +98,7 @@ def test_promises_are_judged_by_the_same_settings():
     ]
 
 
+@pytest.mark.slow
 def test_the_file_has_what_was_found_so_far(tmp_path):
     figures = Figures(tmp_path / "new" / "figures.json", "abc", "cpu")
     figures.add("facts", {"one": 1})

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tests.threads import in_threads
 from tests.warm.processes import start
 
-from unisono.c10d.group import Group
+from unisono.runtime.c10d.group import Group
 
 PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 100

@@ -18,11 +18,11 @@ from tests.threads import in_threads
 from tests.warm.processes import run
 from torch._C._distributed_c10d import AllgatherOptions
 
-from unisono.c10d import execution, group_member
-from unisono.c10d.group import Group
-from unisono.c10d.meeting import Meeting
-from unisono.c10d.work import GroupWork
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.runtime.c10d import execution, group_member
+from unisono.runtime.c10d.group import Group
+from unisono.runtime.c10d.meeting import Meeting
+from unisono.runtime.c10d.work import GroupWork
 
 
 def all_reduce(group, tensor, *, is_async):
@@ -532,7 +532,7 @@ def send_once_it_calls(signum):
     # A timer would send it before the call where the machine is busy.
     def send():
         path, main = "", threading.main_thread().ident
-        while "/unisono/c10d/" not in path:
+        while "/unisono/runtime/c10d/" not in path:
             time.sleep(0.01)
             frame, path = sys._current_frames()[main], ""
             while frame:

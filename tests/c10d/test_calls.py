@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from unisono.c10d.calls import encode, kind_of
-from unisono.c10d.group_memory import POST_TEXT_BYTES
+from unisono.runtime.c10d.calls import encode, kind_of
+from unisono.runtime.c10d.group_memory import POST_TEXT_BYTES
 
 F32, I64 = torch.float32, torch.int64
 

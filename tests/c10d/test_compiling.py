@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unisono.c10d.group import Group
+from unisono.runtime.c10d.group import Group
 
 
 @pytest.mark.slow

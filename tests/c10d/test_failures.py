@@ -16,9 +16,9 @@ from tests.c10d.options import options
 from tests.descriptors import none_stay_open
 from tests.warm.processes import run
 
-from unisono.c10d import meeting
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
-from unisono.workers import meeting_point
+from unisono.runtime.c10d import meeting
+from unisono.runtime.workers import meeting_point
 
 
 def all_reduce(numel=8, dtype=torch.float32, op=dist.ReduceOp.SUM):
@@ -368,7 +368,7 @@ def test_a_group_leaves_neither_mappings_nor_descriptors(as_ranks):
 def test_a_group_that_lives_until_python_clears_its_modules_ends_without_a_word():
     code = """
 import sys, threading, unisono, torch.distributed as dist
-from unisono.c10d.group import Group
+from unisono.runtime.c10d.group import Group
 store = dist.HashStore()
 def join(rank):
     sys.kept = [Group(store, rank, [0, 1], 10.0), *getattr(sys, "kept", [])]

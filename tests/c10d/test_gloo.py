@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d as torchs
 
-from unisono.c10d.registration import replace_gloo
+from unisono.runtime.c10d.registration import replace_gloo
 
 
 @pytest.fixture

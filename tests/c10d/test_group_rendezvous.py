@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unisono.c10d import group_member
-from unisono.c10d.group_memory import Layout
 from unisono.errors import RendezvousError
-from unisono.workers.proc import host_name
+from unisono.runtime.c10d import group_member
+from unisono.runtime.c10d.group_memory import Layout
+from unisono.runtime.procfs import host_name
 
 
 def joined(store, rank, world_size, timeout_s):

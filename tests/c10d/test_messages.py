@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from unisono.c10d.group_memory import RING_ENTRIES
-from unisono.c10d.heap import Blocks, HeapFullError
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.runtime.c10d.group_memory import RING_ENTRIES, Blocks, HeapFullError
 
 
 def test_both_may_send_anything_before_either_receives(as_ranks):
@@ -91,6 +90,7 @@ def test_both_may_send_more_than_a_ring_holds_before_either_receives(as_ranks):
     assert as_ranks(2, work, timeout_s=10.0) == [None, None]
 
 
+@pytest.mark.slow
 def test_a_full_ring_that_nobody_reads_ends_in_words(as_ranks):
     def work(group, rank):
         if rank == 0:

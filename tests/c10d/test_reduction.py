@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.plan.definition import sum_by_definition
 
-from unisono.c10d import reduction
+from unisono.runtime.c10d import collectives as reduction
 
 
 @pytest.mark.parametrize("numel", [1, 1000])
@@ -40,6 +40,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.slow
 @given(st.integers(1, 20), st.sampled_from(sorted(OPERATIONS)), st.integers(-1, 19))
 def test_every_reduction_is_that_of_the_definition(num_ranks, name, place):
     dtype = torch.int32 if name == "BXOR" else torch.float32

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback, EarlyStopping
-from unisono.callbacks import best_validation as module
+from unisono.training.callbacks import best_validation as module
 
 
 class Fit:

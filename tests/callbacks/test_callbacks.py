@@ -8,8 +8,8 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback, CSVLog
-from unisono.callbacks.callback import Callbacks
-from unisono.workers.membership import Membership
+from unisono.runtime.workers.launcher_messages import Membership
+from unisono.training.callbacks.callback import Callbacks
 
 
 def data(num_samples=12):
@@ -29,11 +29,15 @@ def make(*callbacks, **options):
     return unisono.Trainer(model, optimizer, options.pop("loss"), callbacks=callbacks, **options)
 
 
+class Notes(list):
+    """A list that does not go back with the run, as it is no plain one."""
+
+
 class Seen(Callback):
     """Writes down what it sees."""
 
     def __init__(self):
-        self.seen = []
+        self.seen = Notes()
 
     def __getattribute__(self, name):
         if not name.startswith("on_"):
@@ -149,7 +153,7 @@ def test_two_that_would_write_one_file_are_refused(tmp_path, monkeypatch, first,
 
 
 def test_several_with_files_of_their_own_are_welcome(tmp_path):
-    tables = [CSVLog(), CSVLog(every="epoch"), CSVLog(tmp_path / "more.csv")]
+    tables = [CSVLog(), CSVLog(tmp_path / "more.csv")]
     make(*tables, BestCheckpoint(), BestCheckpoint(tmp_path / "best"), directory=tmp_path)
 
 
@@ -212,7 +216,7 @@ def test_callbacks_of_one_name_are_told_apart_by_numbers():
 
 class Tells(Callback):
     def __init__(self):
-        self.told = []
+        self.told = Notes()
 
     def on_begin(self, fit):
         self.told.append(("begin", fit.step))

@@ -6,14 +6,15 @@ from dataclasses import asdict
 
 import pytest
 
-from unisono.callbacks.cell import (
+from unisono.runtime.launch.cell import (
+    Count,
+    DisplayState,
     Observed,
     environment_of_workers,
     in_notebook,
     launcher_draws,
 )
-from unisono.callbacks.display_state import Count, DisplayState
-from unisono.workers.launcher_messages import ShowProgress, decode, encode
+from unisono.runtime.workers.launcher_messages import ShowProgress, decode, encode
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 

@@ -1,4 +1,4 @@
-"""The table of a run: each step or epoch once, with columns that stay."""
+"""The table of a run: each step once, with columns that stay."""
 
 import csv
 import os
@@ -11,8 +11,8 @@ from tests.once import computed_once
 
 import unisono
 from unisono.callbacks import CSVLog
-from unisono.callbacks.logger_feed import Opening
-from unisono.report.follow import EventReader
+from unisono.training.callbacks.logger_feed import Opening
+from unisono.training.events.follow import EventReader
 
 
 def train(directory, *logs, epochs=3, groups=1, loss=loss, validate=True, **options):
@@ -35,10 +35,10 @@ def train(directory, *logs, epochs=3, groups=1, loss=loss, validate=True, **opti
     return trainer
 
 
-def write(directory, every="step", from_step=0, status="finished"):
+def write(directory, from_step=0, status="finished"):
     """Write the table of a run from its event file, as the process of the loggers does."""
-    path = directory / f"{every}s.csv"
-    table = CSVLog.begin(Opening(path, 1, {"every": every}, {}, from_step))
+    path = directory / "steps.csv"
+    table = CSVLog.begin(Opening(path, 1, {}, {}, from_step))
     for event in EventReader(directory / "events.jsonl").new_events(table.begin_again):
         table.take(event)
         table.flush()
@@ -51,9 +51,9 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def test_a_row_for_each_step_and_epoch(tmp_path):
-    trainer = train(tmp_path, CSVLog(), CSVLog(every="epoch"), clip_norm=1.0)
-    steps, epochs = rows(tmp_path / "steps.csv"), rows(tmp_path / "epochs.csv")
+def test_a_row_for_each_step(tmp_path):
+    trainer = train(tmp_path, CSVLog(), clip_norm=1.0)
+    steps = rows(tmp_path / "steps.csv")
     assert list(steps[0]) == [
         *("step", "epoch", "loss", "accuracy", "learning_rate", "gradient_norm"),
         *("validation_loss", "validation_accuracy"),
@@ -66,25 +66,20 @@ def test_a_row_for_each_step_and_epoch(tmp_path):
     assert {"loss": float(steps[-1]["loss"]), "accuracy": float(steps[-1]["accuracy"])} == (
         trainer.run.last["means"]
     )
-    found = trainer.run.last["validation"]["loss"]
-    assert float(steps[-1]["validation_loss"]) == float(epochs[-1]["validation_loss"]) == found
-    assert [row["step"] for row in epochs] == ["2", "5", "8"]
-    mean = sum(float(row["loss"]) * n for row, n in zip(steps[:3], (8, 8, 4), strict=True)) / 20
-    assert float(epochs[0]["loss"]) == pytest.approx(mean)
+    assert float(steps[-1]["validation_loss"]) == trainer.run.last["validation"]["loss"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_taken_up_goes_on_in_its_file(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(whole)
     for epochs in (1, 2, 3):
         train(parts, epochs=epochs)
-        for every in ("step", "epoch"):
-            write(parts, every, from_step=3 * (epochs - 1))
+        write(parts, from_step=3 * (epochs - 1))
         if epochs == 1:
             with open(parts / "steps.csv", "a") as file:
                 file.write("3,1,0.5,0.5\n4,1,0.")  # of steps that come again
-    for every in ("step", "epoch"):
-        assert write(parts, every, from_step=9) == write(whole, every)
+    assert write(parts, from_step=9) == write(whole)
 
 
 def test_another_leader_goes_on_where_the_lost_one_ended(tmp_path):
@@ -134,7 +129,7 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
 
 def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path):
     train(tmp_path, epochs=1)
-    table = CSVLog.begin(Opening(tmp_path / "steps.csv", 1, {"every": "step"}, {}, 0))
+    table = CSVLog.begin(Opening(tmp_path / "steps.csv", 1, {}, {}, 0))
     for event in EventReader(tmp_path / "events.jsonl").new_events(table.begin_again):
         table.take(event)
         table.flush()
@@ -150,14 +145,12 @@ def test_a_table_is_not_written_anew_through_a_link(tmp_path):
     train(tmp_path, epochs=1)
     assert "validation_loss" in write(tmp_path)[0]
     assert (tmp_path / "outside").read_text() == "somebody else's"
-    os.rename(tmp_path / "outside", tmp_path / "steps.csv")
-    os.symlink(tmp_path / "steps.csv", tmp_path / "epochs.csv")
+    os.replace(tmp_path / "steps.csv", tmp_path / "outside")
+    os.symlink(tmp_path / "outside", tmp_path / "steps.csv")
     with pytest.raises(unisono.errors.NotPlainFileError):
-        write(tmp_path, "epoch", from_step=None)
+        write(tmp_path, from_step=None)
 
 
-def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match="`every` must be one of"):
-        CSVLog(every="minute")
+def test_without_a_directory_a_path_is_asked_for():
     with pytest.raises(unisono.CallbackError, match="`path` must say where CSV writes"):
         train(None, CSVLog())

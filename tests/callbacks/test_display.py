@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from unisono.callbacks import Progress
-from unisono.callbacks.display_state import DisplayState
-from unisono.callbacks.progress import Bar, Lines, display
-from unisono.callbacks.summary import Summary
+from unisono.runtime.launch.cell import DisplayState
+from unisono.training.callbacks.progress import Bar, Lines, display
+from unisono.training.callbacks.summary import Summary
 
 
 def console(width=80, **options):

@@ -71,7 +71,7 @@ def train(directory=None, steps=STEPS, **options):
 
 @pytest.mark.slow
 def test_averages_of_a_large_model_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("unisono.exchange.run_memory._BLOB_BYTES", 1 << 12)  # larger than that
+    monkeypatch.setattr("unisono.engine.exchange.snapshots._BLOB_BYTES", 1 << 12)  # it is larger
     undisturbed = train()
     train(tmp_path, steps=7)
     assert train(tmp_path) == undisturbed

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.callbacks import journal as module
-from unisono.callbacks.journal import Journal
+from unisono.training.callbacks import journal as module
+from unisono.training.callbacks.journal import Journal
 
 
 def place_of(line):
@@ -286,6 +286,7 @@ ACTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(acts=ACTS)
 def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):

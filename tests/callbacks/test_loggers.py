@@ -18,9 +18,10 @@ from tests.classified import by_sign as data
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.callbacks import Callback, CSVLog, MLflow, TensorBoard, Trackio, WandB, logger
-from unisono.callbacks.logger import Logger
+from unisono.callbacks import Callback, CSVLog, MLflow, TensorBoard, Trackio, WandB
 from unisono.errors import NotPlainFileError
+from unisono.training.callbacks import logger
+from unisono.training.callbacks.logger import Logger
 
 STEPS, VALIDATIONS = list(range(12)), [2, 5, 8, 11]
 
@@ -198,7 +199,7 @@ def test_tensorboard_forgets_the_steps_that_come_again(tmp_path):
 FAKE = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from unisono.callbacks import logger_feed
+from unisono.training.callbacks import logger_feed
 class Run:
     run_id = "mine"
     def __init__(self, opening):
@@ -244,6 +245,7 @@ def lines(directory):
     return (directory / "json" / "rows").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_what_it_gets(tmp_path, fake, capfd):
     train(tmp_path, functools.partial(fake, every=2), 1)
     assert lines(tmp_path) == [
@@ -256,10 +258,10 @@ def test_what_it_gets(tmp_path, fake, capfd):
     assert "for the screen" not in "".join(capfd.readouterr())
 
 
-def test_a_run_without_a_directory_has_an_event_file_for_as_long_as_it_is_read(tmp_path, fake):
+def test_a_run_without_a_directory_has_an_event_file_beside_its_logger(tmp_path, fake):
     train(None, functools.partial(fake, path=tmp_path / "json"), 1)
     assert len(lines(tmp_path)) == 6
-    assert os.listdir(tmp_path) == ["json"]
+    assert sorted(os.listdir(tmp_path)) == [".loggers", "json", "json.events.jsonl"]
 
 
 @pytest.mark.slow
@@ -294,6 +296,7 @@ def test_a_logger_that_fails_ends_no_run_and_no_other_logger(
         assert (tmp_path / "steps.csv").read_bytes() == (tmp_path / "log.csv").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["No space left", "was moved or removed"])
 def test_it_is_told_while_the_run_goes_on(tmp_path, fake, monkeypatch, why):
     said = []
@@ -313,6 +316,7 @@ def test_it_is_told_while_the_run_goes_on(tmp_path, fake, monkeypatch, why):
     assert f"{why}" in said[0]
 
 
+@pytest.mark.slow
 def test_an_exception_ends_the_loggers_run_as_failed(tmp_path, fake, monkeypatch):
     monkeypatch.setattr(logger, "_FAIL_WITHIN_S", 100.0)
 
@@ -355,9 +359,10 @@ def test_nothing_goes_over_the_network_unless_asked(monkeypatch):
     assert not {"space_id", "server_url"} & Trackio()._settings.keys()
 
 
+@pytest.mark.slow
 def test_the_first_process_has_the_run_before_the_next_one(tmp_path, fake):
     """However long it takes to start: the leader itself locks the file."""
-    loggers = logger.Loggers([], tmp_path / "events.jsonl", is_temporary=False)
+    loggers = logger.Loggers([], tmp_path / "events.jsonl")
     process = loggers._started(SimpleNamespace(), 0)
     with open(tmp_path / ".loggers") as again:
         with pytest.raises(BlockingIOError):

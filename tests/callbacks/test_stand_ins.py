@@ -15,7 +15,6 @@ BINARY = b"a line\nof somebody else's \x00 binary file\n and more"
 FILES = {
     "events.jsonl": EventLog,
     "steps.csv": CSVLog,
-    "epochs.csv": lambda: CSVLog(every="epoch"),
     "best.safetensors": BestCheckpoint,
 }
 
@@ -54,7 +53,6 @@ def outside(tmp_path):
         *[("events.jsonl", seen, True) for seen in STAND_INS],
         *[("events.jsonl", seen, False) for seen in list(STAND_INS)[:2]],
         *[("steps.csv", seen, True) for seen in list(STAND_INS)[:3]],
-        *[("epochs.csv", seen, True) for seen in list(STAND_INS)[:1]],
         *[("best.safetensors", seen, True) for seen in list(STAND_INS)[:4]],
     ],
 )
@@ -76,12 +74,13 @@ def test_nothing_is_written_through_it_and_nothing_trained(
     assert (sorted(os.listdir(tmp_path)), os.lstat(run / name).st_ino) == before
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_a_link_is_the_users_choice(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to("elsewhere")
     fit(tmp_path / "run", CSVLog(), BestCheckpoint())
     fit(tmp_path / "run", CSVLog(), BestCheckpoint(), epochs=2)
-    assert {*FILES, "checkpoints"} - {"epochs.csv"} <= set(os.listdir(tmp_path / "elsewhere"))
+    assert {*FILES, "checkpoints"} <= set(os.listdir(tmp_path / "elsewhere"))
 
 
 def test_a_link_that_comes_while_a_run_is_under_way_ends_no_run(tmp_path, outside, capsys):
@@ -100,6 +99,7 @@ def test_a_link_that_comes_while_a_run_is_under_way_ends_no_run(tmp_path, outsid
     assert (told.out + told.err).count("training goes on") == 1
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_to_another_folder_within_a_fit_keeps_its_files(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

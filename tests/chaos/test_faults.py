@@ -69,6 +69,7 @@ def check(monkeypatch, capfd, faults, options, *, exchange="shared", workers=3, 
     return results, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "loop"),
     [

@@ -20,7 +20,9 @@ from tests.chaos.phases import read_phase
 from tests.chaos.training import NUM_STEPS, Options, train
 
 import unisono
-from unisono.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.run_directory import RunDirectory
+
+pytestmark = pytest.mark.slow
 
 HOLD = (9, 15, 20)
 FOR_EVER_MS = 60_000.0  # longer than any test waits
@@ -89,7 +91,6 @@ def explanations(job):
 # Workers that stand still.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -115,7 +116,6 @@ def test_a_stopped_worker_is_ended_and_made_up_for(monkeypatch, capfd, fault):
     assert "SIGKILL" not in said
 
 
-@pytest.mark.slow
 def test_a_replacement_that_stands_still_is_replaced(monkeypatch, capfd):
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=7; stop:rank=1,at=join")
     results = unisono.launch(train, Options(hold=HOLD), workers=3, stall_timeout_s=1, restarts=9)
@@ -126,7 +126,6 @@ def test_a_replacement_that_stands_still_is_replaced(monkeypatch, capfd):
 # Programs that fail, which no replacement would mend.
 
 
-@pytest.mark.slow
 def test_an_exception_ends_the_run_and_is_told_once(started):
     job = started(workers=3, faults="raise:rank=1,step=8,at=shard")
     assert job.wait() == 1
@@ -136,7 +135,6 @@ def test_an_exception_ends_the_run_and_is_told_once(started):
     assert not job.results
 
 
-@pytest.mark.slow
 def test_leaving_in_the_midst_is_told(started):
     job = started(workers=3, faults="exit:rank=1,step=8,at=updated")
     assert job.wait() == 1
@@ -169,7 +167,6 @@ class Deadly:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_a_loader_process_that_dies_is_an_exception_of_the_program(capfd):
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* (exited|killed)"):
         unisono.launch(train_with_a_loader_that_dies, workers=3)
@@ -179,7 +176,6 @@ def test_a_loader_process_that_dies_is_an_exception_of_the_program(capfd):
 # Losses that are not made up for.
 
 
-@pytest.mark.slow
 def test_more_losses_than_allowed_end_the_run_with_an_explanation(started, tmp_path, in_directory):
     faults = "kill:rank=1,step=8; kill:rank=0,step=9; segv:rank=2,step=21"
     options = in_directory(pace_ms=0.0, hold=HOLD)
@@ -194,7 +190,6 @@ def test_more_losses_than_allowed_end_the_run_with_an_explanation(started, tmp_p
     check_goes_on(started, options)
 
 
-@pytest.mark.slow
 def test_without_restarts_the_first_loss_ends_the_run(started):
     job = started(workers=2, flags=("--restarts", 0), faults="kill:rank=1,step=8,at=update")
     assert job.wait() == 128 + signal.SIGKILL
@@ -203,7 +198,6 @@ def test_without_restarts_the_first_loss_ends_the_run(started):
     assert "more than `--restarts` or `restarts` (0) allows" in told
 
 
-@pytest.mark.slow
 def test_the_last_worker_without_a_replacement_ends_the_run(started):
     faults = "kill:rank=1,step=8; kill:rank=0,step=12; kill:rank=2,step=15,at=update"
     job = started(workers=3, flags=("--no-replace",), faults=faults)
@@ -212,7 +206,6 @@ def test_the_last_worker_without_a_replacement_ends_the_run(started):
     assert "it was the last worker, and `--no-replace` or `replace=False` allows no other" in told
 
 
-@pytest.mark.slow
 def test_a_lost_fork_server_is_told_and_nothing_is_left(started, tmp_path, in_directory):
     options = in_directory(every=2)
     job = started(options, step=7, workers=3)
@@ -238,7 +231,6 @@ def interrupt(job, signum):
         job.process.send_signal(signum)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "words"), INTERRUPTS)
 def test_asked_once_the_step_is_finished_and_kept(started, tmp_path, in_directory, signum, words):
     options = in_directory()
@@ -255,7 +247,6 @@ def test_asked_once_the_step_is_finished_and_kept(started, tmp_path, in_director
     check_goes_on(started, options)
 
 
-@pytest.mark.slow
 def test_asked_while_a_worker_is_lost(started, tmp_path, in_directory):
     options = in_directory()
     job = started(options, step=4, workers=3)
@@ -266,7 +257,6 @@ def test_asked_while_a_worker_is_lost(started, tmp_path, in_directory):
     check_goes_on(started, options)
 
 
-@pytest.mark.slow
 def test_asked_twice_it_ends_at_once(started, tmp_path, in_directory):
     job = started(in_directory(pace_ms=FOR_EVER_MS), step=0, workers=2)
     processes = job.processes()
@@ -278,7 +268,6 @@ def test_asked_twice_it_ends_at_once(started, tmp_path, in_directory):
     assert steps_kept(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_without_a_directory_it_ends_at_once(started):
     job = started(Options(pace_ms=FOR_EVER_MS), step=0, workers=2)
     processes = job.processes()
@@ -288,7 +277,6 @@ def test_without_a_directory_it_ends_at_once(started):
     assert not gone_within(processes, 30)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
 )
@@ -306,7 +294,6 @@ def test_plain_python_finishes_the_step_too(started, tmp_path, in_directory, sig
 # Disks and launchers.
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_told_and_the_next_checkpoint_is_there(started, tmp_path, in_directory):
     options = in_directory(every=8, pace_ms=0.0)
     job = started(options, workers=2, faults="disk-full:checkpoint=4")
@@ -321,7 +308,6 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_is_there(started, tmp_path,
     assert all(result == undisturbed() for result in job.results)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_on_other_numbers_of_workers_in_spite_of_losses(monkeypatch, tmp_path):
     for epochs, workers in ((1, 3), (2, 1), (3, 2), (4, 4)):
         monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=0,step={6 * epochs - 4},at=update")
@@ -332,7 +318,6 @@ def test_a_run_goes_on_on_other_numbers_of_workers_in_spite_of_losses(monkeypatc
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_launcher_killed_again_and_again_loses_nothing():
     outcome = driver.kill_launchers(seed=1, num_kills=4, num_workers=2)
     assert outcome.is_equal, outcome.trouble

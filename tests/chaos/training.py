@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import EventLog
-from unisono.state.digest import digest_of
+from unisono.engine.state.contents import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.chaos.exchanges import install

@@ -5,10 +5,10 @@ import json
 import torch
 from safetensors.torch import save
 
-from unisono.exchange.snapshots import strides_of
-from unisono.state.contents import named_parameters
-from unisono.state.optimizer_state import group_options, take_state
-from unisono.state.saved import FORMAT
+from unisono.engine.exchange.snapshots import strides_of
+from unisono.engine.state.contents import named_parameters
+from unisono.engine.state.optimizer_state import group_options, take_state
+from unisono.engine.state.saved import FORMAT
 
 
 def files_of_run(model, optimizer, facts, own=None):

@@ -13,10 +13,10 @@ from safetensors.torch import load, save
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
+from unisono.engine.exchange.snapshots import as_bytes, describe_extras, from_bytes
+from unisono.engine.state.contents import digest_of
+from unisono.engine.state.saved import Snapshot, apply, apply_groups
 from unisono.errors import CheckpointError
-from unisono.exchange.snapshots import as_bytes, describe_extras, from_bytes
-from unisono.state.digest import digest_of
-from unisono.state.saved import Snapshot, apply, apply_groups
 
 FACTS = {
     "position": {"step": 3, "epoch": 0, "batch": 3},

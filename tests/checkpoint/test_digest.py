@@ -1,8 +1,8 @@
 import torch
 from torch import nn
 
-from unisono.state.digest import digest_of
-from unisono.state.weights import plain_weights
+from unisono.engine.state.contents import digest_of
+from unisono.engine.state.load import plain_weights
 
 
 def make(dtype=torch.float32):

@@ -16,8 +16,8 @@ from tests.threads import in_threads
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.checkpoint.directory_lock import lock_directory
 from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.directory_lock import lock_directory
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_forked_process_does_not_have_what_its_parent_holds(folder):
 HOLD = """
 import os, sys
 from pathlib import Path
-from unisono.checkpoint.directory_lock import lock_directory
+from unisono.runtime.checkpoint.directory_lock import lock_directory
 held = lock_directory(Path(sys.argv[1]))
 if os.fork() == 0:
     sys.stdin.read()  # a loader process, say, that outlives its parent
@@ -73,6 +73,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 def test_another_process_is_named_and_its_end_is_the_end_of_its_claim(folder):
     command = [sys.executable, "-c", HOLD, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -108,12 +109,14 @@ def test_a_run_alone_does_not_begin_in_anothers_directory(folder, in_use):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_workers_do_not_begin_in_anothers_directory(folder, in_use):
     with pytest.raises(CheckpointError, match="must belong to one job at a time"):
         unisono.launch(train, folder, workers=2)
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_launched_job_has_its_directory_to_its_end_and_no_longer(folder):
     def train_and_look():
         return train(folder), train(folder), is_locked(folder)

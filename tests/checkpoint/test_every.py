@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.checkpoint.every import Every
+from unisono.training.run_options import Every
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.checkpoint import folder
-from unisono.checkpoint.folder import (
+from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint import folder
+from unisono.runtime.checkpoint.folder import (
     COMMIT,
     FILES,
     TooLargeError,
@@ -20,8 +21,7 @@ from unisono.checkpoint.folder import (
     read_folder,
     write_folder,
 )
-from unisono.checkpoint.run_directory import RunDirectory
-from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.run_directory import RunDirectory
 
 CONTENTS = {name: f"of {name}".encode() for name in FILES}
 

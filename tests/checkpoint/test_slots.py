@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from unisono.checkpoint import slots
-from unisono.checkpoint.folder import FILES, write_folder
-from unisono.checkpoint.run_directory import RunDirectory
-from unisono.dtypes import CODES, code_of, dtype_of
+from unisono.runtime.checkpoint import slots
+from unisono.runtime.checkpoint.folder import FILES, write_folder
+from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.runtime.dtypes import CODES, code_of, dtype_of
 
 FACTS = {"position": {"step": 3}, "loss": float("inf"), "text": "ü"}
 DTYPES = {dtype_of(code): code for code in CODES.values()}
@@ -291,6 +291,7 @@ def test_a_blob_of_another_form_is_refused(said):
         slots.files_of(slot, 0)
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_numpy_is_loaded_for_contiguous_tensors(tmp_path):
     slot, blob_at, _ = make_slot({"w": torch.zeros(3)})
     with tempfile.NamedTemporaryFile(dir=tmp_path) as file:
@@ -299,7 +300,7 @@ def test_neither_torch_nor_numpy_is_loaded_for_contiguous_tensors(tmp_path):
         code = (
             "import mmap, sys\n"
             "from pathlib import Path\n"
-            "from unisono.checkpoint import run_directory, slots\n"
+            "from unisono.runtime.checkpoint import run_directory, slots\n"
             f"with open({file.name!r}, 'r+b') as file:\n"
             "    slot = mmap.mmap(file.fileno(), 0)\n"
             f"files = slots.files_of(slot, {blob_at})\n"

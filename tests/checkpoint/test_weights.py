@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save, save_file
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
-from unisono.checkpoint.run_directory import RunDirectory
+from unisono.engine.state.load import load_model, plain_weights, save_weights
 from unisono.errors import CheckpointError
-from unisono.state.load import load_model
-from unisono.state.weights import plain_weights, save_weights
+from unisono.runtime.checkpoint.run_directory import RunDirectory
 
 
 def plain(seed=0):
@@ -372,6 +371,7 @@ def test_what_is_no_tensor_in_a_state_dict_has_no_place(tmp_path):
 SAFETENSORS_TORCH_AND_NONSENSE = st.sampled_from([b"PK\3\4", b"\x80\2", b"{}", b"", b"\0" * 64])
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.one_of(st.binary(max_size=64), SAFETENSORS_TORCH_AND_NONSENSE), st.binary(max_size=64))
 def test_no_file_makes_us_fall(tmp_path_factory, head, rest):

@@ -11,11 +11,10 @@ import types
 
 import pytest
 
-from unisono.checkpoint import folder
-from unisono.checkpoint.places import Places
-from unisono.checkpoint.run_directory import RunDirectory
-from unisono.checkpoint.slots import write_blob
-from unisono.checkpoint.writer import CheckpointWriter, Kept, newest_kept
+from unisono.runtime.checkpoint import folder
+from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.slots import Places, write_blob
+from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept, newest_kept
 
 PLACES = Places(7, 16384, 0, (4096, 8192), 4096, 64)
 NOTHING = json.dumps({"model.safetensors": [], "optimizer.safetensors": []}).encode()

@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place
-from unisono.device import Device
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
+from unisono.runtime.device import Device
 
 pytestmark = pytest.mark.usefixtures("accelerator")
 
@@ -172,6 +172,7 @@ def test_an_error_comes_when_its_batch_is_asked_for(dies):
             loader.batch(PLACES[2], SHARDS)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_batch_that_nobody_asks_for_is_of_no_account():
     with loader_of(Unreadable()) as loader:
         for place in PLACES[:2]:

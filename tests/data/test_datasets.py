@@ -60,7 +60,7 @@ def test_a_missing_mnist_file_is_named_with_its_folder(tmp_path: Path) -> None:
     ("images", "labels", "message"),
     [
         ((4, 28, 28), [0, 1, 2], "has 4 and .* has 3"),
-        ((4, 32, 32), [0, 1, 2, 3], r"shape \(n, 28, 28\), but are uint8 of shape \(4, 32, 32\)"),
+        ((4, 32, 32), [0, 1, 2, 3], r"shape \(n, 28, 28\), but are of \(4, 32, 32\)"),
         ((4, 28, 28), [[0, 1], [2, 3]], r"shape \(n,\)"),
         ((2, 28, 28), [0, 26], "up to 26"),
     ],
@@ -73,6 +73,46 @@ def test_mnist_refuses_files_that_do_not_belong_together(
         mnist(tmp_path, train=False)
 
 
+LABELS = idx(np.array([3, 1]))
+DAMAGED = {
+    "nothing": b"",
+    "a page of the web": b"<!DOCTYPE html>",
+    "half a header": LABELS[:3],
+    "no sizes": LABELS[:6],
+    "no values": LABELS[:8],
+    "a value is missing": LABELS[:-1],
+    "more than there should be": LABELS + b"\0",
+    "whole numbers": b"\0\0\x0c" + LABELS[3:],
+    "empty": idx(np.array([])),
+    "many dimensions": bytes([0, 0, 8, 255]) + b"\0\0\0\1" * 255 + b"\0",
+}
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, is_packed: bool) -> None:
+    write_mnist(tmp_path, np.zeros((2, 28, 28)), np.array([0, 9]))
+    place = tmp_path / "t10k-labels-idx1-ubyte"
+    place.unlink()
+    if is_packed:
+        (tmp_path / f"{place.name}.gz").write_bytes(gzip.compress(content))
+    else:
+        place.write_bytes(content)
+    with pytest.raises(DataFormatError, match=f"{place.name}.* again"):
+        mnist(tmp_path, train=False)
+
+
+def test_a_damaged_packed_file_is_named(tmp_path: Path) -> None:
+    write_mnist(tmp_path, np.zeros((2, 28, 28)), np.array([0, 9]))
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    packed = gzip.compress(LABELS)
+    for damaged in (packed[:-3], b"x" + packed[1:], packed[:12] + b"\xff" + packed[13:], LABELS):
+        (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(damaged)
+        with pytest.raises(DataFormatError, match="again"):
+            mnist(tmp_path, train=False)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL_MNIST.is_dir(), reason=f"MNIST is not in {REAL_MNIST}")
 def test_the_real_mnist_is_read() -> None:
     pixels, labels = mnist(REAL_MNIST, train=False).tensors

@@ -20,7 +20,7 @@ from tests.data.test_datasets import idx
 from tests.threads import in_threads
 
 from unisono.data import datasets, mnist
-from unisono.data.download import fetch_missing
+from unisono.data.datasets import fetch_missing
 from unisono.errors import DownloadError
 
 FILES = {

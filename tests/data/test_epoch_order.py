@@ -21,7 +21,7 @@ import unisono
 from unisono.data.epoch_order import EpochOrder
 from unisono.data.fetch import fetcher
 from unisono.plan.samples import SamplePlan
-from unisono.workers.context import context
+from unisono.runtime.workers.context import context
 
 N = augmenting.NUM_SAMPLES
 WEIGHTS = torch.linspace(0.1, 1.0, N)
@@ -219,6 +219,7 @@ def test_loader_processes_read_what_the_sampler_says():
     assert train(weighted, 2) == train(weighted)
 
 
+@pytest.mark.slow
 def test_a_loader_process_that_is_told_another_order_says_so():
     def whimsical(epoch, seed):
         return range(N) if multiprocessing.parent_process() is None else range(N)[::-1]

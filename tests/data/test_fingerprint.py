@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from unisono.data import fingerprint as module
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import fingerprint_of_data
-from unisono.data.sample_hash import hashed
+from unisono.runtime.held import hashed
 
 
 class Made(Dataset):
@@ -237,6 +237,7 @@ def test_objects_of_unknown_classes_are_told_apart_by_class_alone():
     assert hashed(torch.eye(3).to_sparse()) == hashed(torch.eye(3).to_sparse())
 
 
+@pytest.mark.slow
 def test_of_huge_samples_some_is_looked_at():
     huge = torch.zeros(10_000_000)
     assert hashed(huge) == hashed(huge.clone())

@@ -20,11 +20,10 @@ import unisono
 from unisono.data import collating
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place, upcoming
-from unisono.data.loader_processes import LoaderProcesses
-from unisono.data.parcel import read_parcel, write_parcel
-from unisono.device import host, num_threads
+from unisono.data.loader_processes import LoaderProcesses, read_parcel, write_parcel
 from unisono.plan.samples import SamplePlan
-from unisono.workers.launcher_link import is_worker
+from unisono.runtime.device import host, num_threads
+from unisono.runtime.workers.supervisor import is_worker
 
 SHUFFLED = SamplePlan(num_samples=11, batch_size=4, shards=3, seed=1)
 
@@ -230,6 +229,7 @@ def test_batches_are_the_same_whoever_reads_and_wherever_the_run_goes():
     assert read(2) == alone
 
 
+@pytest.mark.slow
 def test_processes_go_on_over_the_ends_of_epochs_and_read_nothing_beyond_the_last(tmp_path):
     def say(index):
         with (tmp_path / "read").open("a") as file:
@@ -579,7 +579,7 @@ def test_no_two_samples_and_no_two_epochs_of_a_run_share_a_stream(alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(alone, workers):
     results = unisono.launch(augmenting.train_and_draw, CASES, workers=workers)
     assert [digests for digests, _ in results] == [alone[0]] * workers

@@ -8,7 +8,7 @@ import torch
 from tests.data import augmenting
 
 from unisono.data import loader
-from unisono.device import pin
+from unisono.runtime.device import pin
 
 Pair = namedtuple("Pair", "image label")
 
@@ -72,6 +72,7 @@ def test_batches_are_pinned_where_there_is_a_gpu(monkeypatch, marked, loader_wor
     assert torch.equal(means(pin_memory=True), -plain)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_happens_and_nothing_is_said():
     dataset = augmenting.Noisy()

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, Subset
 import unisono
 from unisono.data import second_reading
 from unisono.data.fetch import fetcher
+from unisono.runtime import held
 
 CALLS = []
 NUMBER = 0
@@ -350,7 +351,7 @@ class Late(Plain):
 
 
 def test_later_on_a_sample_is_read_twice_now_and_then(monkeypatch):
-    monkeypatch.setattr(second_reading, "_LENGTHS", set())
+    monkeypatch.setattr(held, "_SEQUENCES", ())
     monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e9)
     CALLS.clear()
     fetch = fetcher(Late())
@@ -367,7 +368,7 @@ def test_samples_are_read_twice_rarely_and_never_again_if_that_takes_long(monkey
             time.sleep(0.002)
             return self.inputs[index]
 
-    monkeypatch.setattr(second_reading, "_LENGTHS", set())
+    monkeypatch.setattr(held, "_SEQUENCES", ())
     read = []
     fetch = fetcher(Slow())
     for start in range(10):
@@ -407,6 +408,7 @@ def train_each(loader_workers):
     return [train(make, loader_workers) for make in IN_RUNS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_a_run_is_refused_before_its_first_step(loader_workers):
     for step, words in train_each(loader_workers):

@@ -14,9 +14,9 @@ from tests.workers.forked import job  # noqa: F401
 from torch.utils.data import Subset, TensorDataset
 
 import unisono
-from unisono.data.arrays_layout import ArraysLayout, unpacked
-from unisono.workers.context import context
-from unisono.workers.memory import Memory
+from unisono.data.share import ArraysLayout, unpacked
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.memory import Memory
 
 MIB = 1 << 20
 

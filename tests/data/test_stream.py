@@ -173,6 +173,7 @@ class Dealt(Stream):
         return part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_parts_that_are_dealt_out_give_the_bits_of_the_whole(tmp_path, loader_workers):
     dealt = Dealt(tmp_path / "lines")
@@ -296,6 +297,7 @@ def test_a_stream_without_a_length_trains_for_steps(stream, loader_workers):
     assert train(Unmeasured(stream), loader_workers, steps=STEPS) == expected
 
 
+@pytest.mark.slow
 def test_a_run_on_a_stream_without_a_length_goes_on(stream, tmp_path):
     for steps in (3, STEPS):
         trainer = augmenting.make(directory=tmp_path / "run")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from unisono.data_parallel.chunks import count_chunks, cut, join, places
+from unisono.distributed.chunks import count_chunks, cut, join, places
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "one other")
@@ -36,6 +36,7 @@ def test_chunks_are_those_of_torch_chunk(batch, shards, sizes):
     assert torch.cat(chunks).equal(tensor)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 200), st.integers(1, 40))
 def test_the_cut_is_that_of_torch_chunk_for_all_sizes(batch, shards):
     tensor = torch.empty(batch)

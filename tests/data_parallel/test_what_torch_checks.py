@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import unisono
-from unisono.data_parallel.chunks import cut, join
+from unisono.distributed.chunks import cut, join
 
 BOTH = [[0, 1], [1, 0]]
 

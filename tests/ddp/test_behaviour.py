@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import unisono
-from unisono.ddp.averaging import mean_in_order
+from unisono.distributed.averaging import mean_in_order
 from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
 

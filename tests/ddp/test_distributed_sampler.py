@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import DistributedSampler as TorchSampler
 
 import unisono
-from unisono.ddp.distributed_sampler import DistributedSampler, SameOrderWarning
+from unisono.distributed.distributed_sampler import DistributedSampler, SameOrderWarning
 
 lengths = st.integers(0, 60)
 world_sizes = st.integers(1, 9)
@@ -34,6 +34,7 @@ def of_all_ranks(world_size, length, epoch=0, **options):
     return samplers
 
 
+@pytest.mark.slow
 @given(lengths, world_sizes, st.booleans(), st.booleans(), seeds, epochs)
 def test_the_indices_are_torchs(length, world_size, shuffle, drop_last, seed, epoch):
     options = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
@@ -44,6 +45,7 @@ def test_the_indices_are_torchs(length, world_size, shuffle, drop_last, seed, ep
         assert len(own) == len(torchs)
 
 
+@pytest.mark.slow
 @given(lengths, world_sizes, st.booleans(), seeds, epochs)
 def test_exact_gives_every_sample_once_in_torchs_order(length, world_size, shuffle, seed, epoch):
     options = {"shuffle": shuffle, "seed": seed}

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 import unisono
-from unisono.ddp.averaging import gather_bytes
+from unisono.distributed.averaging import gather_bytes
 
 NEW, OLD = "all_gather_single", "all_gather_into_tensor"
 

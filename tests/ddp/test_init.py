@@ -16,13 +16,13 @@ from tests.warm.processes import start
 from tests.workers.forked import Job
 
 import unisono
-from unisono.ddp import init
-from unisono.ddp import init_checks as device
-from unisono.ddp.init_checks import Choice, agreed_seed, choose, num_gpus, place_among
+from unisono.distributed import init
+from unisono.distributed import init as device
+from unisono.distributed.init import Choice, agreed_seed, choose, num_gpus, place_among
 from unisono.errors import MismatchError
-from unisono.workers import rendezvous
-from unisono.workers.rendezvous import RankPlaces
-from unisono.world import World
+from unisono.runtime.workers import rendezvous
+from unisono.runtime.workers.rendezvous import RankPlaces
+from unisono.runtime.world import World
 
 pytestmark = pytest.mark.slow
 

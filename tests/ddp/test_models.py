@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 
 import unisono
-from unisono.ddp.module import describe, difference
+from unisono.distributed.module import describe, difference
 from unisono.errors import MismatchError
 
 
@@ -86,6 +86,7 @@ def build_each():
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "world_size"),
     [("unisono", 2), pytest.param("unisono", 3, marks=SLOW), pytest.param("gloo", 3, marks=SLOW)],

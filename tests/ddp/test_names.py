@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 
 import unisono
-from unisono.ddp.names import is_without_prefix
+from unisono.distributed.module import is_without_prefix
 
 A, B = torch.zeros(2), torch.zeros(3)
 
@@ -85,5 +85,6 @@ def load_and_compare():
         assert torch.equal(ddp.module.module.weight, expected)
 
 
+@pytest.mark.slow
 def test_a_model_takes_both_forms_also_inside_of_another(on_ranks):
     on_ranks("unisono", 1, load_and_compare)

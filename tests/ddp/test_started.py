@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long  # eleven processes that load torch
 PROGRAM = str(Path(__file__).parent / "programs" / "train.py")
 STARTS = {
     "spawn": [sys.executable, PROGRAM, "spawn"],
-    "unisono run": [sys.executable, "-m", "unisono.cli", "run", "-n", "3", PROGRAM, "run"],
+    "unisono run": [sys.executable, "-m", "unisono", "run", "-n", "3", PROGRAM, "run"],
     "torchrun": [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", "3", PROGRAM, "torchrun"),

@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import unisono
-from unisono.ddp.unused import unused_in_words
-from unisono.launch.exceptions import summary_line, traceback_text
+from unisono.runtime.launch.exceptions import summary_line, traceback_text, unused_in_words
 
 TORCHS = (
     "Expected to have finished reduction in the prior iteration before starting a new one.\n"
@@ -29,6 +28,19 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.last(self.tied(self.first(x)))
+
+
+class InTurns(nn.Module):
+    """Uses the second layer in the first pass only."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return self.second(self.first(x)) if self.passes == 1 else self.first(x)
 
 
 class Wrapped:
@@ -91,3 +103,20 @@ def test_real_ranks_name_them(on_ranks, backend, of_torch):
         assert ("`unused.0.weight`, `unused.0.bias` got none" in message) != of_torch
         assert summary.startswith("RuntimeError: every parameter of a DistributedDataParallel")
         assert text.endswith(summary)
+
+
+def train_in_turns():
+    ddp = unisono.DistributedDataParallel(InTurns(), static_graph=True)
+    with pytest.raises(RuntimeError) as raised:
+        for _ in range(3):
+            ddp(torch.ones(2, 3)).sum().backward()
+    dist.barrier()
+    return str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_a_static_graph_that_changes_has_another_remedy(on_ranks, backend):
+    for told in on_ranks(backend, 2, train_in_turns):
+        assert told.startswith("with `static_graph=True` every backward pass must use")
+        assert "but `second.weight`, `second.bias` got no gradient: use them in each" in told

@@ -20,16 +20,15 @@ from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import Death, Job
 from torch import nn
 
-from unisono.device import Device
-from unisono.exchange.staged import StagedExchange
-from unisono.exchange.staged_hosts import StagedHostsExchange
-from unisono.state.contents import place
-from unisono.state.digest import digest_of
-from unisono.state.optimizer_state import group_options, take_state
-from unisono.step.clipping import Clipping
-from unisono.step.engine import StepEngine
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.team import Team
+from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
+from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.state.contents import digest_of, place
+from unisono.engine.state.optimizer_state import group_options, take_state
+from unisono.engine.step.engine import StepEngine
+from unisono.engine.step.transforms import Clipping
+from unisono.runtime.device import Device
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.team import Team
 
 LOOKED_AT_FIRST = 2  # steps that look whether passes move parameters of no optimizer
 STEPS, SHARDS, SAMPLES = 4, 5, 4  # of a shard

@@ -7,10 +7,12 @@ from tests.device import ranks
 from tests.workers.desk import MOMENTS, Death
 from tests.workers.test_barrier import control_of  # noqa: F401
 
+from unisono.engine.exchange import host_crossing, staged
 from unisono.errors import NonFiniteLossError
-from unisono.exchange import host_crossing, staged
-from unisono.workers import meeting_point
-from unisono.workers.control_block import ControlBlock
+from unisono.runtime.workers import meeting_point
+from unisono.runtime.workers.control_block import ControlBlock
+
+pytestmark = pytest.mark.slow
 
 FIRST_OF_A_STEP = 4  # meetings come before it
 

@@ -106,6 +106,7 @@ def test_a_model_that_is_moved_in_a_loop_is_refused(accelerator, move):
             move(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "move",
     [
@@ -148,6 +149,7 @@ def swapping():
     torch.__future__.set_swap_module_params_on_conversion(False)
 
 
+@pytest.mark.slow
 def test_a_model_moved_between_fits_is_moved_back(accelerator, swapping):
     def trained(change):
         trainer = unusual.make("sim")
@@ -167,6 +169,7 @@ def test_a_model_whose_parameters_are_others_now_is_refused(accelerator):
         trainer.fit(unusual.data(40), batch_size=10, steps=7)
 
 
+@pytest.mark.slow
 def test_layers_and_groups_may_come_between_fits(accelerator):
     def trained(device):
         trainer = unusual.make(device)
@@ -183,6 +186,7 @@ def test_layers_and_groups_may_come_between_fits(accelerator):
     assert trained("sim") == trained("cpu")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_named(accelerator):
     trainer = unusual.make("sim")
     accelerator.limit(0, torch.sim.memory_allocated(0) + 3000)
@@ -192,6 +196,15 @@ def test_what_does_not_fit_into_memory_is_named(accelerator):
     trainer.fit(unusual.data(40), **unusual.FIT)
 
 
+def test_a_model_whose_hooks_would_be_lost_is_moved_first(accelerator):
+    model = nn.Linear(8, 4)
+    model.weight.register_hook(torch.zeros_like)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"moving `weight` to sim:0 would lose its hooks: call"):
+        unisono.Run(model, optimizer, device="sim")
+
+
+@pytest.mark.slow
 def test_memory_is_given_back_when_a_loop_ends(accelerator):
     def left():
         gc.disable()
@@ -205,6 +218,7 @@ def test_memory_is_given_back_when_a_loop_ends(accelerator):
     assert left() == 0
 
 
+@pytest.mark.slow
 def test_weights_trained_there_are_loaded_on_the_cpu(accelerator, tmp_path):
     trainer = unusual.make("sim", directory=tmp_path / "a run")
     trainer.fit(unusual.data(40), **unusual.FIT)
@@ -218,6 +232,7 @@ def test_weights_trained_there_are_loaded_on_the_cpu(accelerator, tmp_path):
             assert torch.equal(value, expected[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["cpu then sim", "sim then cpu"])
 def test_a_run_goes_on_elsewhere(accelerator, tmp_path, order):
     first, _, other = order.split()

@@ -10,10 +10,10 @@ from tests.device import unusual, waits
 from tests.once import computed_once
 
 import unisono
-from unisono.device import Device
+from unisono.runtime.device import Device
 
 # Once a step, before the workers first meet: losses are there then, and parts on the host.
-ALONE = ["pending.py:PendingLosses.read"]
+ALONE = ["loss.py:PendingLosses.read"]
 # And once more before they meet again: each has added up a slice then.
 TOGETHER = [*ALONE, "staged.py:StagedExchange.add_up"]
 MODELS = [
@@ -22,34 +22,40 @@ MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", waits.LOSSES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trainer_waits_once_a_step(accelerator, loss, model):
     assert waits.waits_of_trainer(loss, **model) == [ALONE] * waits.WATCHED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", waits.LOSSES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_run_waits_once_a_step(accelerator, loss, model):
     assert waits.waits_of_run(loss, **model) == [ALONE] * waits.WATCHED
 
 
+@pytest.mark.slow
 def test_autocast_adds_no_wait(accelerator):
     assert waits.waits_of_trainer(precision="bf16") == [ALONE] * waits.WATCHED
 
 
+@pytest.mark.slow
 def test_clipping_by_value_adds_no_wait(accelerator):
     assert waits.waits_of_trainer(clip_value=0.1) == [ALONE] * waits.WATCHED
 
 
+@pytest.mark.slow
 def test_clipping_by_norm_reads_one_number(accelerator):
     norm = "item: engine.py:StepEngine._clip"
     for step in waits.waits_of_trainer(clip_norm=0.1):
         assert sorted(step) == sorted([*ALONE, norm])
 
 
+@pytest.mark.slow
 def test_scaled_losses_read_one_number(accelerator):
-    finite = "item: scaling.py:LossScaling.unscale"
+    finite = "item: transforms.py:LossScaling.unscale"
     for step in waits.waits_of_trainer(precision="fp16"):
         assert sorted(step) == sorted([*ALONE, finite])
 

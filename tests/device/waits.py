@@ -17,7 +17,7 @@ from torch import nn
 
 import unisono
 from unisono.callbacks import Callback
-from unisono.device import Copies
+from unisono.runtime.device import Copies
 
 WARM_UP, STEPS = 3, 9
 WATCHED = STEPS - WARM_UP - 1  # steps; the last ends the loop

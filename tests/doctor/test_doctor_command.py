@@ -13,12 +13,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from unisono.cli import main
-from unisono.doctor.examination import observe, summary
-from unisono.doctor.machine_checks import machine_probes
-from unisono.verdicts import Finding, print_findings
+from unisono.tools.cli import main
+from unisono.tools.doctor.machine_checks import machine_probes, observe, summary
+from unisono.tools.verify.findings import Finding, print_findings
 
-COMMAND = [sys.executable, "-m", "unisono.cli", "doctor"]
+COMMAND = [sys.executable, "-m", "unisono", "doctor"]
 SEEN = [
     Finding("cores", "ok", "4 cores."),
     Finding("load", "warning", "Busy.", "Wait."),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from unisono.doctor import machine_checks as checks
-from unisono.doctor.machine_checks import container_cores, container_memory_left
+from unisono.tools.doctor import machine_checks as checks
+from unisono.tools.doctor.machine_checks import container_cores, container_memory_left
 
 GIB, MIB = 2**30, 2**20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.doctor.machine_checks import judge_settings
+from unisono.tools.doctor.machine_checks import judge_settings
 
 GPUS = ("GPU-aaaa", "GPU-bbbb")
 FINE = "No variable of the environment is in the way."

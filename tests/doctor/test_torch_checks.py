@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from unisono.doctor.torch_checks import (
+from unisono.runtime.launch.gpus import DriverGpu
+from unisono.tools.doctor.torch_checks import (
     TorchFailedError,
     facts_in_child,
     judge_gpus,
     judge_torch,
     torch_and_gpus,
 )
-from unisono.launch.nvml import DriverGpu
 
 GIB = 2**30
 CPU = {"version": "2.13.0+cpu", "built_for": "CPUs alone"}
@@ -62,6 +62,7 @@ def test_gpus_are_judged(facts: Any, known: Any, expected: list[tuple[str, str]]
         assert words in one.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("torch", "timeout_s", "words"),
     [

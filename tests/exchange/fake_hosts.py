@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.workers.desk import Death, Desk, DeskSupervisor, Job
 
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.memory import Memory
-from unisono.workers.supervisor import Gather
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.supervisor import Gather
 
 
 def on_hosts(num_ranks: int) -> tuple[tuple[int, ...], ...]:

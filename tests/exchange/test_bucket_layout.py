@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.exchange.arena import Slot
-from unisono.exchange.bucket_layout import lay_out_buckets
-from unisono.workers.memory import ALIGNMENT_BYTES
+from unisono.engine.exchange.arena import Slot
+from unisono.engine.exchange.bucket_pipeline import lay_out_buckets
+from unisono.runtime.workers.memory import ALIGNMENT_BYTES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -59,6 +59,7 @@ def test_every_element_is_in_one_slice_of_one_bucket(case):
     assert seen == {index: list(range(slot.numel)) for index, slot in enumerate(slots)}
 
 
+@pytest.mark.slow
 @given(case=cases())
 def test_no_slice_reaches_into_another_bucket(case):
     slots, world_size, num_workers, sizes = case

@@ -7,14 +7,13 @@ import pytest
 import torch
 from tests.threads import in_threads
 
-from unisono.device import host
-from unisono.exchange.arena import lay_out
-from unisono.exchange.bucket_layout import lay_out_buckets
-from unisono.exchange.bucket_pipeline import BucketPipeline
-from unisono.exchange.bucket_sum import BucketSums
-from unisono.exchange.communicator import BrokenError, Communicator, Transfer
-from unisono.exchange.parts import OwnParts, Parts
+from unisono.engine.exchange.arena import lay_out
+from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_buckets
+from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer
+from unisono.engine.exchange.group_exchange import BucketSums
+from unisono.engine.exchange.parts import OwnParts, Parts
 from unisono.plan.summation import Node, tree_sum
+from unisono.runtime.device import host
 
 NUMELS = (40, 3, 7, 100, 20, 1)
 HELD = [[Node(0, 2)], [Node(2, 3), Node(3, 4)], [Node(4, 6)]]

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
-from unisono.device import host
-from unisono.exchange.arena import size_of
-from unisono.exchange.buffers import Buffers
+from unisono.engine.exchange.arena import size_of
+from unisono.engine.exchange.buffers import Buffers
+from unisono.runtime.device import host
 
 
 class Counts(torch.nn.Module):

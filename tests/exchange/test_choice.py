@@ -9,7 +9,7 @@ from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import distributed, nn
 
 import unisono
-from unisono.exchange.choice import EXCHANGE_VARIABLE, check_devices, name_of_exchange
+from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, check_devices, name_of_exchange
 
 CPU = SimpleNamespace(is_host=True, name="cpu")
 GPU = SimpleNamespace(is_host=False, is_divided=False, name="cuda:0")
@@ -151,6 +151,7 @@ def loop_on(exchange):
     return name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_computes_on_the_exchange_that_it_or_the_environment_names(monkeypatch, workers):
     for exchange, set_to, name in (

@@ -5,8 +5,8 @@ from tests.exchange.test_contract import adam, check, train
 from tests.workers.desk import Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.exchange import gloo_communicator
-from unisono.exchange.group_exchange import GroupExchange
+from unisono.engine.exchange import gloo_communicator
+from unisono.engine.exchange.group_exchange import GroupExchange
 
 
 @pytest.mark.parametrize("failing", [0, 1])  # which of the groups of a communicator

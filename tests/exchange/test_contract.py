@@ -12,20 +12,18 @@ from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
-from unisono.device import on_host
-from unisono.exchange import host_crossing
-from unisono.exchange.group_exchange import GroupExchange
-from unisono.exchange.hosts_exchange import HostsExchange
-from unisono.exchange.shared import SharedExchange
-from unisono.exchange.staged import StagedExchange
-from unisono.exchange.staged_hosts import StagedHostsExchange
+from unisono.engine.exchange import host_crossing
+from unisono.engine.exchange.group_exchange import GroupExchange
+from unisono.engine.exchange.hosts_exchange import HostsExchange, StagedHostsExchange
+from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.state.contents import digest_of, place
+from unisono.engine.state.optimizer_state import group_options, take_state
+from unisono.engine.step.transforms import Clipping
+from unisono.engine.step.update import Member
 from unisono.plan.summation import tree_sum
-from unisono.state.contents import place
-from unisono.state.digest import digest_of
-from unisono.state.optimizer_state import group_options, take_state
-from unisono.step.clipping import Clipping
-from unisono.step.update import Member
-from unisono.workers import meeting_point
+from unisono.runtime.device import on_host
+from unisono.runtime.workers import meeting_point
 
 REPLACING = [SharedExchange, StagedExchange, GroupExchange]
 BETWEEN_HOSTS = [HostsExchange, StagedHostsExchange]
@@ -323,6 +321,7 @@ def sums_of_what_changes(team, cls, how, only_rank, device=None):
     return found, took_early
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [GroupExchange, *BETWEEN_HOSTS])
 # The last of three has no lane, as its neighbour has.
 @pytest.mark.parametrize(("num_ranks", "only_rank"), [(2, None), (2, 1), (3, 2)])

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.device import ranks
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.device import Copies
-from unisono.exchange import staged
-from unisono.exchange.arena import lay_out
-from unisono.exchange.early_part import PartBuckets
+from unisono.engine.exchange import staged
+from unisono.engine.exchange.arena import lay_out
+from unisono.engine.exchange.early_part import PartBuckets
+from unisono.runtime.device import Copies
 
 
 def slots_of(*numels):
@@ -40,6 +40,7 @@ def test_what_has_changed_is_given_again():
     assert buckets.rest() == [(128, 192), (0, 64)]
 
 
+@pytest.mark.slow
 @given(
     numels=st.lists(st.integers(0, 60), max_size=8),
     num_bytes=st.sampled_from([1, 100, 500, 10_000]),
@@ -68,6 +69,7 @@ def test_every_byte_is_given_after_its_last_change(numels, num_bytes, data):
     assert copied == there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_buckets_of_any_size_give_the_same_bits(accelerator, control_of, world_size):  # noqa: F811
     expected = ranks.run(control_of(1), kind="cpu", optimizer="adam")[0]
@@ -77,6 +79,7 @@ def test_buckets_of_any_size_give_the_same_bits(accelerator, control_of, world_s
     assert list(results.values()) == [expected] * world_size
 
 
+@pytest.mark.slow
 def test_buckets_are_copied_before_the_backward_pass_ends(accelerator, control_of):  # noqa: F811
     seen = []
 

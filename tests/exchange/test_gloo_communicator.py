@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.exchange.communicator import BrokenError
-from unisono.exchange.gloo_communicator import GlooCommunicator, GlooTransfer
+from unisono.engine.exchange.communicator import BrokenError
+from unisono.engine.exchange.gloo_communicator import GlooCommunicator, GlooTransfer
 
 
 class Work:

@@ -22,13 +22,12 @@ from tests.exchange.test_contract import (
 from tests.workers.desk import Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.device import Device, on_host
-from unisono.exchange.communicator import Communicator, Transfer
-from unisono.exchange.gloo_communicator import GlooCommunicator
-from unisono.exchange.group_exchange import GroupExchange
-from unisono.exchange.nccl_communicator import NcclCommunicator
-from unisono.state.contents import place
-from unisono.state.digest import digest_of
+from unisono.engine.exchange.communicator import Communicator, Transfer
+from unisono.engine.exchange.gloo_communicator import GlooCommunicator
+from unisono.engine.exchange.group_exchange import GroupExchange
+from unisono.engine.exchange.nccl_communicator import NcclCommunicator
+from unisono.engine.state.contents import digest_of, place
+from unisono.runtime.device import Device, on_host
 
 
 class ByHost(Transfer):

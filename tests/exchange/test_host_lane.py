@@ -10,12 +10,11 @@ import torch
 from tests.exchange.fake_hosts import HostsJob
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.exchange import lane_turn
-from unisono.exchange.communicator import BrokenError
-from unisono.exchange.host_lane import HostLane, connect_lane
-from unisono.exchange.lane_turn import LaneTurn
-from unisono.exchange.ready_buckets import ReadyBuckets
-from unisono.workers import host_links
+from unisono.engine.exchange import host_lane as lane_turn
+from unisono.engine.exchange.communicator import BrokenError
+from unisono.engine.exchange.early_part import ReadyBuckets
+from unisono.engine.exchange.host_lane import HostLane, LaneTurn, connect_lane
+from unisono.runtime.workers import host_links
 
 
 @pytest.fixture

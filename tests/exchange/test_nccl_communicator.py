@@ -12,9 +12,9 @@ from tests.exchange.fake_nccl import FakeNccl
 from tests.workers.desk import Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.exchange import nccl_communicator
-from unisono.exchange.communicator import BrokenError
-from unisono.exchange.nccl_communicator import NcclCommunicator
+from unisono.engine.exchange import nccl_communicator
+from unisono.engine.exchange.communicator import BrokenError
+from unisono.engine.exchange.nccl_communicator import NcclCommunicator
 
 pytestmark = pytest.mark.slow
 

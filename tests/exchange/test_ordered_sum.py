@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.plan.definition import sum_by_definition
 
-from unisono.exchange.ordered_sum import OrderedSum
-from unisono.plan.shards import assign
-from unisono.plan.slices import Piece
+from unisono.engine.exchange.parts import OrderedSum
+from unisono.plan.shards import Piece, assign
 from unisono.plan.summation import parts_of
 
 NUMELS = (3, 1, 5)

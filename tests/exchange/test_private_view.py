@@ -1,17 +1,18 @@
 """A view of shared memory knows what this process has changed, by each way of finding out."""
 
+import itertools
 import mmap
 import os
 
 import pytest
 import torch
 
-from unisono.exchange.arena import Region, lay_out
-from unisono.exchange.private_view import PrivateView
-from unisono.workers.memory import Memory
-from unisono.workers.proc import create_memory
-from unisono.workers.supervisor import SingleProcess
-from unisono.workers.team import Team
+from unisono.engine.exchange.arena import Region, lay_out
+from unisono.engine.exchange.private_view import PrivateView
+from unisono.runtime.procfs import create_memory
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.supervisor import SingleProcess
+from unisono.runtime.workers.team import Team
 
 PAGE = mmap.PAGESIZE
 NUM_PAGES = 5000  # more ranges than one question to the kernel gives
@@ -36,6 +37,8 @@ def view(request, shared, monkeypatch):
     except OSError:
         pytest.skip("this kernel does not tell")
     view._look = getattr(PrivateView, request.param)
+    if request.param == "_look_at_bytes":
+        view._num_faults = itertools.count().__next__
     return view
 
 
@@ -61,3 +64,20 @@ def test_changes_are_published_and_then_forgotten(view, shared):
     assert there[0] == 4.0
     there[0] = 5.0
     assert values[0] == 5.0
+
+
+def test_nothing_is_looked_at_where_no_page_has_faulted(view):
+    values = view.regions[0].tensors()[0]
+    assert values[0] == 0
+    if view._look is PrivateView._look_at_bytes:
+        pytest.skip("a page may have been written to with what it had")
+    looks, look = [], view._look
+    view._look = lambda view: looks.append(1) or look(view)
+    assert [view.changed() for _ in range(20)] == [[]] * 20
+    assert len(looks) < 20
+    values[0] += 1
+    assert [view.changed() for _ in range(2)] == [[(0, PAGE)]] * 2
+    view.forget([(0, PAGE)])
+    assert view.changed() == []
+    values[1] += 1
+    assert view.changed() == [(0, PAGE)]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.exchange.ready_buckets import ReadyBuckets
+from unisono.engine.exchange.early_part import ReadyBuckets
 
 INDICES = [(3, 4), (2, 3), (0, 1)]  # a parameter may be in several
 
@@ -31,6 +31,7 @@ def test_a_bucket_is_ready_when_the_last_worker_has_come_to_it(start):
         assert (one.count(), other.count()) == (3, 3)
 
 
+@pytest.mark.slow
 @given(orders=st.tuples(*[st.permutations(range(5))] * 2), data=st.data())
 def test_no_bucket_is_ready_before_all_its_gradients_are_there(orders, data):
     both = workers(2)

@@ -14,12 +14,14 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.device import host
-from unisono.exchange.choice import EXCHANGE_VARIABLE, chosen
-from unisono.exchange.group_exchange import GroupExchange
-from unisono.exchange.shared import SharedExchange
-from unisono.exchange.staged import StagedExchange
-from unisono.state.digest import digest_of
+from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen
+from unisono.engine.exchange.group_exchange import GroupExchange
+from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.state.contents import digest_of
+from unisono.runtime.device import host
+
+pytestmark = pytest.mark.slow
 
 CASES = [
     ("cnn with norm and dropout", "fused adam", 4),
@@ -48,14 +50,12 @@ def replicas(request, monkeypatch):
     monkeypatch.setenv(EXCHANGE_VARIABLE, request.param)
 
 
-@pytest.mark.slow
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
-    unused = "unisono.exchange.communicator"
-    code = f"import sys, unisono.train.trainer; assert {unused!r} not in sys.modules"
+    unused = "unisono.engine.exchange.gloo_communicator"
+    code = f"import sys, unisono.training.trainer; assert {unused!r} not in sys.modules"
     processes.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
     assert chosen("auto", host()) is not SharedExchange
@@ -64,7 +64,6 @@ def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
 
 
 # The other exchange: tests/chaos/test_faults.py.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas", ["gloo", pytest.param("staged", marks=pytest.mark.long)], indirect=True
 )
@@ -109,7 +108,6 @@ def train_for(steps, directory):
     return trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=steps).digest
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "other"), [("shared", "staged"), ("staged", "gloo"), ("gloo", "shared")]
 )
@@ -149,7 +147,6 @@ def train_recomputed(exchange):
     return digest_of(model, optimizer)
 
 
-@pytest.mark.slow
 def test_gradients_that_come_twice_in_a_pass_are_whole():
     expected = train_recomputed("shared")
     for exchange in ("gloo", "staged"):

@@ -17,10 +17,10 @@ from tests.exchange.test_contract import (
 )
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.device import Device
-from unisono.exchange import host_crossing, staged
-from unisono.exchange.staged_hosts import StagedHostsExchange
-from unisono.state.contents import place
+from unisono.engine.exchange import host_crossing, staged
+from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
+from unisono.engine.state.contents import place
+from unisono.runtime.device import Device
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 from tests.gpu.launching import launch
 from tests.gpu.loops import first_difference, plain_loop, train, unisono_loop
 
-from unisono.train.compiling import compiled_in_this_thread
+from unisono.training.computing import compiled_in_this_thread
 
 STEPS = 3  # an epoch's last batch has another shape, and costs another compilation
 

@@ -10,7 +10,7 @@ import torch
 from tests.gpu.devices import CPU
 
 import unisono
-from unisono.device import Device
+from unisono.runtime.device import Device
 
 NUM_BYTES = 64 << 20
 

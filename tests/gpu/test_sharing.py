@@ -14,7 +14,7 @@ from tests.gpu.launching import launch
 from tests.gpu.loops import train_all, trainer_of
 
 from unisono.callbacks import EMA
-from unisono.state.digest import digest_of_weights
+from unisono.engine.state.contents import digest_of_weights
 
 SHARDS = 4
 STEPS = cases.STEPS_PER_EPOCH + 3

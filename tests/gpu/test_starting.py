@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 import unisono
-from unisono.launch.nvml import gpus_of_driver
-from unisono.launch.placement import Machine
+from unisono.runtime.launch.gpus import gpus_of_driver
+from unisono.runtime.launch.placement import Machine
 
 pytestmark = pytest.mark.needs_cuda
 
@@ -66,11 +65,12 @@ def test_a_process_that_has_used_a_gpu_launches_one_worker_for_each(device: str)
     assert unisono.launch(begun) == [(False, count, "1", ":4096:8", 1.0)] * count
 
 
-def test_workers_share_a_gpu_that_is_named(device: str) -> None:
+def test_workers_share_a_gpu_that_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    options: dict[str, Any] = {"gpus": name, "workers_per_gpu": 2}
-    assert unisono.launch(begun, **options) == [(False, 1, "2", ":4096:8", 1.0)] * 2
-    assert unisono.launch(torch.cuda.is_available, gpus="none", workers=2) == [False] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+    assert unisono.launch(begun, workers_per_gpu=2) == [(False, 1, "2", ":4096:8", 1.0)] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert unisono.launch(torch.cuda.is_available, workers=2) == [False] * 2
 
 
 def test_what_is_drawn_on_a_gpu_goes_on_from_the_callers(device: str) -> None:

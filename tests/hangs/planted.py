@@ -56,7 +56,7 @@ class Planted:
         options = ["run", "-n", str(self.workers), "--threads", "1", *self.options]
         script = [str(PROGRAMS / f"{self.program}.py"), self.way, str(self.note), *self.more]
         self._process = start(
-            [sys.executable, "-m", "unisono.cli", *options, *script],
+            [sys.executable, "-m", "unisono", *options, *script],
             stdin=reading,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from unisono.hangs.collective_notes import in_words
-from unisono.workers.context import context
+from unisono.runtime.hangs.collective_notes import in_words
+from unisono.runtime.workers.context import context
 
 ONE, TWO = torch.zeros(4), torch.zeros(2, 3, dtype=torch.int64)
 OPTIONS = SimpleNamespace()

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 import unisono
-from unisono.hangs.explanation import Hang, describe, explain
-from unisono.hangs.kernel_view import KernelView
-from unisono.hangs.sampler import Sample
-from unisono.hangs.stacks import Frame, Stack
-from unisono.hangs.whereabouts import (
+from unisono.runtime.hangs.explanation import Hang, describe, explain
+from unisono.runtime.hangs.kernel_view import KernelView
+from unisono.runtime.hangs.stacks import Frame, Sample, Stack
+from unisono.runtime.hangs.whereabouts import (
     ProcessLook,
     RankLook,
     Waits,
@@ -30,8 +29,8 @@ BACKWARD = Frame("Tensor.backward", f"{SITE}torch/_tensor.py", 500)
 WRAPPER = Frame("wrapper", f"{SITE}torch/distributed/c10d_logger.py", 80)
 TAKE = Frame("LoaderProcesses.take", f"{PACKAGE}/data/loader_processes.py", 112)
 SERVE = Frame("_serve", f"{PACKAGE}/data/loader_processes.py", 188)
-OUR_WAIT = Frame("GroupWork.wait", f"{PACKAGE}/c10d/work.py", 48)
-PARCEL = Frame("read_parcel", f"{PACKAGE}/data/parcel.py", 90)
+OUR_WAIT = Frame("GroupWork.wait", f"{PACKAGE}/runtime/c10d/work.py", 48)
+PARCEL = Frame("read_parcel", f"{PACKAGE}/data/loader_processes.py", 90)
 FETCH = Frame("_Reader._read_one", f"{PACKAGE}/data/fetch.py", 139)
 TORCHS_TAKE = Frame("_BaseDataLoaderIter._try_get_data", f"{SITE}torch/utils/data/dataloader.py", 9)
 TORCHS_LOOP = Frame("_worker_loop", f"{SITE}torch/utils/data/_utils/worker.py", 9)

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.hangs.explanation import Hang
-from unisono.launch import hang_watch
-from unisono.launch.hang_watch import LOOK_EVERY_S, HangWatch, Scene
-from unisono.workers.control_block import NUM_TIMES, ControlBlock
+from unisono.runtime.hangs.explanation import Hang
+from unisono.runtime.launch import hang_watch
+from unisono.runtime.launch.hang_watch import LOOK_EVERY_S, HangWatch, Scene
+from unisono.runtime.workers.control_block import NUM_TIMES, ControlBlock
 
 PIDS = {0: 10, 1: 11}
 ALL = (0, 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.hangs.kernel_view import KernelView, ancestors, children, look_at
+from unisono.runtime.hangs.kernel_view import KernelView, ancestors, children, look_at
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

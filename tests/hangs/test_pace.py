@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.hangs.pace import Pauses, Usual
+from unisono.runtime.hangs.explanation import Pauses, Usual
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from unisono.hangs.sampler import native_places, sample
+from unisono.runtime.hangs.stacks import native_places, sample
 
 HOLDING = """
 import re, sys, threading
@@ -25,6 +25,7 @@ wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["first", "another"])
 def test_who_holds_pythons_lock_in_c_is_seen_with_line_and_function(which: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", HOLDING, which], stdout=subprocess.PIPE)

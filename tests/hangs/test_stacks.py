@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import unisono
-from unisono.hangs.stacks import (
+from unisono.runtime.hangs.stacks import (
     Frame,
     Owner,
     folded,

@@ -14,11 +14,11 @@ import pytest
 from tests.hangs.planted import PROGRAMS, Planted
 from tests.warm import processes
 
-from unisono.hangs.where import find_job, where
+from unisono.runtime.hangs.where import find_job, where
 
 
 def ask(target: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return processes.run([sys.executable, "-m", "unisono.cli", "where", target], cwd=folder)
+    return processes.run([sys.executable, "-m", "unisono", "where", target], cwd=folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.chaos.exchanges import variables_of
 from tests.hosts.conftest import MakeHosts
-from tests.hosts.test_hosts import TRAIN, srun, start
+from tests.hosts.test_hosts import TRAIN, Output, srun, start
+from tests.hosts.virtual_hosts import torchrun
+from tests.parity.test_changed_parameters import alone
 from tests.test_examples import results
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
@@ -25,6 +28,18 @@ def test_an_example_has_the_digest_of_one_host(make_hosts: MakeHosts, name: str)
         said.append(results(outputs[0].text))
     assert said[0]
     assert said[1] == said[0]
+
+
+@pytest.mark.parametrize(("workers", "exchange"), [([2, 1], "shared"), ([1, 1], "staged")])
+def test_what_a_program_changes_is_changed_once(
+    make_hosts: MakeHosts, workers: list[int], exchange: str
+) -> None:
+    expected = [f"{name}: digest {digest}" for name, digest in alone().items()]
+    program = "tests/hosts/programs/changed.py"
+    begun = torchrun(make_hosts(2), workers, [program], environ=variables_of(exchange))
+    for output, count in zip(map(Output, begun), workers, strict=True):
+        said = [line for line in output.has_ended_well().splitlines() if ": digest " in line]
+        assert sorted(said) == sorted(expected * count)
 
 
 OTHER_PROCESSOR = """

@@ -244,19 +244,6 @@ def test_lost_workers_are_replaced_wherever_they_are(
     assert text.count("rows ") == sum(workers)  # of those that were not killed before
 
 
-@pytest.mark.parametrize("workers", [(2, 1), (1, 1)], ids=str)
-def test_a_digest_between_steps_outlives_lost_workers(make_hosts: MakeHosts, workers) -> None:
-    hosts, program = make_hosts(2), [TRAIN, "cnn", "--digests"]
-    kills = "1 digest 3; 0 digest 5 after; 1' digest 2"
-    outputs = unisono_run(hosts, workers, program, kills=kills, flags=["--restarts", "9"])
-    text = "".join(output.has_ended_well() for output in outputs)
-    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == 3
-    alone = start(hosts[:1], [1], program)
-    said = re.findall(r"step \d has \w+", alone[0].has_ended_well())
-    assert set(re.findall(r"step \d has \w+", text)) == set(said)
-    assert digests(outputs) == digests(alone)
-
-
 def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
@@ -271,7 +258,7 @@ def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
 def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHosts) -> None:
     hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
     outputs = unisono_run(hosts, [2, 2], program)
-    workers = ("-f", "unisono.launch.server")
+    workers = ("-f", "unisono.runtime.launch.server")
     outputs[0].await_line("rank 0 step 4")
     hosts[0].run("pkill", "-STOP", *workers)
     hosts[1].run("pkill", "-KILL", "-n", *workers)
@@ -591,12 +578,6 @@ def test_a_rank_that_ended_before_it_came_is_not_waited_for(
     for output in outputs:
         output.has_ended_well()  # in less time than a rank is waited for
     assert sum(output.text.count("digest") for output in outputs) == 4
-
-
-def test_a_slow_worker_is_named_with_its_host(make_hosts: MakeHosts) -> None:
-    outputs = start(make_hosts(2), [2, 2], [TRAIN, "cnn", "--steps", "150", "--slow", "3"])
-    assert "worker 3 (host 1) is slow in its forward pass: " in outputs[0].has_ended_well()
-    assert "is slow" not in outputs[1].has_ended_well()
 
 
 def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(

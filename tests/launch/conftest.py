@@ -14,7 +14,7 @@ from tests.warm import processes
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENDED_S = 30.0  # on a machine where others compute, too
-COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
+COMMAND = [sys.executable, "-m", "unisono", "run"]
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 import psutil
-from jupyter_client import BlockingKernelClient, KernelManager
 
 START_S = 60.0
 CELL_S = 60.0
@@ -38,6 +37,8 @@ class Kernel:
         # ipykernel does not watch descriptors when it finds itself in a test.
         environ = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
         environ |= {"IPYTHONDIR": str(runtime / "ipython"), **variables}
+        from jupyter_client import KernelManager  # not in every process of tests
+
         self.manager = KernelManager(
             transport="ipc", connection_file=str(runtime / f"{time.monotonic_ns()}.json")
         )
@@ -45,7 +46,7 @@ class Kernel:
         self._connect()
 
     def _connect(self) -> None:
-        self.client: BlockingKernelClient = self.manager.client()
+        self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=START_S)
         self.process = psutil.Process(self.manager.provisioner.pid)

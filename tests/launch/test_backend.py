@@ -15,7 +15,7 @@ import unisono
 
 PROGRAMS = Path(__file__).parent / "programs"
 WAYS = ["gloo", "GLOO", "cpu:gloo", "cpu:gloo,cuda:gloo", "None"]
-OURS = "unisono.c10d.group.Group"
+OURS = "unisono.runtime.c10d.group.Group"
 TORCHS = "torch.distributed.distributed_c10d.ProcessGroup"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.launch.call import pack_call, sources_without_files
+from unisono.runtime.launch.call import pack_call, sources_without_files
 
 LOCK = threading.Lock()
 
@@ -42,6 +42,7 @@ def test_what_cannot_be_pickled_is_named_with_the_reason(fn, args, named):
         pack_call(fn, args)
 
 
+@pytest.mark.slow
 def test_what_is_called_is_never_shown_in_full():
     assert unisono.launch(Called(), workers=1) == [7]
     many = functools.partial(len, list(range(100_000)))
@@ -67,6 +68,7 @@ def test_an_error_of_the_callers_own_code_keeps_its_traceback():
     assert raised.value.__cause__ is None
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_travel_is_named():
     with pytest.raises(
         TypeError, match=r"must be picklable, but a `dict` is not \(cannot pickle '_th"
@@ -74,6 +76,7 @@ def test_a_result_that_cannot_travel_is_named():
         unisono.launch(lambda: {"lock": threading.Lock()}, workers=1)
 
 
+@pytest.mark.slow
 def test_source_that_is_in_no_file_is_known_in_workers():
     name = "<cell 7>"
     source = "def written():\n    raise KeyError(1)\n"

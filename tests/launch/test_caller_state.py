@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.launch.caller_state import caller_modes, set_modes
+from unisono.runtime.launch.call import caller_modes, set_modes
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,7 @@ def seen():
     }
 
 
+@pytest.mark.slow
 def test_workers_have_the_callers_modes():
     before = seen()
     assert unisono.launch(seen, workers=1) == [before]
@@ -52,6 +53,7 @@ def precisions():
     return backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
 
 
+@pytest.mark.slow
 def test_precisions_that_are_set_by_their_new_names_travel_too():
     before = precisions()
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"

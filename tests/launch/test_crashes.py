@@ -77,7 +77,7 @@ MORE_CASES: list[Case] = [
 
 
 def start(way: str, kind: str, more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "unisono.cli", "run", "-n", "2", "--restarts", "0"]
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", "--restarts", "0"]
     return processes.start(
         [*command, str(PROGRAM), way, kind, more],
         stdout=subprocess.DEVNULL,

@@ -13,16 +13,16 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.launch import stall_watch
-from unisono.launch.stall_watch import StallWatch
-from unisono.launch.stalls import (
+from unisono.runtime.launch import stall_watch
+from unisono.runtime.launch.stall_watch import (
     LOOK_EVERY_S,
     Observation,
+    StallWatch,
     deadlock_message,
     is_deadlock,
     worker_to_kill,
 )
-from unisono.workers.control_block import ControlBlock
+from unisono.runtime.workers.control_block import ControlBlock
 
 MEETING = Observation((), place="at `gradients of step 3`", is_at_meeting=True, quiet_s=60.0)
 COLLECTIVE = Observation((), place="in all_reduce", quiet_s=61.0)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from unisono.launch.death import Deaths
-from unisono.workers.control_block import ControlBlock
+from unisono.runtime.launch.report import Deaths
+from unisono.runtime.workers.control_block import ControlBlock
 
 
 class Bench:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from unisono.launch.environment import launch_environment, worker_environment
-from unisono.launch.job import SCRIPT, Job
+from unisono.runtime.launch.job import SCRIPT, Job, launch_environment, worker_environment
 
 JOB = Job(
     kind=SCRIPT,

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.launch import exceptions
-from unisono.launch.exceptions import (
+from unisono.runtime.launch import exceptions
+from unisono.runtime.launch.exceptions import (
     is_disconnect,
     lost_peer,
     own_excepthook,
     summary_line,
     traceback_text,
 )
-from unisono.launch.report import ending
-from unisono.world import World, world
+from unisono.runtime.launch.report import ending
+from unisono.runtime.world import World, world
 
 
 def raised_by(act: Callable[[], object]) -> BaseException:

@@ -13,16 +13,16 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.launch import policy
-from unisono.launch.failure_files import (
+from unisono.runtime.launch import policy
+from unisono.runtime.launch.exceptions import (
     JSON_NAME,
     TEXT_NAME,
     failure_facts,
     remove_failure,
     write_failure,
 )
-from unisono.launch.report import failure_message
-from unisono.workers.launcher_messages import ProgramFailed
+from unisono.runtime.launch.report import failure_message
+from unisono.runtime.workers.launcher_messages import ProgramFailed
 
 
 def said(summary: str, waited_for: int | None = None) -> ProgramFailed:

@@ -18,13 +18,13 @@ import pytest
 from tests.warm import processes
 
 import unisono
-from unisono.launch import supervise
-from unisono.launch.environment import ADDRESS, reserved_port
+from unisono.runtime.launch import supervise
+from unisono.runtime.launch.job import ADDRESS, reserved_port
 
 pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "programs"
-COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
+COMMAND = [sys.executable, "-m", "unisono", "run"]
 CLASSICS = "plain,env,overwrite,tcp,again,groups"
 LOOPBACK = {"0100007F"}  # 127.0.0.1 in the byte order of the kernel's table
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -121,7 +121,7 @@ def listening_in_a_group(root: int, backend: str) -> tuple[list[str], list[str],
 
 
 def wait_for_all() -> None:
-    from unisono.workers.context import context
+    from unisono.runtime.workers.context import context
 
     context().team().meet("test")
 

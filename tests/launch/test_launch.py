@@ -23,9 +23,9 @@ from tests.threads import in_threads
 from tests.warm import processes
 
 import unisono
-from unisono.launch import api
-from unisono.launch.forkserver import ForkServer, server_pool
-from unisono.workers.context import context
+from unisono.runtime.launch import api
+from unisono.runtime.launch.forkserver import ForkServer, server_pool
+from unisono.runtime.workers.context import context
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -48,12 +48,14 @@ def fail_on(rank: int, error: BaseException) -> None:
     context().team().meet("test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_values_come_back_in_rank_order(workers: int) -> None:
     values = unisono.launch(who_am_i, "x", workers=workers)
     assert values == [(rank, workers, "x") for rank in range(workers)]
 
 
+@pytest.mark.slow
 def test_workers_draw_what_the_caller_would_have_drawn() -> None:
     def draw() -> list[float]:
         return [random.random(), np.random.rand(), torch.rand(1).item()]
@@ -65,6 +67,7 @@ def test_workers_draw_what_the_caller_would_have_drawn() -> None:
     assert on_workers == [draw()] * 2
 
 
+@pytest.mark.slow
 def test_the_exception_of_the_worker_is_raised_from_its_traceback() -> None:
     with pytest.raises(KeyError, match="original") as raised:
         unisono.launch(fail_on, 1, KeyError("original"), workers=2)
@@ -74,10 +77,11 @@ def test_the_exception_of_the_worker_is_raised_from_its_traceback() -> None:
     first, *_, last = cause.remote_traceback.splitlines()
     assert first == "Traceback (most recent call last):"
     assert last == "KeyError: 'original'"
-    assert "unisono/launch" not in cause.remote_traceback
+    assert "unisono/runtime/launch" not in cause.remote_traceback
     assert "in fail_on" in cause.remote_traceback.splitlines()[1]
 
 
+@pytest.mark.slow
 def test_exceptions_with_arguments_of_their_own_keep_their_fields() -> None:
     def fail() -> None:
         raise OddError("odd", detail=3)
@@ -87,6 +91,7 @@ def test_exceptions_with_arguments_of_their_own_keep_their_fields() -> None:
     assert raised.value.detail == 3
 
 
+@pytest.mark.slow
 def test_an_exception_that_cannot_travel_becomes_a_worker_error() -> None:
     def fail() -> None:
         raise OSError(threading.Lock())
@@ -96,6 +101,7 @@ def test_an_exception_that_cannot_travel_becomes_a_worker_error() -> None:
     assert "OSError" in raised.value.remote_traceback
 
 
+@pytest.mark.slow
 def test_a_worker_that_exits_well_returns_nothing() -> None:
     def leave_or_return() -> str:
         if unisono.world().rank == 0:
@@ -105,6 +111,7 @@ def test_a_worker_that_exits_well_returns_nothing() -> None:
     assert unisono.launch(leave_or_return, workers=2) == [None, "here"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "exit_code", "words"),
     [
@@ -126,6 +133,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(
     assert (raised.value.rank, raised.value.exit_code) == (1, exit_code)
 
 
+@pytest.mark.slow
 def test_waiting_for_one_that_has_finished_is_a_lost_peer_not_a_hang() -> None:
     def leave_early() -> None:
         if unisono.world().rank == 0:
@@ -136,6 +144,7 @@ def test_waiting_for_one_that_has_finished_is_a_lost_peer_not_a_hang() -> None:
     assert raised.value.rank == 1
 
 
+@pytest.mark.slow
 def test_launch_again_and_again_reuses_one_server() -> None:
     pids = {pid for _ in range(2) for pid in unisono.launch(os.getppid, workers=2)}
     assert len(pids) == 1
@@ -159,6 +168,7 @@ def test_variables_that_libraries_read_when_loaded_start_another_server(
     assert unisono.launch(os.getppid, workers=1) != before
 
 
+@pytest.mark.slow
 def test_a_worker_ends_without_taking_back_what_torch_has_made(tmp_path: Path) -> None:
     def finalizers(path: str) -> int:
         at_exit = [one for one in weakref.finalize._registry if one.atexit]
@@ -181,6 +191,7 @@ def test_a_dead_server_is_replaced() -> None:
     assert unisono.launch(who_am_i, workers=1) == [(0, 1)]
 
 
+@pytest.mark.slow
 def test_released_memory_is_given_back() -> None:
     def release_and_ask_again() -> list[int]:
         team = context().team()
@@ -199,6 +210,7 @@ def test_released_memory_is_given_back() -> None:
     assert unisono.launch(release_and_ask_again, workers=2) == [[0, 0, 0]] * 2
 
 
+@pytest.mark.slow
 def test_only_the_worker_itself_has_a_link() -> None:
     def fork_and_ask() -> tuple[bool, int]:
         pid = os.fork()
@@ -210,6 +222,7 @@ def test_only_the_worker_itself_has_a_link() -> None:
     assert unisono.launch(fork_and_ask, workers=1) == [(True, 3)]
 
 
+@pytest.mark.slow
 def test_descriptors_of_the_link_do_not_reach_subprocesses() -> None:
     def count() -> str:
         return subprocess.run(["ls", "/proc/self/fd"], capture_output=True, text=True).stdout
@@ -217,6 +230,7 @@ def test_descriptors_of_the_link_do_not_reach_subprocesses() -> None:
     assert unisono.launch(count, workers=1) == ["0\n1\n2\n3\n"]
 
 
+@pytest.mark.slow
 def test_the_server_forks_with_one_thread() -> None:
     def threads_of_server() -> int:
         return len(os.listdir(f"/proc/{os.getppid()}/task"))
@@ -224,6 +238,7 @@ def test_the_server_forks_with_one_thread() -> None:
     assert unisono.launch(threads_of_server, workers=1) == [1]
 
 
+@pytest.mark.slow
 def test_launch_inside_a_worker_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call the function directly"):
         unisono.launch(lambda: unisono.launch(who_am_i, workers=1), workers=1)
@@ -250,6 +265,7 @@ def test_wrong_numbers_are_refused(
         unisono.launch(who_am_i, **arguments)
 
 
+@pytest.mark.slow
 def test_paths_may_be_among_the_texts_of_sys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), b"/nowhere", "/elsewhere"])
     monkeypatch.setattr(sys, "argv", ["train", Path("/tmp"), 3])
@@ -283,6 +299,7 @@ def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPat
     assert not Path(f"/proc/{borrowed[0].pid}").exists()
 
 
+@pytest.mark.slow
 def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
     server = ForkServer.start(dict(os.environ))
     server.close()
@@ -329,11 +346,13 @@ def dies_without_training():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_train_is_not_run_again():
     with pytest.raises(unisono.WorkerError, match="had not made a `Run` or `Trainer` yet"):
         unisono.launch(dies_without_training, workers=1)
 
 
+@pytest.mark.slow
 def test_an_alarm_of_the_callers_own_ends_no_job():
     def alarm_the_caller(pid):
         os.kill(pid, signal.SIGALRM)

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from unisono.checkpoint.places import Places
-from unisono.checkpoint.slots import read_facts, write_blob
 from unisono.errors import NotPlainFileError
-from unisono.launch.memories import SharedMemories
-from unisono.workers.launcher_messages import DATA_KEYS, ROW_KEYS
+from unisono.runtime.checkpoint.slots import Places, read_facts, write_blob
+from unisono.runtime.launch.memories import SharedMemories
+from unisono.runtime.workers.launcher_messages import DATA_KEYS, ROW_KEYS
 
 
 @pytest.fixture

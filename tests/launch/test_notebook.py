@@ -10,10 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
-from nbclient import NotebookClient
 from tests.launch.conftest import lives
 from tests.launch.kernels import Kernel
 from tests.test_docs import DOCS, blocks
@@ -359,7 +357,7 @@ def test_everything_ends_with_the_kernel(own_kernel, end):
     assert all_gone(processes)
 
 
-def told(notebook: nbformat.NotebookNode) -> list[str]:
+def told(notebook) -> list[str]:
     """Give the values that cells show and the lines of runs, up to what a processor changes."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = [output.get("text") or output["data"]["text/plain"] for output in outputs]
@@ -369,12 +367,15 @@ def told(notebook: nbformat.NotebookNode) -> list[str]:
 
 @pytest.mark.long
 def test_the_example_tells_its_story_and_has_the_outputs_of_a_run(tmp_path):
+    import nbclient  # not in every process of tests
+    import nbformat
+
     stored = nbformat.read(EXAMPLE, as_version=4)
     assert EXAMPLE.stat().st_size < 20_000
     notebook = nbformat.from_dict(copy.deepcopy(stored))
     environ = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     there = {"metadata": {"path": str(tmp_path)}}
-    client = NotebookClient(notebook, timeout=100, coalesce_streams=True, resources=there)
+    client = nbclient.NotebookClient(notebook, timeout=100, coalesce_streams=True, resources=there)
     client.execute(env=environ | {"IPYTHONDIR": str(tmp_path)})
     shown = nbformat.writes(notebook)
     whole, part = r"135 steps, .* digest (\w+)", r"100 steps, .* digest (\w+)"

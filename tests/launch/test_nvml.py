@@ -8,9 +8,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from unisono.launch import nvml, placement
-from unisono.launch.nvml import DriverGpu, gpus_of_driver
-from unisono.launch.placement import Machine
+from unisono.runtime.launch import gpus as nvml
+from unisono.runtime.launch import placement
+from unisono.runtime.launch.gpus import DriverGpu, gpus_of_driver
+from unisono.runtime.launch.placement import Machine
 
 
 @pytest.fixture

@@ -14,10 +14,8 @@ from tests.launch.conftest import PROGRAMS
 from tests.warm import processes
 
 import unisono
-from unisono.launch.caller_state import generator_states, start_generators
-from unisono.launch.placement import Machine
-from unisono.workers.context import Context, context
-from unisono.workers.launcher_messages import ComputesOn
+from unisono.runtime.launch.call import generator_states, start_generators
+from unisono.runtime.launch.placement import Machine
 
 TWO = Machine(3, ("GPU-aa", "GPU-bb"))
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "UNISONO_WORKERS_PER_GPU", "CUBLAS_WORKSPACE_CONFIG")
@@ -39,10 +37,9 @@ def seen() -> list[str | None]:
     ("options", "expected"),
     [
         (
-            {"gpus": "1,0", "workers_per_gpu": 2, "workers": 3},
-            [[str(rank), "1,0", "2", ":4096:8"] for rank in range(3)],
+            {"workers_per_gpu": 2, "workers": 3},
+            [[str(rank), None, "2", ":4096:8"] for rank in range(3)],
         ),
-        ({"gpus": "none"}, [[str(rank), "", None, None] for rank in range(3)]),
         ({}, [[str(rank), None, "1", ":4096:8"] for rank in range(2)]),
     ],
 )
@@ -52,14 +49,27 @@ def test_launched_workers_are_told_of_their_gpus(
     assert unisono.launch(seen, **options) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ("1", [["0", "1", "1", ":4096:8"]]),
+        ("", [[str(rank), "", None, None] for rank in range(3)]),
+    ],
+)
+def test_the_environment_chooses_gpus(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, gpus: str, expected: list[Any]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    assert unisono.launch(seen) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"workers": 3}, ValueError, r"`workers` must be at most 2 here, one worker for each GPU"),
         ({"workers_per_gpu": 0}, ValueError, "`workers_per_gpu` must be at least 1, but is 0"),
         ({"workers_per_gpu": "2"}, TypeError, "`workers_per_gpu` must be a whole number"),
-        ({"gpus": [0]}, ValueError, "`gpus` must be a text such as"),
-        ({"gpus": "2"}, ValueError, "which has GPUs 0 to 1, but is '2'"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_before_anything_starts(
@@ -88,58 +98,8 @@ def test_the_command_starts_a_worker_for_each_gpu() -> None:
     assert places(run(program)) == one_each
     shared = [[str(rank), "4", None, None, "2", ":16:8"] for rank in range(4)]
     assert places(run("--workers-per-gpu", "2", program, CUBLAS_WORKSPACE_CONFIG=":16:8")) == shared
-    chosen = [["0", "1", "GPU-b", "PCI_BUS_ID", "1", ":4096:8"]]
-    assert places(run("--gpus", "GPU-b", program)) == chosen
-
-
-@pytest.mark.slow
-def test_what_workers_compute_on_is_said_once(
-    two_gpus: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def tell(device: str, gpu: str) -> None:
-        here = unisono.world().local_rank
-        for _ in range(2):
-            context().tell_device(device.format(here), gpu)
-
-    unisono.launch(tell, "cuda:{}", "NVIDIA H200")
-    line = "unisono: 2 workers compute on cuda:0 and cuda:1 (NVIDIA H200).\n"
-    assert capfd.readouterr().err == line
-    unisono.launch(tell, "cpu", "")
-    assert capfd.readouterr().err == (
-        'unisono: 2 workers compute on the CPU: `gpus="none"` starts one worker for each core '
-        "instead of one for each GPU (3 here), with the same bits.\n"
-    )
-
-
-def set_up() -> str:
-    with unisono.init() as here:
-        return str(here.device)
-
-
-@pytest.mark.slow
-def test_a_process_group_tells_its_devices_too(
-    two_gpus: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert unisono.launch(set_up, workers=2) == ["cpu", "cpu"]  # no torch here sees the GPUs
-    assert capfd.readouterr().err == "unisono: 2 workers compute on the CPU.\n"
-
-
-class Desk:
-    """Hears what a worker tells."""
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-        self.tell = self.heard.append
-
-
-def test_a_worker_without_gpus_tells_of_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    monkeypatch.setattr(Context, "supervisor", desk)
-    Context().tell_device("cpu", "")
-    assert desk.heard == []
-    monkeypatch.setenv("UNISONO_WORKERS_PER_GPU", "1")
-    Context().tell_device("cpu", "")
-    assert desk.heard == [ComputesOn("cpu", "")]
+    chosen = [["0", "1", "GPU-b", None, "1", ":4096:8"]]
+    assert places(run(program, CUDA_VISIBLE_DEVICES="GPU-b")) == chosen
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -168,14 +128,10 @@ def train(device: str, build: Any = None, loader_workers: int = 0) -> tuple[str,
 
 
 @pytest.mark.slow
-def test_workers_of_a_trainer_take_their_devices_and_the_launcher_says_which(
-    two_gpus: None, accelerator: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_of_a_trainer_take_their_devices(two_gpus: None, accelerator: Any) -> None:
     install = accelerator.install  # the second `fit` forks loader processes after its use
     on_sim = unisono.launch(train, "sim", install, 1, workers=3, workers_per_gpu=2)
     assert [device for device, _ in on_sim] == ["sim:0", "sim:0", "sim:1"]
-    line = "3 workers compute on sim:0 and sim:1 (test accelerator), up to 2 on each."
-    assert f"unisono: {line}\n" in capfd.readouterr().err
     assert {digest for _, digest in on_sim} == {train("cpu")[1]}
 
 
@@ -196,7 +152,7 @@ class Generators:
 
 @pytest.fixture
 def generators_put_back() -> Any:
-    from unisono.device import generators_put_back
+    from unisono.runtime.device import generators_put_back
 
     with generators_put_back():
         yield
@@ -235,7 +191,7 @@ for name in ("_lazy_init", "current_device", "get_device_properties", "synchroni
     setattr(torch.cuda, name, lambda *a, name=name, **k: used.append(name) or 0)
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 2
-from unisono.launch import server
+from unisono.runtime.launch import server
 server.load()
 print(used, torch.cuda.is_initialized())
 """

@@ -53,7 +53,7 @@ def server_of(launcher: subprocess.Popen[str]) -> psutil.Process:
     (server,) = (
         child
         for child in psutil.Process(launcher.pid).children()
-        if "unisono.launch.server" in " ".join(child.cmdline())
+        if "unisono.runtime.launch.server" in " ".join(child.cmdline())
     )
     return server
 
@@ -85,10 +85,11 @@ def test_a_killed_kernel_takes_a_server_along_that_stands_still(started, state) 
     assert gone_within(of_the_server, WITHIN_S) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_stands_still_while_it_loads_goes_with_its_launcher() -> None:
     code = (
         "import os, signal\n"
-        "from unisono.launch.forkserver import ForkServer\n"
+        "from unisono.runtime.launch.forkserver import ForkServer\n"
         "server = ForkServer.start(dict(os.environ))\n"
         "os.kill(server.pid, signal.SIGSTOP)\n"
         "print(server.pid, flush=True)\n"

@@ -15,7 +15,7 @@ from tests.descriptors import none_stay_open
 from tests.warm import processes
 
 import unisono
-from unisono.launch.outputs import LineBuffer, Outputs
+from unisono.runtime.launch.outputs import LineBuffer, Outputs
 
 
 def speak(words: str) -> None:
@@ -76,6 +76,7 @@ def test_a_line_beyond_all_measure_is_shown_in_parts():
     assert len(stream.feed(b"x", 0.0)) == (1 << 20) + 1
 
 
+@pytest.mark.slow
 def test_redirected_streams_get_what_workers_print():
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -86,6 +87,7 @@ def test_redirected_streams_get_what_workers_print():
     assert err.getvalue() == "Ä\nÄ\n"
 
 
+@pytest.mark.slow
 def test_a_stream_that_cannot_write_a_character_writes_its_number():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with contextlib.redirect_stdout(stream):
@@ -138,6 +140,7 @@ def test_a_stream_that_raises_ends_no_job_and_is_told_once(
     assert "raised OSError: [Errno 28] No space left on device" in line
 
 
+@pytest.mark.slow
 def test_a_closed_stream_ends_no_job(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "__stderr__", None)
     out = io.StringIO()
@@ -163,6 +166,7 @@ def test_what_leads_to_a_descriptor_is_written_by_workers_themselves(tmp_path: P
     assert output.read_text().startswith("before")
 
 
+@pytest.mark.slow
 def test_a_program_that_outlives_its_worker_holds_nobody_up():
     def leave_one_behind() -> int:
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import unisono
-from unisono.launch.call import pack_call
-from unisono.launch.pickling import dumps, load
+from unisono.runtime.launch.call import pack_call
+from unisono.runtime.launch.pickling import dumps, load
 
 SCRIPT = """
 import dataclasses, functools, io, threading, torch
@@ -57,6 +57,7 @@ def script() -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -107,6 +108,7 @@ def test_caches_of_modules_travel_by_name():
     assert load(dumps(fetch)) is fetch
 
 
+@pytest.mark.slow
 def test_cached_properties_travel():
     class Data:
         def __init__(self) -> None:

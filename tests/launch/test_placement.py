@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unisono.launch.gpus import IN_PYTHON, IN_SHELL
-from unisono.launch.placement import Asked, Machine, Placement, place_workers
+from unisono.runtime.launch.gpus import IN_PYTHON, IN_SHELL
+from unisono.runtime.launch.placement import Asked, Machine, Placement, place_workers
 
 CPUS = Machine(num_cores=8)
 ONE = Machine(8, ("GPU-aa",))
@@ -17,15 +17,8 @@ TORCH_FOR_CPUS = Machine(8, ("GPU-aa", "GPU-bb"), "2.13.0+cpu")
 FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
-ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
 def each(workers: int) -> dict[str, str]:
     return {**FIXED, "UNISONO_WORKERS_PER_GPU": str(workers)}
-
-
-def chosen(gpus: str, workers: int = 1) -> dict[str, str]:
-    return {**each(workers), **ORDER, "CUDA_VISIBLE_DEVICES": gpus}
 
 
 def place(
@@ -55,31 +48,15 @@ def test_without_gpus_there_is_a_worker_for_each_core_and_nothing_is_said(
         (FOUR, {}, {"workers_per_gpu": 2}, (8, each(2))),
         (FOUR, {}, {"workers_per_gpu": 2, "workers": 3}, (3, each(2))),
         (ONE, {}, {"workers_per_gpu": 3, "workers": 3}, (3, each(3))),
-        (FOUR, {}, {"gpus": "0,3"}, (2, chosen("0,3"))),
-        (FOUR, {}, {"gpus": "3,0", "workers": 1}, (1, chosen("3,0"))),
-        (FOUR, {}, {"gpus": "all"}, (4, chosen("0,1,2,3"))),
-        (FOUR, {}, {"gpus": "2", "workers_per_gpu": 3}, (3, chosen("2", 3))),
-        (FOUR, {}, {"gpus": "GPU-bb"}, (1, chosen("GPU-bb"))),
-        # What the user has set counts, but for what he asks for now.
+        # What the user has set counts.
         (FOUR, {"CUDA_VISIBLE_DEVICES": "2,1"}, {}, (2, each(1))),
         (FOUR, {"CUDA_VISIBLE_DEVICES": "2,9"}, {}, (1, each(1))),
-        (
-            FOUR,
-            {"CUDA_VISIBLE_DEVICES": "2,1"},
-            {"gpus": "all"},
-            (2, {**each(1), **ORDER}),
-        ),
-        (FOUR, {"CUDA_VISIBLE_DEVICES": "2,1"}, {"gpus": "0"}, (1, chosen("0"))),
         (FOUR, {"UNISONO_WORKERS_PER_GPU": "2"}, {}, (8, FIXED)),
         (FOUR, {"UNISONO_WORKERS_PER_GPU": "2"}, {"workers_per_gpu": 1}, (4, each(1))),
         (ONE, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, {}, (1, {"UNISONO_WORKERS_PER_GPU": "1"})),
-        # GPUs that the environment hides, and those that the user does not want.
+        # GPUs that the environment hides.
         (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {}, (8, {})),
         (FOUR, {"CUDA_VISIBLE_DEVICES": "-1"}, {"workers": 9}, (9, {})),
-        (FOUR, {}, {"gpus": "none"}, (8, {"CUDA_VISIBLE_DEVICES": ""})),
-        (FOUR, {}, {"gpus": "none", "workers": 9}, (9, {"CUDA_VISIBLE_DEVICES": ""})),
-        (CPUS, {}, {"gpus": "none"}, (8, {"CUDA_VISIBLE_DEVICES": ""})),
-        (TORCH_FOR_CPUS, {}, {"gpus": "none"}, (8, {"CUDA_VISIBLE_DEVICES": ""})),
         # No more than a number of its own for whoever shares GPUs elsewhere.
         (CPUS, {"UNISONO_WORKERS_PER_GPU": "2"}, {}, (8, {})),
     ],
@@ -93,11 +70,6 @@ def test_workers_and_their_variables(
     assert place(machine, environ, **asked) == expected
 
 
-def test_an_order_of_gpus_that_the_user_has_set_is_kept() -> None:
-    _, variables = place(FOUR, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, gpus="0")
-    assert variables == {**each(1), "CUDA_VISIBLE_DEVICES": "0"}
-
-
 @pytest.mark.parametrize(
     ("machine", "environ", "asked", "words"),
     [
@@ -106,7 +78,8 @@ def test_an_order_of_gpus_that_the_user_has_set_is_kept() -> None:
             {},
             {"workers": 4},
             "`-n` must be at most 1 here, one worker for each GPU (0), but is 4: start fewer, "
-            "share GPUs with `--workers-per-gpu 4`, or compute on the CPU with `--gpus none`.",
+            "share GPUs with `--workers-per-gpu 4`, or compute on the CPU with "
+            "`CUDA_VISIBLE_DEVICES=` in the environment.",
         ),
         (FOUR, {}, {"workers": 5}, "(0,1,2,3), but is 5: start fewer, share GPUs with `--workers-"),
         (FOUR, {}, {"workers": 9}, "share GPUs with `--workers-per-gpu 3`,"),
@@ -116,20 +89,6 @@ def test_an_order_of_gpus_that_the_user_has_set_is_kept() -> None:
             {},
             {"workers": 9, "workers_per_gpu": 2},
             "`-n` must be at most 8 here, 2 workers for each GPU (0,1,2,3), but is 9",
-        ),
-        (
-            FOUR,
-            {},
-            {"workers": 3, "gpus": "0,3"},
-            "`--gpus` must name a GPU for each worker, but names 2 (0,3) for 3 workers: start at "
-            "most 2, or have them share GPUs with `--workers-per-gpu 2`.",
-        ),
-        (
-            FOUR,
-            {},
-            {"workers": 5, "gpus": "0,3", "workers_per_gpu": 2},
-            "`--gpus` must name a GPU for every 2 workers, but names 2 (0,3) for 5 workers: start "
-            "at most 4, or have them share GPUs with `--workers-per-gpu 3`.",
         ),
         (FOUR, {}, {"workers_per_gpu": 1000}, "`-n` must be at most 1,024, but is 4,000: start"),
         (CPUS, {}, {"workers": 1025}, "`-n` must be at most 1,024, but is 1,025: start about"),
@@ -148,18 +107,7 @@ def test_an_order_of_gpus_that_the_user_has_set_is_kept() -> None:
             "driver knows of none here: leave it out, and the workers compute on the CPU.",
         ),
         (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {"workers_per_gpu": 2}, "CUDA_VISIBLE_DEVICES is ''"),
-        (FOUR, {}, {"workers_per_gpu": 2, "gpus": "none"}, "and `--gpus none` gives them none"),
         (TORCH_FOR_CPUS, {}, {"workers_per_gpu": 2}, "torch 2.13.0+cpu is built for CPUs alone"),
-        (
-            TORCH_FOR_CPUS,
-            {},
-            {"gpus": "0"},
-            "`--gpus` must be left out with a torch that is built for CPUs alone (2.13.0+cpu), but "
-            "is '0'",
-        ),
-        (CPUS, {}, {"gpus": "0"}, "NVIDIA's driver knows of none"),
-        (FOUR, {}, {"gpus": 0}, "must be a text such as"),
-        (FOUR, {}, {"gpus": [0, 1]}, "must be a text such as"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_way_out(
@@ -175,16 +123,6 @@ def test_in_python_the_way_out_is_python() -> None:
         place_workers(IN_PYTHON, Asked(workers=2), {}, ONE)
     assert str(raised.value) == (
         "`workers` must be at most 1 here, one worker for each GPU (0), but is 2: start fewer, "
-        'share GPUs with `workers_per_gpu=2`, or compute on the CPU with `gpus="none"`.'
+        "share GPUs with `workers_per_gpu=2`, or compute on the CPU with `CUDA_VISIBLE_DEVICES=` "
+        "in the environment."
     )
-
-
-def test_who_has_not_said_how_many_is_told_of_cores_if_the_program_computes_on_the_cpu() -> None:
-    line = (
-        "`--gpus none` starts one worker for each core instead of one for each GPU (8 here), with "
-        "the same bits"
-    )
-    assert place_workers(IN_SHELL, Asked(), {}, ONE).on_cpu == line
-    assert place_workers(IN_SHELL, Asked(workers=1), {}, ONE).on_cpu == ""
-    assert place_workers(IN_SHELL, Asked(gpus="none"), {}, ONE).on_cpu == ""
-    assert place_workers(IN_SHELL, Asked(), {}, CPUS).on_cpu == ""

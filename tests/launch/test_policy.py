@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.launch import policy
-from unisono.launch.policy import (
+from unisono.runtime.launch import policy
+from unisono.runtime.launch.policy import (
     Decision,
     JobState,
     KillServer,
@@ -21,9 +21,9 @@ from unisono.launch.policy import (
     may_survive,
     start,
 )
-from unisono.launch.report import TRY_AGAIN, exit_status, failure_message, interrupt_message
-from unisono.workers.launcher_messages import ProgramFailed
-from unisono.workers.meeting_point import Departure
+from unisono.runtime.launch.report import TRY_AGAIN, exit_status, failure_message, interrupt_message
+from unisono.runtime.workers.launcher_messages import ProgramFailed
+from unisono.runtime.workers.meeting_point import Departure
 
 Event = Callable[[JobState, float], Decision]
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from unisono.launch.environment import reserved_port
-from unisono.launch.process_groups import GroupRequest, group_request, is_this_host
+from unisono.runtime.launch.job import reserved_port
+from unisono.runtime.launch.process_groups import GroupRequest, group_request, is_this_host
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "77"}
 

@@ -11,40 +11,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.launch import recovery
-from unisono.launch.job_actions import (
+from unisono.runtime.launch import recovery
+from unisono.runtime.launch.recovery import (
+    PERIOD_S,
     Action,
     Answer,
     GiveUp,
     Joined,
     KeepAndEnd,
     MarkDeparture,
-    Seat,
-    Spawn,
-    Wish,
-)
-from unisono.launch.recovery import (
-    PERIOD_S,
     OfRecovery,
     RecoveryDecision,
     RecoveryState,
+    Seat,
+    Spawn,
+    Wish,
     stop_wanted,
 )
-from unisono.workers.launcher_messages import (
+from unisono.runtime.workers.launcher_messages import (
     LOOP,
     CatchUp,
     Continue,
     JointResult,
     Live,
     LoopBegan,
+    Membership,
     NoRecovery,
     Passed,
     Ready,
     Refused,
     Stopped,
 )
-from unisono.workers.meeting_point import Departure
-from unisono.workers.membership import Membership
+from unisono.runtime.workers.meeting_point import Departure
 
 Event = Callable[[RecoveryState], RecoveryDecision]
 RESULT = "result"

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from unisono.launch import recovery
-from unisono.launch.report import ending, joined_message, loss_message
-from unisono.workers.launcher_messages import LoopBegan, Ready
-from unisono.workers.membership import Membership
+from unisono.runtime.launch import recovery
+from unisono.runtime.launch.report import ending, joined_message, loss_message
+from unisono.runtime.workers.launcher_messages import LoopBegan, Membership, Ready
 
 KILLED = (
     "was killed by SIGKILL (most often the system ran out of memory: use a smaller batch or "

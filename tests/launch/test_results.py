@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.launch.call import pack_result, unpack_result
-from unisono.launch.exceptions import pack_exception, unpack_exception
+from unisono.runtime.launch.call import pack_result, unpack_result
+from unisono.runtime.launch.exceptions import pack_exception, unpack_exception
 
 
 def through_result(value: Any) -> Any:
@@ -53,6 +53,7 @@ def test_members_of_the_callers_enums_are_the_callers():
     assert Colour.RED.tell.__func__.__globals__ is globals()
 
 
+@pytest.mark.slow
 def test_classes_that_a_worker_has_made_come_whole():
     def make():
         class Made:
@@ -70,6 +71,7 @@ def test_classes_that_a_worker_has_made_come_whole():
     assert type(through_result(first)) is type(first)
 
 
+@pytest.mark.slow
 def test_a_result_of_a_class_that_only_workers_can_import_is_told(tmp_path):
     (tmp_path / "only_there.py").write_text("class Found:\n    pass\n")
 

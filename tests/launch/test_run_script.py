@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.mark.slow
 def test_a_script_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
@@ -39,7 +40,6 @@ def test_a_script_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: 
     assert seen[0]["draws"] == seen[1]["draws"]
 
 
-@pytest.mark.slow
 def test_a_module_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -55,7 +55,6 @@ def test_a_module_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: 
         assert seen[what] == expected[what], what
 
 
-@pytest.mark.slow
 def test_two_runs_draw_different_numbers(unisono_run: Run) -> None:
     draws = [
         json.loads(unisono_run("-n", 1, PROGRAMS / "show.py").stdout)["draws"] for _ in range(2)
@@ -63,7 +62,6 @@ def test_two_runs_draw_different_numbers(unisono_run: Run) -> None:
     assert draws[0] != draws[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "status", "words"),
     [
@@ -83,7 +81,6 @@ def test_the_first_failure_is_shown_once(
     assert done.returncode == status
 
 
-@pytest.mark.slow
 def test_the_traceback_is_the_one_of_plain_python(unisono_run: Run, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import json\n\ndef f():\n    json.loads('{')\n\nf()\n")
@@ -94,7 +91,6 @@ def test_the_traceback_is_the_one_of_plain_python(unisono_run: Run, tmp_path: Pa
     assert done.returncode == plain.returncode == 1
 
 
-@pytest.mark.slow
 def test_open_files_threads_and_exit_callbacks_are_finished(
     unisono_run: Run, tmp_path: Path
 ) -> None:
@@ -106,7 +102,6 @@ def test_open_files_threads_and_exit_callbacks_are_finished(
         assert gzip.decompress((tmp_path / f"{rank}.gz").read_bytes()) == b"zipped"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     ["5", "raise", *(pytest.param(n, marks=pytest.mark.long) for n in ("0", "words", "hook"))],
@@ -124,7 +119,6 @@ def test_a_process_that_a_worker_forks_ends_as_it_would_anywhere(
     assert "worker" not in done.stderr
 
 
-@pytest.mark.slow
 def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path: Path) -> None:
     job = running(env={**os.environ, "TMPDIR": str(tmp_path)})
     for process in job.all:
@@ -136,7 +130,6 @@ def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path
     assert _files_under(tmp_path) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "status", "line"),
     [
@@ -145,7 +138,7 @@ def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path
     ],
 )
 def test_an_interrupt_ends_everything(running, signum, status, line) -> None:
-    job = running(subprocess.Popen)
+    job = running(*[subprocess.Popen] * (signum == signal.SIGINT))  # one as a user starts it
     if signum == signal.SIGINT:
         os.killpg(job.launcher.pid, signum)  # as a terminal does
     else:
@@ -155,12 +148,11 @@ def test_an_interrupt_ends_everything(running, signum, status, line) -> None:
     assert job.launcher.communicate() == ("", line)
 
 
-@pytest.mark.slow
 def test_an_interrupt_while_torch_still_loads_ends_everything_too(tmp_path: Path) -> None:
     script = tmp_path / "never.py"
     script.write_text("print('started')")
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "unisono.cli", "run", "-n", "2", script],
+        [sys.executable, "-m", "unisono", "run", "-n", "2", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -174,7 +166,6 @@ def test_an_interrupt_while_torch_still_loads_ends_everything_too(tmp_path: Path
     assert err == "unisono: interrupted by Ctrl-C; all 2 workers were ended.\n"
 
 
-@pytest.mark.slow
 def test_a_worker_holds_no_descriptor_of_another(unisono_run: Run, tmp_path: Path) -> None:
     # All requests are there when torch has been loaded, with the descriptors of all ranks.
     script = tmp_path / "show.py"
@@ -191,7 +182,6 @@ def test_a_worker_holds_no_descriptor_of_another(unisono_run: Run, tmp_path: Pat
     assert seen == [["/dev/null", *page_and_its_mapping, *store, "pipe", "pipe", *channel]] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "closed",
     [
@@ -207,7 +197,7 @@ def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed:
         "print('err', file=sys.stderr)\n"
         f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(repr(sys.stdin.read()))\n"
     )
-    words = [sys.executable, "-m", "unisono.cli", "run", "-n", "2", str(script)]
+    words = [sys.executable, "-m", "unisono", "run", "-n", "2", str(script)]
     command = f"exec {shlex.join(words)} {closed}"
     done = subprocess.run(
         command,

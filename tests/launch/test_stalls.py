@@ -12,11 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.launch import stall_watch
-from unisono.launch.stall_watch import StallWatch, processor_time
-from unisono.launch.stalls import LOOK_EVERY_S, Observation, look, stalled
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.membership import Membership
+from unisono.runtime.launch import stall_watch
+from unisono.runtime.launch.stall_watch import (
+    LOOK_EVERY_S,
+    Observation,
+    StallWatch,
+    look,
+    processor_time,
+    stalled,
+)
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.launcher_messages import Membership
 
 FREE, AWAITED, STOPPED = (False, False), (False, True), (True, False)
 

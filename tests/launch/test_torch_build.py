@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from unisono.launch.placement import torch_for_cpus_alone
+from unisono.runtime.launch.placement import torch_for_cpus_alone
 
 LOADS = """
 import sys
-from unisono.launch.placement import torch_for_cpus_alone
+from unisono.runtime.launch.placement import torch_for_cpus_alone
 for sys.path[0] in sys.argv[1:]:
     print(repr(torch_for_cpus_alone()), "torch" in sys.modules)
 """
@@ -28,6 +28,7 @@ FILES: list[tuple[list[str] | None, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_it_is_what_its_file_says(tmp_path: Path) -> None:
     for number, (lines, _) in enumerate(FILES):
         folder = tmp_path / str(number) / "torch"

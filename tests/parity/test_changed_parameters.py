@@ -233,6 +233,7 @@ def alone():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "workers"), [("shared", 2), ("shared", 3), ("staged", 2), ("gloo", 2), ("sim", 2)]
 )
@@ -262,6 +263,7 @@ def rate_of_the_rank(_, optimizer):
     optimizer.param_groups[0]["lr"] = 0.1 + unisono.world().rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -271,7 +273,10 @@ def rate_of_the_rank(_, optimizer):
         (rate_of_the_rank, "an optimizer's options .* where shards 0 and 2 are computed"),
     ],
 )
-def test_workers_that_change_something_else_are_told_the_name(change, name):
+@pytest.mark.parametrize("exchange", ["shared", "staged", "gloo"])
+def test_workers_that_change_something_else_are_told_the_name(monkeypatch, exchange, change, name):
+    for variable, value in variables_of(exchange).items():
+        monkeypatch.setenv(variable, value)
     with pytest.raises(unisono.MismatchError, match=name):
         unisono.launch(by_callback, change, "cpu", workers=2)
 
@@ -289,6 +294,7 @@ def by_version(weight):
         weight.mul_(0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [in_data, anew, by_version])
 @pytest.mark.parametrize("workers", [None, 2])
 def test_passes_that_change_trained_parameters_are_refused(change, workers):
@@ -372,6 +378,7 @@ def gone_on(program, directory):
     return trainer.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("program", range(len(KILLED)))
 def test_kills_and_resumes_change_nothing_of_it(tmp_path, program, rank):

@@ -8,7 +8,7 @@ from tests.parity import cases
 from tests.parity.plain import check_bits, made, mean_of, plain_loop, trained
 
 import unisono
-from unisono.state.digest import digest_of
+from unisono.engine.state.contents import digest_of
 
 CLIPS = {"norm": {"clip_norm": 0.05}, "value": {"clip_value": 0.003}}
 IN_TORCH = {
@@ -111,6 +111,7 @@ def test_an_infinite_norm_is_only_looked_at():
     assert torch.equal(weight, steps_of(None, lambda output: 2.0 * output.mean())[1])
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_not_finite_is_an_error_everywhere_and_changes_nothing():
     def fail():
         with pytest.raises(unisono.NonFiniteLossError, match=r"norm .* is inf in step 0") as caught:

@@ -18,6 +18,7 @@ def digests_on(workers, wanted, steps=cases.STEPS):
     return dict(zip(wanted, by_rank[0], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted",
     [

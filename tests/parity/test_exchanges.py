@@ -59,6 +59,7 @@ def check(monkeypatch, exchange, workers, wanted):
         assert dict(zip(wanted, digests, strict=True)) == dict(zip(wanted, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_two_workers_on_the_test_accelerator_have_the_bits_of_one_on_the_cpu(monkeypatch):
     check(monkeypatch, ACCELERATED, 2, CASES[:1])
 

@@ -48,6 +48,7 @@ def in_plain_torch(optimizer_name, clip_norm, model_name="cnn"):
     return model, grad_scaler.state_dict(), scales
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
 def test_one_shard_has_the_bits_of_torchs_recipe(optimizer_name, clip_norm):
@@ -59,6 +60,7 @@ def test_one_shard_has_the_bits_of_torchs_recipe(optimizer_name, clip_norm):
     assert any(a < b for a, b in itertools.pairwise(scales))  # else it never grew
 
 
+@pytest.mark.slow
 def test_buffers_are_those_of_skipped_steps_too():
     expected, _, _ = in_plain_torch("adamw", None, "cnn with norm")
     check_bits(train("adamw", 1, model_name="cnn with norm")[0], expected)
@@ -109,6 +111,7 @@ def test_a_step_tells_that_it_was_skipped():
     assert (scale, steps) == (4.0, 3)
 
 
+@pytest.mark.slow
 def test_gradients_that_no_scale_makes_finite_are_an_error_everywhere():
     def fail():
         with pytest.raises(
@@ -120,6 +123,7 @@ def test_gradients_that_no_scale_makes_finite_are_an_error_everywhere():
     assert unisono.launch(fail, workers=2) == [(0, 1)] * 2
 
 
+@pytest.mark.slow
 def test_the_user_is_told_once(capsys):
     train("adamw", 2)
     assert capsys.readouterr().out.count("is skipped: its gradients overflow in float16") == 1

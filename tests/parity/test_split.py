@@ -9,6 +9,8 @@ from tests.parity import cases
 
 import unisono
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     ("cnn with norm and dropout", "fused adam", 6),
     ("gpt", "two groups", 6),

@@ -13,8 +13,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import unisono
-from unisono.device import host
-from unisono.state.contents import check_contents
+from unisono.engine.state.contents import check_contents
+from unisono.runtime.device import host
 
 
 def data(num_samples=43):
@@ -143,6 +143,7 @@ def wrapped_on_one_rank():
     trainer.fit(data(), batch_size=10, steps=2)
 
 
+@pytest.mark.slow
 def test_wrapping_step_on_one_rank_alone_is_refused():
     with pytest.raises(unisono.MismatchError, match="the model with its optimizer must be"):
         unisono.launch(wrapped_on_one_rank, workers=2)
@@ -237,6 +238,7 @@ def test_another_model_that_differs_between_workers_is_refused(use):
         unisono.launch(average_in_a_hook, use, workers=2)
 
 
+@pytest.mark.slow
 def test_a_call_on_one_rank_alone_is_named_on_both_sides():
     with pytest.raises(unisono.MismatchError, match=r"came to `(predict|evaluate)[^`]*` and rank"):
         unisono.launch(predict_on_one_rank, workers=2)
@@ -539,6 +541,7 @@ def saved_size(thing):
     return len(out.getvalue())
 
 
+@pytest.mark.slow
 def test_saving_a_state_dict_saves_no_more():
     trainer = make()
     model, optimizer = trainer.run.model, trainer.run.optimizer

@@ -27,7 +27,7 @@ pytestmark = [
 
 def run_on(backend: str, workers: int, *program: object) -> str:
     """Run a program on our launcher, and return what it prints."""
-    command = [PYTHON, "-m", "unisono.cli", "run", "-n", workers, "--backend", backend, *program]
+    command = [PYTHON, "-m", "unisono", "run", "-n", workers, "--backend", backend, *program]
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
         "ACCELERATE_USE_CPU": "1",
@@ -68,7 +68,7 @@ def test_two_ranks_end_with_gloos_bits_and_three_alike(program: str, tmp_path: P
 @pytest.mark.parametrize(
     ("page", "starter"),
     # Lightning starts its ranks itself.
-    [("accelerate", ["-m", "unisono.cli", "run", "-n", "2"]), ("lightning", [])],
+    [("accelerate", ["-m", "unisono", "run", "-n", "2"]), ("lightning", [])],
 )
 def test_the_program_that_the_docs_compare_with_trains(
     page: str, starter: list[str], tmp_path: Path

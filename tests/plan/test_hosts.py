@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
+from unisono.plan.shards import parts_of_hosts, shards_for_hosts
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.plan.slices import CUT_ELEMENTS, Piece, cut
+from unisono.plan.shards import CUT_ELEMENTS, Piece, cut
 
 sizes = st.lists(st.integers(0, 20_000), max_size=12)
 

@@ -2,9 +2,9 @@
 
 from tests.report.synthetic import BEGAN_UNIX_S, event, step_line, to_bytes
 
-from unisono.report.events import read_event
-from unisono.report.history import History
-from unisono.report.view import RunStatus
+from unisono.tools.report.history import History
+from unisono.tools.report.view import RunStatus
+from unisono.training.events.events import read_event
 
 # Seconds in each phase; what is not waiting is eight milliseconds.
 ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]

@@ -10,10 +10,9 @@ import pytest
 from tests.report.synthetic import run_lines, start_line, step_line, write_run
 from tests.warm import processes
 
-from unisono.report.files import write_comparison, write_report
+from unisono.tools.report.files import write_comparison, write_report
 
 BROWSER = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
@@ -36,6 +35,7 @@ def nothing_is_left_behind():
 
 @pytest.fixture(scope="module")
 def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         flags += ["--disable-component-update", "--disable-sync"]

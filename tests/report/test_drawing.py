@@ -11,10 +11,10 @@ from rich.console import Console
 from tests.report.lines import event, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
-from unisono.report.process_status import GONE, Process, ProcessState
-from unisono.report.slowdown import Slowdown, SlowdownCause
-from unisono.report.top import draw
-from unisono.report.view import WorkerLine, see
+from unisono.tools.report.run_progress import GONE, Process, ProcessState
+from unisono.tools.report.top import draw
+from unisono.tools.report.view import WorkerLine, see
+from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
 SLOW_ROW = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
 ROW = [0.001, 0.002, 0.004, 0.006, 0.0005, 0.0005]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from unisono.report.events import (
+from unisono.training.events.events import (
     Checkpoint,
     End,
     Evaluation,

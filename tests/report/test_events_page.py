@@ -10,7 +10,7 @@ from tests.classified import cross_entropy as loss
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.report.events import read_event
+from unisono.training.events.events import read_event
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 

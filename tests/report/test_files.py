@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.report.document import MARK
-from unisono.report.files import _names, write_page
+from unisono.tools.report.files import _names, write_page
+from unisono.tools.report.page import MARK
 
 
 def write(path, page=MARK + "page"):

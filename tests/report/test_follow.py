@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from unisono.errors import DataFormatError
-from unisono.report import follow
-from unisono.report.follow import EventReader
+from unisono.training.events import follow
+from unisono.training.events.follow import EventReader
 
 
 def line(step):

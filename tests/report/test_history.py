@@ -4,8 +4,8 @@ import pytest
 from tests.report.lines import history_of
 from tests.report.synthetic import step_line, write_run
 
-from unisono.report.events import End
-from unisono.report.history import MAX_METRICS, gather
+from unisono.tools.report.history import MAX_METRICS, gather
+from unisono.training.events.events import End
 
 
 def step(number, **change):

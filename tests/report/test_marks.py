@@ -4,7 +4,7 @@ import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import start_line, to_bytes
 
-from unisono.report.events import mark_of, read_event
+from unisono.training.events.events import mark_of, read_event
 
 
 @pytest.mark.parametrize(

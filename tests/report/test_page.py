@@ -9,13 +9,12 @@ from click.testing import CliRunner
 from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, write_run
 
-from unisono.cli import main
-from unisono.report import curves
-from unisono.report.comparison import digests_in_words
-from unisono.report.curves import small
-from unisono.report.document import MARK
-from unisono.report.history import gather
-from unisono.report.page import command_line, report, why_not_faster
+from unisono.tools.cli import main
+from unisono.tools.report import curves
+from unisono.tools.report.curves import small
+from unisono.tools.report.files import digests_in_words
+from unisono.tools.report.history import gather
+from unisono.tools.report.page import MARK, command_line, report, why_not_faster
 
 
 @pytest.fixture
@@ -104,6 +103,7 @@ def test_there_is_no_tick_between_two_steps(num_steps, tick):
     assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [20, 2000])  # dots; means
 def test_what_is_not_finite_is_told_where_it_is_not_drawn(num_steps):
     lines = list(run_lines(num_steps=num_steps, lost_at=-99))

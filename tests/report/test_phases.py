@@ -3,8 +3,8 @@
 import pytest
 from tests.report.synthetic import step_line, to_bytes
 
-from unisono.report.events import read_event
-from unisono.report.phases import MAX_WORKERS, PhaseTimes
+from unisono.tools.report.history import MAX_WORKERS, PhaseTimes
+from unisono.training.events.events import read_event
 
 
 def step(number, **change):

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from unisono.report.process_status import GONE, UNKNOWN, Named, ProcessState, processes_of
+from unisono.tools.report.run_progress import GONE, UNKNOWN, Named, ProcessState, processes_of
 
 LATER_UNIX_S = 4e9
 

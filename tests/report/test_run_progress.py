@@ -6,10 +6,10 @@ import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
-from unisono.report.events import End, Failure, read_event
-from unisono.report.history import History
-from unisono.report.run_progress import RunProgress
-from unisono.report.view import RunStatus
+from unisono.tools.report.history import History
+from unisono.tools.report.run_progress import RunProgress
+from unisono.tools.report.view import RunStatus
+from unisono.training.events.events import End, Failure, read_event
 
 
 def events(lines):

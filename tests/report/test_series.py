@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.report.series import Series
+from unisono.tools.report.history import Series
 
 
 def filled(values, max_stretches=4):
@@ -33,6 +33,7 @@ def test_neighbours_become_one_when_it_is_full(num_values, width, steps):
     assert [(v.first_step, v.last_step) for v in series.values] == steps
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-1000, 1000), max_size=200), st.integers(2, 9))
 def test_stretches_cover_all_values_once(values, max_stretches):
     kept = filled(values, max_stretches).values

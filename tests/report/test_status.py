@@ -4,10 +4,10 @@ import pytest
 from tests.report.lines import ROW, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, PHASES, start_line
 
-from unisono.report.phases import Spent
-from unisono.report.process_status import Named
-from unisono.report.slowdown import Slowdown, SlowdownCause
-from unisono.report.view import RECENT_S, RECENT_STEPS
+from unisono.tools.report.history import Spent
+from unisono.tools.report.run_progress import Named
+from unisono.tools.report.view import RECENT_S, RECENT_STEPS
+from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
 
 def test_of_no_events_nothing_is_known():
@@ -83,7 +83,6 @@ def test_times_are_not_of_steps_that_come_again():
     [
         (SlowdownCause.WORKER, 1, 1),
         (SlowdownCause.WORKER, 9, None),  # it is not there any more
-        (SlowdownCause.CORE, 1, None),
         (SlowdownCause.BUSY, None, None),
     ],
 )

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tests.report.synthetic import event, start_line, step_line, to_bytes
 
-from unisono.plainfile import NotPlainFileError
-from unisono.report.slowdown import SlowdownCause
-from unisono.report.slowness import slowdowns_in
-from unisono.report.step_sample import COLUMNS, WARMUP_STEPS, sample_of
+from unisono.runtime.plainfile import NotPlainFileError
+from unisono.training.events.slowdown import SlowdownCause
+from unisono.training.events.slowness import slowdowns_in
+from unisono.training.events.step_sample import COLUMNS, WARMUP_STEPS, sample_of
 
 ROW = [0.001, 0.002, 0.004, 0.0005, 0.0003, 0.0002]  # 8 ms
 STEP_S = 0.01
@@ -30,6 +30,7 @@ def sampled(tmp_path, *lines, since_step=0, **options):
     return sample_of(path, since_step=since_step, batch_size=64, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [120, 1500, 20_000])
 def test_windows_are_of_consecutive_steps_and_say_what_is_between(tmp_path, num_steps):
     windows = sampled(tmp_path, start_line(), *steps(num_steps)).windows
@@ -47,6 +48,7 @@ def test_few_steps_are_no_window(tmp_path, num_steps):
     assert sampled(tmp_path, start_line(), *steps(num_steps)).windows == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_before", [200, 9_000])
 def test_a_call_of_fit_has_its_own_steps_alone(tmp_path, num_before):
     """The first steps of each call are slow everywhere, and the call before may have been."""

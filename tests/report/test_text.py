@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.report import text
+from unisono.tools.report import text
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.cli import main
-from unisono.report.top import Watch
-from unisono.report.view import Condition
+from unisono.tools.cli import main
+from unisono.tools.report.top import Watch
+from unisono.tools.report.view import Condition
 
 
 def top(*arguments):

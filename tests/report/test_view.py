@@ -6,10 +6,10 @@ import pytest
 from tests.report.lines import event, history_of, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
-from unisono.report.events import read_event
-from unisono.report.page import state
-from unisono.report.process_status import GONE, Process, ProcessState
-from unisono.report.view import Condition, RunStatus, see
+from unisono.tools.report.page import state
+from unisono.tools.report.run_progress import GONE, Process, ProcessState
+from unisono.tools.report.view import Condition, RunStatus, see
+from unisono.training.events.events import read_event
 
 BUSY = Process(ProcessState.RUNNING, 300_000_000)
 STOPPED = Process(ProcessState.STOPPED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unisono.speedup.efficiency import CAUSES, efficiencies, on_hosts
-from unisono.speedup.measured_steps import Measured, Seconds, timed_steps, without_pauses
+from unisono.tools.plan.efficiency import CAUSES, efficiencies, on_hosts
+from unisono.tools.plan.measured_steps import Measured, Seconds, timed_steps, without_pauses
 
 
 def told(*own_s: float, exchange_s: float = 0.0, updating_s: float = 0.0) -> Seconds:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from unisono.speedup.measured_steps import Measured, measure_steps
-from unisono.verify.recorder import Limits
-from unisono.verify.trials import Program
+from unisono.tools.plan.measured_steps import Measured, measure_steps
+from unisono.tools.verify.recorder import Limits
+from unisono.tools.verify.trials import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -15,11 +15,10 @@ from click.testing import CliRunner
 from tests.speedup.test_efficiency import measured, told
 from tests.speedup.test_measured_steps import TRAINING
 
-from unisono.cli import main
-from unisono.speedup.efficiency import on_hosts
-from unisono.speedup.plan_table import PlanAnswer
+from unisono.tools.cli import main
+from unisono.tools.plan.efficiency import PlanAnswer, on_hosts
 
-COMMAND = [sys.executable, "-m", "unisono.cli", "plan"]
+COMMAND = [sys.executable, "-m", "unisono", "plan"]
 
 
 @pytest.mark.parametrize(

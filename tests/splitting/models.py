@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from unisono.splitting.split import split
-from unisono.state.digest import digest_of
+from unisono.engine.splitting.split import split
+from unisono.engine.state.contents import digest_of
 
 VOCABULARY, WIDTH, LENGTH = 11, 16, 8
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.splitting.balance import assigned, divide
+from unisono.engine.splitting.balance import assigned, divide
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def largest(costs, place_of):
     )
 
 
+@pytest.mark.slow
 @given(costs_and_devices)
 def test_devices_have_consecutive_units_and_none_is_empty(drawn):
     costs, num_devices = drawn
@@ -47,6 +48,7 @@ def test_devices_have_consecutive_units_and_none_is_empty(drawn):
     assert len(place_of) == len(costs)
 
 
+@pytest.mark.slow
 @given(costs_and_devices)
 def test_no_division_has_a_cheaper_costliest_device(drawn):
     costs, num_devices = drawn

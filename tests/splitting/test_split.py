@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from tests.splitting.models import CNN, GPT, MODELS, Dense, trained
 from torch import nn
 
-from unisono.splitting.cut import split_of
-from unisono.splitting.split import split
+from unisono.engine.splitting.cut import split_of
+from unisono.engine.splitting.split import split
 
 DEVICES = (["sim:0", "sim:1"], ["sim:0", "sim:1", "sim:2"], ["sim:3", "sim:1", "sim:2", "sim:0"])
 
@@ -17,6 +17,7 @@ DEVICES = (["sim:0", "sim:1"], ["sim:0", "sim:1", "sim:2"], ["sim:3", "sim:1", "
 pytestmark = pytest.mark.usefixtures("optimizers_are_imported")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [n if n in ("CNN", "UNet") else pytest.param(n, marks=pytest.mark.slow) for n in MODELS],
@@ -34,6 +35,7 @@ def test_the_cpu_several_times_is_the_cpu(name):
     assert trained(MODELS[name], ["cpu", "cpu"]) == trained(MODELS[name], ["cpu"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", ["GPT", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if "Recomp" in n)]
@@ -47,6 +49,7 @@ def test_layers_may_be_on_any_device_in_any_order(name, accelerator):
     assert found == trained(MODELS[name], ["cpu"])
 
 
+@pytest.mark.slow
 def test_gradients_are_added_up_in_the_order_of_one_device(accelerator):
     expected = trained(Dense, ["cpu"])
     for devices in DEVICES:

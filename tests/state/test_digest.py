@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.state.digest import digest_of
+from unisono.engine.state.contents import digest_of
 
 
 def trained():

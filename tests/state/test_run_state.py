@@ -2,7 +2,7 @@
 
 import torch
 
-from unisono.state.run_state import RunState
+from unisono.engine.state.run_state import RunState
 
 
 def make():

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from unisono.engine.step.gradients import GradientStack
+from unisono.engine.step.shard_passes import published_early
 from unisono.plan.summation import Node
-from unisono.step.gradients import GradientStack
-from unisono.step.shard_passes import published_early
 
 NUM = 5
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from unisono.device import Device
-from unisono.step.loss import is_known_bad, read_loss
-from unisono.step.pending import PendingLosses
-from unisono.world import World
+from unisono.engine.step.loss import PendingLosses, is_known_bad, read_loss
+from unisono.runtime.device import Device
+from unisono.runtime.world import World
 
 FORMS = {
     "mean": lambda on: on(0.1),

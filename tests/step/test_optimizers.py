@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.state.optimizers import ELEMENTWISE, bare_step, is_elementwise
+from unisono.engine.state.optimizers import ELEMENTWISE, bare_step, is_elementwise
 
 
 def make(kind=torch.optim.Adam, **options):
@@ -54,6 +54,7 @@ def test_a_schedule_stays_one_when_the_class_loses_its_profiling(monkeypatch):
     assert is_elementwise(optimizer)
 
 
+@pytest.mark.slow
 def test_a_profiler_sees_the_optimizer():
     model = torch.nn.Linear(3, 2)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

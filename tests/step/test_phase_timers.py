@@ -1,7 +1,7 @@
 """The seconds of a step's phases add up."""
 
-from unisono.step import phase_timers
-from unisono.step.phase_timers import Phase, PhaseTimers
+from unisono.engine.step import records as phase_timers
+from unisono.engine.step.records import Phase, PhaseTimers
 
 
 def test_phases_add_up(monkeypatch):

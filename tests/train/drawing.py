@@ -121,10 +121,14 @@ def losing():
 
 
 def hooked(layer):
-    """Have a layer's hook draw; hooks have other numbers in each process."""
-    rng = np.random.default_rng(4)
+    """Have hooks of a layer and of its weight draw; they have other numbers in each process."""
+    rng, generator = np.random.default_rng(4), torch.Generator()
+
+    def noisy(grad):
+        return grad + torch.randn(grad.shape, generator=generator).to(grad.device)
+
+    layer.weight.register_hook(noisy)
     layer.register_forward_hook(lambda module, inputs, outputs: outputs + float(rng.normal()))
-    return layer
 
 
 class Shuffled:
@@ -157,7 +161,8 @@ def train(name, *, steps=7, **options):
     """Train, evaluate and predict; what came out."""
     dataset, reading, loss = PROGRAMS[name]()
     torch.manual_seed(0)
-    model = nn.Sequential(hooked(nn.Linear(8, 6)), Noisy(), nn.Dropout(0.3), nn.Linear(6, 4))
+    model = nn.Sequential(nn.Linear(8, 6), Noisy(), nn.Dropout(0.3), nn.Linear(6, 4))
+    hooked(model.to(options.get("device", "cpu"))[0])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     trainer = unisono.Trainer(model, optimizer, loss or plain, shards=4, seed=1, **options)
     trainer.fit(dataset, batch_size=6, steps=steps, **reading)

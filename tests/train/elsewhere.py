@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import unisono
-from unisono.world import threads_per_worker
+from unisono.runtime.world import threads_per_worker
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.parity import cases

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import unisono
-from unisono.device import seed_generators
-from unisono.faults import Fault
 from unisono.plan.seeds import seed_of
+from unisono.runtime.device import seed_generators
+from unisono.runtime.faults import Fault
 
 BATCH_SIZE, STEPS, SAMPLES = 12, 7, 34  # the third step ends an epoch
 

@@ -9,6 +9,8 @@ from tests.train import phases
 
 import unisono
 
+pytestmark = pytest.mark.slow
+
 EACH = pytest.mark.parametrize("program", phases.PROGRAMS, ids=lambda one: one.__name__)
 
 

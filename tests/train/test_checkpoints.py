@@ -18,9 +18,9 @@ from tests.parity.plain import made
 from tests.warm.processes import run, start
 
 import unisono
-from unisono.checkpoint import folder
-from unisono.checkpoint.directory_lock import lock_directory
-from unisono.train.identity import compare
+from unisono.runtime.checkpoint import folder
+from unisono.runtime.checkpoint.directory_lock import lock_directory
+from unisono.training.identity import compare
 
 PROGRAM = Path(__file__).with_name("resumable.py")
 
@@ -45,6 +45,7 @@ def fit_at_once(optimizer):
     return fit(None, 17, optimizer=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "stop"),
     [  # an epoch has 7 steps: in the middle, at the end
@@ -64,6 +65,7 @@ def test_a_run_that_stopped_ends_with_the_same_bits(tmp_path, optimizer, stop):
     assert fit(tmp_path, 17, optimizer=optimizer) == (17 - stop, whole[1])
 
 
+@pytest.mark.slow
 def test_checkpoints_come_at_their_interval_and_at_the_end(tmp_path, capsys):
     fit(tmp_path, 8, checkpoint_every=3, keep=9)
     names = sorted(os.listdir(tmp_path / "checkpoints"))
@@ -89,6 +91,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
     assert "resuming from checkpoint step-000000000006" in out
 
 
+@pytest.mark.slow
 def test_never_resuming_begins_anew(tmp_path):
     fit(tmp_path, 5)
     assert fit(tmp_path, 3, resume="never")[0] == 3
@@ -219,6 +222,7 @@ def train_in_phases(kind, directory, *, last=20):
     return trainer.fit(data, batch_size=batch_size, epochs=4, steps=last).digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "kind"),
     [
@@ -252,6 +256,7 @@ def test_workers_take_a_program_up_in_its_second_phase(tmp_path, monkeypatch):
     assert results == [whole] * 2
 
 
+@pytest.mark.slow
 def test_calls_that_have_nothing_to_do_look_for_a_checkpoint_once(tmp_path, capsys):
     def fit_in_calls(until):
         model, data, loss, optimizer = made("cnn", "adam")
@@ -274,6 +279,7 @@ def test_another_seed_is_refused_where_there_is_nothing_to_do(tmp_path):
         fit(tmp_path, 3, seed=6)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_started_again_without_a_checkpoint_is_told(tmp_path, monkeypatch, capsys):
     fit(tmp_path / "first", 2)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -290,6 +296,7 @@ def test_a_run_that_updates_other_parameters_is_told(tmp_path, capsys):
     assert words in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_worker_is_told_of_a_refusal(tmp_path):
     fit(tmp_path, 3)
     with pytest.raises(unisono.CheckpointError, match="`seed` must be 5"):
@@ -303,6 +310,7 @@ def test_another_torch_is_a_warning():
     ]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys):
     whole = fit(None, 6)
 

@@ -22,6 +22,7 @@ def test_one_shard_has_the_bits_of_a_plain_loop(name):
         assert torch.equal(expected[key], found[key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", closures.OPTIMIZERS)
 def test_it_learns_and_is_resumed(name, tmp_path):
     whole = closures.train(name)
@@ -30,6 +31,7 @@ def test_it_learns_and_is_resumed(name, tmp_path):
     assert closures.train(name, **options) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "lbfgs"])
 def test_the_program_says_how_a_loss_is_computed_in_a_loop_of_its_own(name):
     made = closures.trainer(name, 4)

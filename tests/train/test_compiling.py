@@ -81,6 +81,7 @@ def test_the_same_bits_on_one_and_more_workers(tmp_path, workers):
     assert unisono.launch(train_both, workers=workers) == [alone] * workers
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, as it is imported
 def test_the_compiler_belongs_to_the_identity(monkeypatch):
     assert make().run.fixed["compile"] is None

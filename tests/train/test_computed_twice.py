@@ -4,22 +4,25 @@ On one worker as on several, with the same sentence, which names what goes on. W
 filled at first use, is welcome, and the comparison changes no bit.
 """
 
+import argparse
 import collections
+import contextlib
 import functools
 import itertools
+import math
 import os
 import time
+import types
 
 import pytest
 import torch
 import torch.nn.functional as F
-import torchmetrics
 from tests.classified import by_sign, cross_entropy, taken
 from tests.once import computed_once
 from torch import nn
 
 import unisono
-from unisono.train import fit
+from unisono.training import fit
 
 GLOBAL = {"calls": 0}
 EACH = "goes on from shard to shard, and each worker computes others:"
@@ -178,7 +181,76 @@ def centres_of(model, batch, table):
     return F.cross_entropy(outputs, batch[1])
 
 
+class Least:
+    """Weighs a loss by the least one so far, which the same shard leaves as it is."""
+
+    def __init__(self):
+        self.least, self.last, self.seconds = [math.inf], None, 0.0
+
+    def __call__(self, model, batch):
+        loss = cross_entropy(model, batch)
+        self.last, self.seconds = loss.item(), time.perf_counter()
+        self.least[0] = min(self.least[0], self.last)
+        return loss * (1 if self.last <= self.least[0] else 1.1)
+
+
+def least_noted():
+    least = math.inf
+
+    def loss(model, batch):
+        nonlocal least
+        value = cross_entropy(model, batch)
+        least = min(least, value.item())
+        return value
+
+    return loss
+
+
+def samples_seen():
+    numbers = set()
+
+    def loss(model, batch):
+        numbers.update(batch[0][:, 0].tolist())
+        return cross_entropy(model, batch) * (1 if len(numbers) < 1000 else 2)
+
+    return loss
+
+
+def rows_noted():
+    rows = torch.zeros(1000)
+
+    def loss(model, batch):
+        rows[(batch[0][:, 0].abs() * 100).long()] = 1
+        return cross_entropy(model, batch)
+
+    return loss
+
+
+class Drawing(Inner):
+    """Draws a matrix in its first pass."""
+
+    matrix = None
+
+    def forward(self, x):
+        if self.matrix is None:
+            self.matrix = torch.randn(4, 4)
+        return self.inner[0](x @ self.matrix)
+
+
+def features_of_the_first(model, batch, kept={}):  # noqa: B006
+    outputs = model(batch[0])
+    if "mean" not in kept:
+        kept["mean"] = outputs.detach().mean(0)
+    return F.cross_entropy(outputs - kept["mean"], batch[1])
+
+
 REFUSED = {
+    "least": (Least, net, f"`loss.least[0]` {IN_TIME}"),
+    "least noted": (least_noted, net, f"`loss.least` {IN_TIME}"),
+    "samples": (samples_seen, net, f"`loss.numbers` {OF_TENSORS}"),
+    "rows": (rows_noted, net, f"`loss.rows` {OF_TENSORS}"),
+    "drawn": (lambda: cross_entropy, Drawing, f"`model.matrix` {EACH}"),
+    "first": (lambda: features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {EACH}"),
     "object": (Annealed, net, f"`loss.calls` {IN_TIME}"),
     "bound": (lambda: Annealed().bound, net, f"`loss.calls` {IN_TIME}"),
     "closure": (nonlocal_calls, net, f"`loss.calls` {IN_TIME}"),
@@ -215,11 +287,141 @@ def refusals():
     return told
 
 
+@pytest.mark.slow
 def test_what_goes_on_is_named_on_any_number_of_workers():
     told = refusals()
     for name, (_, _, words) in REFUSED.items():
         assert words in told.get(name, "nothing"), name
     assert unisono.launch(refusals, workers=2) == [told] * 2
+
+
+class Indexed:
+    """A data set of (row, class, index), changed by what `weigh` gives for an index."""
+
+    def __init__(self, weigh):
+        self.data, self.weigh = by_sign(40), weigh
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        row, label = self.data[index]
+        return row * self.weigh(index), label, index
+
+
+def hard_examples():
+    hard = set()
+
+    def loss(model, batch):
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        hard.update(batch[2][losses > 0.1].tolist())
+        return losses.mean()
+
+    return loss, Indexed(lambda index: 2 if index in hard else 1)
+
+
+def priorities():
+    """Kept in an object of both, and made anew by each pass."""
+    kept = argparse.Namespace(priority=torch.ones(40))
+
+    def loss(model, batch):
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        kept.priority = kept.priority.index_copy(0, batch[2], losses.detach())
+        return losses.mean()
+
+    return loss, Indexed(lambda index: kept.priority[index])
+
+
+def curriculum():
+    level = 1.0
+
+    def loss(model, batch):
+        nonlocal level
+        level = 2.0
+        return cross_entropy(model, batch)
+
+    return loss, Indexed(lambda index: level)
+
+
+def losses_by_index():
+    losses = {}
+
+    def loss(model, batch):
+        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        losses.update(zip(batch[2].tolist(), each.tolist(), strict=True))
+        return each.mean()
+
+    return loss, Indexed(lambda index: losses.get(index, 1.0))
+
+
+def guessed_labels():
+    """Of a `TensorDataset`, whose tensor the loss writes to."""
+    labels = torch.zeros(40, dtype=torch.long)
+    tensors = zip(*by_sign(40), strict=True)
+
+    def loss(model, batch):
+        labels[batch[2]] = 1 - batch[1]
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    rows = torch.stack(list(next(tensors)))
+    return loss, torch.utils.data.TensorDataset(rows, labels, torch.arange(40))
+
+
+def read_alone():
+    """Only read by the loss function; what that keeps in an object of both nobody reads."""
+    weights, last = {"of": torch.ones(40), "last": 0.0, "cache": {}}, [torch.zeros(())]
+
+    def loss(model, batch):
+        weights["last"] = batch[0].mean().item()
+        weights["cache"].setdefault(batch[0].shape, torch.ones(4))
+        last[0] = F.cross_entropy(model(batch[0]), batch[1])
+        return last[0] * weights["of"][batch[2]].mean()
+
+    return loss, Indexed(lambda index: weights["of"][index])
+
+
+SHARED = {
+    "hard": hard_examples,
+    "kept.priority": priorities,
+    "level": curriculum,
+    "losses": losses_by_index,
+    "labels": guessed_labels,
+}
+
+
+def refusals_of_shared():
+    told = {}
+    for name, make in {**SHARED, "nothing": read_alone}.items():
+        loss, data = make()
+        model = net()
+        trainer = unisono.Trainer(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4
+        )
+        try:
+            trainer.fit(data, batch_size=16, steps=3)
+        except (RuntimeError, unisono.LoadingError) as error:
+            told[name] = str(error)
+    return told
+
+
+def test_what_passes_change_must_not_be_what_the_data_set_reads():
+    told = refusals_of_shared()
+    assert told.keys() == SHARED.keys()
+    for name, words in told.items():
+        assert f"but they change `loss.{name}`, which the data set reads, and each" in words
+    assert unisono.launch(refusals_of_shared, workers=2) == [told] * 2
+
+
+def test_other_processes_read_what_the_loop_began_with():
+    """So what a loss stores cannot reach them; what it keeps of samples is named all the same."""
+    for make, words in ((curriculum, None), (hard_examples, "`loss.hard` goes on from shard to")):
+        loss, data = make()
+        model = net()
+        trainer = unisono.Trainer(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4
+        )
+        with pytest.raises(RuntimeError, match=words) if words else contextlib.nullcontext():
+            trainer.fit(data, batch_size=16, steps=2, loader_workers=1)
 
 
 def in_place(model, batch):
@@ -238,7 +440,42 @@ def weights(count):
     return torch.ones(count)
 
 
+class Notes:
+    """Keeps caches by shape and by content, its last loss, a flag, and when it was called."""
+
+    last = began = mask = newest = None
+    has_seen_many = False
+
+    def __init__(self):
+        self.by_content, self.times, self.shapes = {}, {}, set()
+
+    def __call__(self, model, batch):
+        self.began = self.began or time.time()
+        self.times["last"] = time.perf_counter()
+        self.newest = types.SimpleNamespace(time=time.perf_counter(), rows=len(batch[0]))
+        if self.mask is None:
+            self.mask = torch.ones(4)
+        self.shapes.add(batch[0].shape)
+        self.has_seen_many |= bool(batch[1].sum() > 2)
+        key = hash(batch[0].numpy().tobytes())
+        norm = self.by_content.setdefault(key, batch[0].norm().item())
+        outputs = model(batch[0] * self.mask)
+        self.last = outputs.detach() * norm
+        return F.cross_entropy(outputs, batch[1]) * norm
+
+
+def noting_features(model, outputs, last=[None]):  # noqa: B006
+    last[0] = outputs
+    return outputs.pow(2).mean()
+
+
+def noting_shapes(model, batch, sizes={}):  # noqa: B006
+    return model(batch[0] * sizes.setdefault(batch[0].shape, 0.5))
+
+
 WELCOME = {
+    "notes": (Notes(), net, {}),
+    "notes of features": (noting_features, net, {"embed": noting_shapes}),
     "plain": (cross_entropy, net, {}),
     "half": (cross_entropy, net, {"precision": "bf16"}),
     "stores": (cross_entropy, Stores, {}),
@@ -311,18 +548,6 @@ def test_features_that_differ_are_refused():
 
     with pytest.raises(RuntimeError, match=r"computed twice, .*, result 0 is another one"):
         train(lambda model, outputs: outputs.pow(2).mean(), net(), embed=embed)
-
-
-def test_metrics_count_each_shard_once():
-    metric = torchmetrics.MeanMetric()
-
-    def loss(model, batch):
-        value = cross_entropy(model, batch)
-        metric.update(value)
-        return value
-
-    train(loss, net())
-    assert metric._update_count == 8
 
 
 def own_loop(model, steps=3):

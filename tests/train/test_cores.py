@@ -8,7 +8,7 @@ from tests.classified import by_sign
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.device import notices
+from unisono.runtime.device import notices
 
 
 def trained(shards, use="fit"):
@@ -33,6 +33,7 @@ def of_four_cores():
         trained(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", ["fit", "steps"])
 def test_one_line_names_the_command_that_uses_all_cores(use, monkeypatch, capsys):
     monkeypatch.delenv("UNISONO_THREADS", raising=False)
@@ -58,6 +59,7 @@ def test_one_line_names_the_command_that_uses_all_cores(use, monkeypatch, capsys
     assert "uses 4 of them" not in said.out + said.err
 
 
+@pytest.mark.slow
 def test_workers_say_nothing_of_it(capfd):
     unisono.launch(of_four_cores, workers=1)
     said = capfd.readouterr()

@@ -67,6 +67,7 @@ def test_counts_are_added_up_whatever_the_shards(options):
             assert (step["passes"], found["passes"]) == (shards, 2 * shards)
 
 
+@pytest.mark.slow
 def test_all_workers_and_devices_have_the_same_counts(accelerator):
     assert unisono.launch(means, 4, workers=2) == [means(4)] * 2
     assert [found["correct"] for found in means(4, device="sim:0")] == [

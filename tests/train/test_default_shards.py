@@ -51,6 +51,7 @@ def test_every_number_of_workers_and_of_cores_has_the_same(monkeypatch):
     assert two_programs() == alone
 
 
+@pytest.mark.slow
 def test_more_workers_than_the_default_are_told_what_to_write():
     words = (
         r"at least the number of workers \(3\), but is 2, the default for `batch_size=16`: pass "
@@ -62,6 +63,7 @@ def test_more_workers_than_the_default_are_told_what_to_write():
     assert result == fitted(16)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_number_of_its_checkpoint(tmp_path):
     whole = fitted(48, shards=3)
     fitted(48, steps=2, shards=3, directory=tmp_path)

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from unisono.train.determinism import deterministic_kernels
+from unisono.training.computing import deterministic_kernels
 
 CUDNN, MEMORY = torch.backends.cudnn, torch.utils.deterministic
 

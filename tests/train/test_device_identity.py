@@ -10,12 +10,11 @@ from tests.warm import processes
 from torch import nn
 
 import unisono
-from unisono.device import Device, default_generator, host
 from unisono.plan.samples import SamplePlan
-from unisono.train import device_fingerprint
-from unisono.train.device_fingerprint import fingerprint_of
-from unisono.train.identity import compare, identity
-from unisono.train.tf32 import tf32_in_words
+from unisono.runtime.device import Device, default_generator, host
+from unisono.training import identity as device_fingerprint
+from unisono.training.computing import tf32_in_words
+from unisono.training.identity import compare, fingerprint_of, identity
 
 PLAN = SamplePlan(num_samples=8, batch_size=4, shards=2, seed=0, shuffle=False)
 BEFORE = {
@@ -39,6 +38,7 @@ def test_on_the_cpu_a_fingerprint_is_all_that_is_new():
     assert identity(PLAN, {}, host(), is_kept=False).keys() == BEFORE
 
 
+@pytest.mark.slow
 def test_on_an_accelerator_model_versions_and_settings_are_there(accelerator, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     device = Device(torch.device("sim:1"))
@@ -165,8 +165,8 @@ def test_without_memory_there_is_no_fingerprint(accelerator):
 
 
 SAID = (
-    "from unisono.device import host\n"
-    "from unisono.train.device_fingerprint import fingerprint_of\n"
+    "from unisono.runtime.device import host\n"
+    "from unisono.training.identity import fingerprint_of\n"
     "print(host().facts, fingerprint_of(host()), sep=chr(10))"
 )
 

@@ -10,6 +10,8 @@ import unisono
 from unisono.data import loader
 from unisono.data.loader_processes import LoaderProcesses
 
+pytestmark = pytest.mark.slow
+
 
 def count_early_batches():
     """Have each early batch wait for its process, so that none is missed; gives their places."""
@@ -39,7 +41,6 @@ def untouched(monkeypatch):
     monkeypatch.setattr(LoaderProcesses, "is_ready", LoaderProcesses.is_ready)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "python", "numpy"])
 def test_bits_are_the_cpus(accelerator, kind):
     expected, num_early = train(kind, 2, "cpu")
@@ -60,7 +61,6 @@ def test_training_waits_for_no_batch(accelerator):
     assert [each for each in seen if "unisono/data" in each.file or "arrivals" in each.file] == []
 
 
-@pytest.mark.slow
 def test_a_run_resumes_with_other_batches_early(accelerator, tmp_path):
     whole, _ = train("numpy", 0, totals={"steps": 12})
     for loader_workers, steps in ((2, 3), (0, 7), (1, 12)):
@@ -69,8 +69,9 @@ def test_a_run_resumes_with_other_batches_early(accelerator, tmp_path):
     assert result == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", ["begin", "shard", "update"])
+@pytest.mark.parametrize(
+    "at", ["shard", *(pytest.param(one, marks=pytest.mark.long) for one in ("begin", "update"))]
+)
 def test_a_worker_that_is_killed_costs_nothing(monkeypatch, untouched, at):
     if reason := sim.why_not():
         pytest.skip(reason)

@@ -14,13 +14,13 @@ from tests.train.elsewhere import train
 from tests.warm import processes
 from tests.workers.forked import job  # noqa: F401
 
-from unisono.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = str(Path(__file__).parent / "elsewhere.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-UNISONO_RUN = (sys.executable, "-m", "unisono.cli", "run", "-n", "3")
+UNISONO_RUN = (sys.executable, "-m", "unisono", "run", "-n", "3")
 SLURM = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "{size}"} | {
     "SLURM_PROCID": "{rank}",
     "SLURM_LOCALID": "{rank}",
@@ -124,7 +124,7 @@ def expected(by, world_size=3):
 def test_bits_under_torchrun_are_those_of_unisono_run():
     ours, told = started(processes.start, UNISONO_RUN)
     assert ours == expected("unisono")
-    theirs, told = started(subprocess.Popen, (*TORCHRUN, "--nproc-per-node", "2"))
+    theirs, told = started(processes.start, (*TORCHRUN, "--nproc-per-node", "2"))
     assert theirs == expected("torchrun", 2)
     assert told.count("24 steps") + told.count("12 steps") == 2  # one worker speaks, for two calls
 

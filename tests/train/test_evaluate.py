@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.device import num_threads
 from unisono.plan.samples import SamplePlan
+from unisono.runtime.device import num_threads
 
 NUM_SAMPLES = 2_003  # a prime: the last batch is short, whatever the size
 

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.train import evaluate
+from unisono.training import evaluate
 
 DATA = TensorDataset(torch.randn(100, 6), torch.randint(3, (100,)))
 
@@ -29,6 +29,7 @@ def trainer(device, loss=loss):
     return unisono.Trainer(model, optimizer, loss, shards=4, device=device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_the_host_waits_once_in_many_passes(accelerator, loader_workers):
     on_device = trainer("sim")
@@ -113,6 +114,7 @@ def test_rows_of_another_shape_are_refused_at_their_batch(accelerator):
     assert len(num_passes) == 4
 
 
+@pytest.mark.slow
 def test_losses_arrive_where_memory_cannot_be_pinned(accelerator, monkeypatch, capfd):
     def refuse(tensor):
         raise RuntimeError("CUDA error: out of memory")

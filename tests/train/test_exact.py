@@ -129,6 +129,7 @@ def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call)
     CALLS[call](make("sim", nn.ReLU(), Forward(), exact=False)[0])
 
 
+@pytest.mark.slow
 def test_a_backward_pass_without_one_is_named_after_one_more_pass(accelerator):
     trainer, _ = make("sim", nn.ReLU(), Backward())
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.train.failures import samples_in_words
+from unisono.training.failures import samples_in_words
 
 
 class Fails(torch.autograd.Function):

@@ -56,6 +56,7 @@ def told(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if "the options" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
@@ -115,6 +116,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("every", ["step", "epoch"])
 def test_how_far_a_schedule_has_come_is_no_change_of_the_program(tmp_path, capsys, schedule, every):
@@ -125,6 +127,7 @@ def test_how_far_a_schedule_has_come_is_no_change_of_the_program(tmp_path, capsy
     assert digest == train(None, 10, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_the_program_gives_is_taken_where_it_asks_for_that(tmp_path, capsys, schedule):
     options = {"schedule": SCHEDULES[schedule], "momentum": 0.9}

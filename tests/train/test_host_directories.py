@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.train.host_directories import newest_common
+from unisono.training.resume import newest_common
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.threads import in_threads
 
-from unisono.train.predictions import Rows, header_of, share_rows
-from unisono.workers.proc import create_memory
+from unisono.runtime.procfs import create_memory
+from unisono.training.predictions import Rows, header_of, share_rows
 
 
 class FakeTeam:

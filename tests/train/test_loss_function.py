@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
-from unisono.train.loss_function import check_loss
+from unisono.training.loss_function import check_loss
 
 
 def loss_of(model, batch):

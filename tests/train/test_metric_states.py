@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unisono.plan.samples import SamplePlan
-from unisono.train.metric_states import MetricState, merged, read, write
+from unisono.training.metric_states import MetricState, merged, read, write
 
 PLAN = SamplePlan(7, 4, shards=3, shuffle=False)  # shard 0: 0 3 │ 6, shard 1: 1 │ 4, shard 2: 2 │ 5
 

@@ -9,9 +9,9 @@ from tests.replacements import wait_for_replacement
 from torch import nn
 
 import unisono
-from unisono.step import phase_timers
-from unisono.train import device_fingerprint
-from unisono.train.mixed_devices import SPEEDS, kinds_of, read_kinds, speeds_of, told
+from unisono.engine.step import records as phase_timers
+from unisono.training import identity as device_fingerprint
+from unisono.training.mixed_devices import SPEEDS, kinds_of, read_kinds, speeds_of, told
 
 A, B = "cuda NVIDIA A100, capability 8.0, 108", "cuda NVIDIA H100, capability 9.0, 132"
 
@@ -80,7 +80,7 @@ def test_a_replacement_reads_what_the_others_found():
     assert read_kinds(b'{"0": "a", "1": "b"}') == {0: "a", 1: "b"}
 
 
-def train(slow, folder, steps=24, mixed=True):
+def train(slow, folder, steps=24, mixed=True, rounds=False):
     """Train as one of several workers; say how many shards it computed in each step.
 
     Time passes on this worker's own clock, as its device is fast or slow.
@@ -104,6 +104,8 @@ def train(slow, folder, steps=24, mixed=True):
                 num_shards += 1
         if step.is_done:
             wait_for_replacement(run.team)
+            if rounds:  # otherwise than the others, in its update
+                model.bias.data.add_(rank * 1e-6)
             with open(f"{folder}/{rank}", "a") as file:
                 print(step.number, num_shards, file=file)
     return [p.tolist() for p in model.parameters()], run.last.get(SPEEDS)
@@ -150,6 +152,14 @@ def test_equal_devices_are_divided_evenly_whatever_their_speed(tmp_path, capfd):
     assert all(shards == {0: 4, 1: 4} for shards in shards_by_step(tmp_path).values())
     said = capfd.readouterr()
     assert "round differently" not in said.out + said.err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulated")
+def test_replicas_that_round_differently_are_not_compared(tmp_path):
+    (weights, _), (others, _) = unisono.launch(train, 1, tmp_path, 4, True, True, workers=2)
+    assert weights != others
+    torch.testing.assert_close(weights[0], others[0], rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow

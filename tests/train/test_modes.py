@@ -103,6 +103,7 @@ def undisturbed(kind):
     return train(kind, [14])
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("stop", [2, 6, 8, 9])
 def test_a_run_that_is_resumed_goes_on_with_the_layers_as_they_were(kind, stop, tmp_path):
@@ -143,6 +144,7 @@ def test_a_model_wholly_in_eval_gets_one_line(capsys):
         assert trainer.run.model.training is not evaluates
 
 
+@pytest.mark.slow
 def test_a_later_fit_begins_with_the_layers_as_they_were_and_goes_on_so(tmp_path):
     class SettleLate(Settle):
         def on_epoch_end(self, fit):
@@ -212,6 +214,7 @@ def freeze_on_one_rank():
     trainer.fit(data(), batch_size=20, steps=2)
 
 
+@pytest.mark.slow
 def test_what_one_rank_alone_has_frozen_is_refused():
     words = r"`requires_grad=False` must be .* is 'none' on rank 0 and '`0.bias`' on rank 1"
     with pytest.raises(unisono.MismatchError, match=words):

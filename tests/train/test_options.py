@@ -8,8 +8,8 @@ import torch
 
 import unisono
 from unisono.data.data_reading import Reading
-from unisono.train.loop_plan import LoopPlan, Totals
-from unisono.train.run_options import RunOptions
+from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.run_options import RunOptions
 
 OPTIONS = [option for option in fields(RunOptions) if option.init]
 
@@ -60,7 +60,7 @@ def test_options_that_do_not_fit_are_refused(given, error, words):
 def test_an_observer_follows_a_run_until_another_one_does():
     class Observer:
         def __init__(self):
-            self.seen = []
+            self.seen, self.own_callbacks = [], {}
 
         def say(self, line):
             self.seen.append(line)

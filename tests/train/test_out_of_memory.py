@@ -129,6 +129,7 @@ def test_passes_without_training_say_so(accelerator, name):
     assert "pass a smaller `batch_size` there" in str(error)
 
 
+@pytest.mark.slow
 def test_a_loop_that_does_not_fit_says_so(accelerator):
     trainer = make()
     accelerator.limit(0, torch.sim.memory_allocated(0) + 64)
@@ -148,6 +149,7 @@ def test_loops_of_ones_own_are_told_the_same(accelerator):
     assert caught(loop).phase == "forward pass"
 
 
+@pytest.mark.slow
 @computed_once()
 def test_a_program_that_catches_torchs_error_inside_still_does(accelerator):
     accelerator.limit(0, ROOM)

@@ -9,8 +9,7 @@ import torch
 from tests.train import drawing
 
 import unisono
-from unisono.own_generators import OwnGenerators
-from unisono.reach import reach
+from unisono.runtime.reach import OwnGenerators, reach
 
 NAMES = list(drawing.PROGRAMS)
 
@@ -21,6 +20,7 @@ def alone():
     return drawing.train_all(NAMES)
 
 
+@pytest.mark.slow
 def test_a_program_comes_to_the_same_again(alone):
     assert drawing.train_all(NAMES[:1]) == alone[:1]
     assert len({digest for digest, _, _ in alone}) == len(NAMES)
@@ -35,6 +35,7 @@ def test_any_number_of_workers_comes_to_the_same(monkeypatch, alone, workers, ex
             assert mine == theirs, name
 
 
+@pytest.mark.slow
 def test_the_bits_are_the_same_on_accelerators(accelerator, alone):
     assert drawing.train("object", device="sim") == alone[NAMES.index("object")]
 
@@ -116,6 +117,7 @@ def test_no_code_of_the_program_runs_on_the_way():
     assert found(a=[Treacherous()]) == ["a[0].rng"]
 
 
+@pytest.mark.slow
 def test_what_leads_in_a_circle_or_is_long_is_done_with_soon():
     circle = [Slotted()]
     circle.append(circle)

@@ -6,7 +6,7 @@ from tests.classified import by_sign
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.step import phase_timers as timers
+from unisono.engine.step import records as timers
 
 
 def data():
@@ -70,6 +70,7 @@ def test_who_waits_for_the_scale_of_others_is_said_to_wait(monkeypatch):
     assert [times[phase] for phase in (timers.Phase.WAITING, timers.Phase.SUMMING)] == [7.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_precision_is_told(tmp_path, capsys):
     train("bf16", directory=tmp_path)
     train("fp32", directory=tmp_path)

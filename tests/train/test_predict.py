@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.workers.team import Team
+from unisono.runtime.workers.team import Team
 
 
 def make(shards=4):
@@ -170,6 +170,7 @@ def predict_again_after_failures(path):
     return caught, trainer.predict(data(30), batch_size=10, path=path).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_a_file", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_one_worker_raises_all_raise_and_the_next_call_works(tmp_path, in_a_file):
     path = tmp_path / "rows.safetensors" if in_a_file else None
@@ -192,6 +193,7 @@ def predict_where_rank_1_cannot_open(path):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_a_file", [False, True])
 def test_a_worker_that_cannot_open_the_file_is_named_by_all(tmp_path, in_a_file):
     path = tmp_path / "rows.safetensors" if in_a_file else None

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 from tests.test_plainfile import STAND_INS
 
-from unisono.plainfile import open_plain
-from unisono.train.predict import check_path, finish_file, make_file, partial_path
-from unisono.train.predictions import Rows, header_of
+from unisono.runtime.plainfile import open_plain
+from unisono.training.predict import check_path, finish_file, make_file, partial_path
+from unisono.training.predictions import Rows, header_of
 
 HEADER, NUM_BYTES = header_of({"predictions": torch.zeros(2, 1)}, 4)
 

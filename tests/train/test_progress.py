@@ -105,6 +105,7 @@ def alone():
     return dict(zip(PROGRAMS, train_all(PROGRAMS), strict=True))
 
 
+@pytest.mark.slow
 def test_who_reads_ahead_is_told_the_same(alone):
     PROGRAMS["read here"] = (Told, {"collate_fn": collate}, {})
     try:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from unisono.engine.step.second_look import CallSite, SecondLook
 from unisono.errors import NondeterministicError
-from unisono.step.second_look import CallSite, SecondLook
-from unisono.train.determinism import deterministic_kernels
-from unisono.train.refused_operation import (
+from unisono.training.computing import deterministic_kernels
+from unisono.training.failing_step import (
     refusals_explained,
     refused_in_backward,
     refused_in_forward,

@@ -12,9 +12,10 @@ from tests.descriptors import is_locked
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import BestCheckpoint, Callback, CSVLog, journal
-from unisono.checkpoint import directory_lock
-from unisono.train import checkpoints
+from unisono.callbacks import BestCheckpoint, Callback, CSVLog
+from unisono.runtime.checkpoint import directory_lock
+from unisono.training import checkpoints
+from unisono.training.callbacks import journal
 
 LAST = 8
 
@@ -92,6 +93,7 @@ def test_all_of_it_is_taken_up_again(tmp_path, capsys, is_moved):
         assert [event["step"] for event in events(tmp_path / "moved")][-1] <= 4
 
 
+@pytest.mark.slow
 def test_a_directory_that_another_job_holds_by_then_is_left_alone(tmp_path, capsys):
     run, fds = tmp_path / "run", []
 

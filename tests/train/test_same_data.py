@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
 from unisono.data import fingerprint
-from unisono.train import boundary
+from unisono.training import boundary
 
 CAUSE = "Most likely it was split without a seed"
 
@@ -168,6 +168,7 @@ def go_on(directory, dataset, steps, loader_workers=0):
 NEW_DATA = "the data set is not that of the checkpoint, as "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then", "words"),
     [

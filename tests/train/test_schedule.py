@@ -109,6 +109,7 @@ def test_the_number_of_workers_and_losses_of_them_change_nothing(name, monkeypat
     assert unisono.launch(train, name, workers=2) == [alone] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_run_that_goes_on_has_the_rates_of_one_that_never_stopped(name, tmp_path):
     undisturbed = train(name)

@@ -18,6 +18,7 @@ def test_one_shard_has_the_bits_of_a_plain_loop(name):
         assert torch.equal(expected[key], found[key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", pairs.PROGRAMS)
 def test_it_is_resumed_at_any_step(name, tmp_path):
     whole = pairs.train(name)
@@ -27,11 +28,13 @@ def test_it_is_resumed_at_any_step(name, tmp_path):
         assert pairs.train(name, **options) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", pairs.PROGRAMS)
 def test_what_carries_gradients_changes_no_bit(name):
     assert pairs.train(name, exchange="staged") == pairs.train(name)
 
 
+@pytest.mark.slow
 def test_the_bits_are_the_same_on_accelerators(accelerator):
     for name in ("ActorCritic", "FrozenTeacher"):  # these draw nothing, which differs there
         assert pairs.train(name, device="sim") == pairs.train(name, device="cpu")

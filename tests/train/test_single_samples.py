@@ -90,6 +90,7 @@ def refusals():
     return [fitted(Flat), fitted(Pooled)]
 
 
+@pytest.mark.slow
 def test_it_is_refused_before_the_first_step_everywhere():
     assert refusals() == [(0, SENTENCE)] * 2
     assert unisono.launch(refusals, workers=2) == [[(0, SENTENCE)] * 2] * 2

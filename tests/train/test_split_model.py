@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono import callbacks
-from unisono.device import Device
-from unisono.step.clipping import total_norm
+from unisono.engine.step.transforms import total_norm
+from unisono.runtime.device import Device
 
 BATCH_SIZE, SHARDS = 16, 4
 
@@ -57,6 +57,7 @@ def fitted(make, devices, balance="memory", **options):
 APART = {0: ["position", "blocks.1", "norm"], 1: ["embedding", "blocks", "head"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,18 +103,7 @@ def test_norms_have_the_bits_of_one_device(accelerator):
         assert found.item() == expected.item()
 
 
-def test_metrics_get_outputs_and_targets_on_one_device(accelerator):
-    from torchmetrics.classification import MulticlassAccuracy
-
-    found = []
-    for devices in (["sim:0"], ["sim:2", "sim:1"]):
-        trainer = trainer_of(CNN, devices)
-        metrics = {"f": MulticlassAccuracy(10, average="micro")}
-        found.append(trainer.evaluate(data(CNN), batch_size=BATCH_SIZE, metrics=metrics))
-    assert found[0] == found[1]
-    assert found[0]["f"] == pytest.approx(found[0]["accuracy"])
-
-
+@pytest.mark.slow
 def test_loops_of_ones_own_bring_targets_to_the_outputs(accelerator):
     def loop(devices):
         torch.manual_seed(1)
@@ -179,12 +169,14 @@ def fit_large(accelerator, devices, limit=LIMIT):
     return trainer.digest()
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_on_one_device_fits_on_two(accelerator):
     found = fit_large(accelerator, ["sim:0", "sim:1"])
     assert torch.sim.max_memory_allocated(0) + torch.sim.max_memory_allocated(1) > LIMIT
     assert found == fit_large(accelerator, ["cpu"])
 
 
+@pytest.mark.slow
 def test_on_one_device_it_is_told_what_to_do(accelerator):
     with pytest.raises(unisono.OutOfMemoryError) as caught:
         fit_large(accelerator, ["sim:1"])
@@ -201,6 +193,7 @@ def test_also_if_its_parameters_alone_do_not_fit(accelerator):
         fit_large(accelerator, ["sim:1"], 6 << 20)
 
 
+@pytest.mark.slow
 def test_of_several_the_full_device_is_named(accelerator):
     trainer = trainer_of(Large, ["sim:0", "sim:1"], {0: ["0"], 1: ["2", "3"]}, shards=2)
     accelerator.limit(1, 20 << 20)
@@ -211,6 +204,7 @@ def test_of_several_the_full_device_is_named(accelerator):
     assert "give sim:1 fewer layers (`balance=` of `unisono.split`)" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_found_in_a_split_model(accelerator):
     class Bad(GPT):
         def forward(self, tokens):
@@ -237,6 +231,7 @@ def test_operations_without_a_deterministic_form_are_found(accelerator):
     assert (caught.value.operation, caught.value.module) == ("put_", "2")
 
 
+@pytest.mark.slow
 def test_a_model_that_the_program_has_moved_is_put_back(accelerator):
     trainer = trainer_of(CNN, ["sim:0", "sim:1"])
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -245,6 +240,7 @@ def test_a_model_that_the_program_has_moved_is_put_back(accelerator):
     assert {str(p.device) for p in trainer.run.model.parameters()} == {"sim:0", "sim:1"}
 
 
+@pytest.mark.slow
 def test_generators_are_as_before(accelerator):
     trainer = trainer_of(CNN, ["sim:0", "sim:1"])
     states = [generator.get_state() for generator in torch.sim.default_generators]
@@ -270,6 +266,7 @@ def test_options_that_do_not_fit_are_refused(options, words):
         unisono.Trainer(model, make_optimizer(model), loss_of, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, as it is imported
 def test_a_split_model_that_is_compiled_is_refused():
     model = unisono.split(CNN(), ["cpu", "cpu"])

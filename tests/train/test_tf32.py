@@ -7,7 +7,7 @@ import torch
 from tests.once import computed_once
 
 import unisono
-from unisono.train.tf32 import tf32_switched
+from unisono.training.computing import tf32_switched
 
 BACKENDS = torch.backends
 NEW = (BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn, BACKENDS.mkldnn.matmul)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from unisono.engine.state.run_state import Position
 from unisono.plan.samples import SamplePlan
-from unisono.state.position import Position
-from unisono.train.loop_plan import Totals
+from unisono.training.loop_plan import Totals
 
 PLAN = SamplePlan(num_samples=10, batch_size=4, shards=2)  # three steps an epoch
 

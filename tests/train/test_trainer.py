@@ -93,6 +93,7 @@ def save_in_a_worker(path):
     return os.path.exists(path)
 
 
+@pytest.mark.slow
 def test_save_writes_plain_names_once(tmp_path):
     path = tmp_path / "with space" / "model.safetensors"
     path.parent.mkdir()
@@ -106,6 +107,7 @@ def test_save_writes_plain_names_once(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_saving_into_no_folder_fails_on_every_worker(tmp_path):
     with pytest.raises(OSError, match="must exist, but does not"):
         unisono.launch(save_in_a_worker, tmp_path / "none" / "model.safetensors", workers=2)
@@ -135,6 +137,7 @@ def different_starts():
     return [tensor.tolist() for tensor in whole.state_dict().values()]
 
 
+@pytest.mark.slow
 def test_everybody_starts_from_rank_0():
     one, other = unisono.launch(different_starts, workers=2)
     assert one == other

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.train.unused_parameters import STEPS, in_words
+from unisono.training.first_steps import STEPS, in_words
 
 WORDS = "`forgotten.weight`, `forgotten.bias` have had no gradient in 8 steps, so the optimizer"
 

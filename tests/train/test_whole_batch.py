@@ -125,6 +125,7 @@ def test_validation_takes_features_of_whole_batches():
     assert trainer.evaluate(dataset, batch_size=5, metrics=metrics, forward=embed)["rows"] == 34
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_gathers():
     trainer = make(4)
     run = trainer.run
@@ -136,11 +137,13 @@ def test_a_loop_of_ones_own_gathers():
     assert trainer.digest() == train()
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed(tmp_path):
     train(steps=3, directory=tmp_path / "run")
     assert train(directory=tmp_path / "run") == train()
 
 
+@pytest.mark.slow
 def test_half_precision_learns():
     assert train(precision="bf16") != train()
 
@@ -212,6 +215,7 @@ def test_a_worker_that_is_killed_costs_nothing(monkeypatch, tmp_path, call, exch
     assert marker.exists()
 
 
+@pytest.mark.slow
 def test_the_bits_are_the_same_on_accelerators(accelerator):
     assert train(device="sim") == train(device="cpu")
     hook = test_on_gradients.noisy

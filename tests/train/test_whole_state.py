@@ -7,7 +7,7 @@ import torch
 from tests.train import whole
 
 import unisono
-from unisono.state.digest import digest_of
+from unisono.engine.state.contents import digest_of
 
 KINDS = [whole.Lamb, whole.Transposed, whole.Past, whole.Preconditioned, whole.Madgrad]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
@@ -18,12 +18,14 @@ def undisturbed(kind):
     return whole.train(kind, [8])
 
 
+@pytest.mark.slow
 @EACH
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_never_stopped(kind, tmp_path):
     whole.train(kind, [3], tmp_path)
     assert whole.train(kind, [8], tmp_path) == undisturbed(kind)
 
 
+@pytest.mark.slow
 @EACH
 def test_one_fit_after_the_other_has_the_bits_of_a_single_one(kind, tmp_path):
     assert whole.train(kind, [3, 5, 8], tmp_path) == undisturbed(kind)
@@ -78,6 +80,7 @@ def test_state_that_cannot_be_kept_is_refused_before_the_second_step(kind, words
         whole.train(kind, [1000], tmp_path)
 
 
+@pytest.mark.slow
 def test_a_state_dict_that_says_no_more_than_torchs_is_let_through(tmp_path):
     whole.train(whole.Same, [3], tmp_path)
     assert whole.train(whole.Same, [8], tmp_path) == undisturbed(whole.Same)

@@ -4,7 +4,7 @@ import torch
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.state.digest import digest_of
+from unisono.engine.state.contents import digest_of
 
 
 class Whole(torch.optim.Optimizer):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.verify.trace import (
+from unisono.tools.verify.trace import (
     Gradient,
     Micro,
     ModelState,

@@ -1,7 +1,7 @@
 import pytest
 
-from unisono.verify.bit_checks import check_exact
-from unisono.verify.findings import in_order
+from unisono.tools.verify.bit_checks import check_exact
+from unisono.tools.verify.findings import in_order
 
 
 def run(world_size, changes=()):

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from tests.verify.mistakes import MISTAKES, PROGRAMS
 
-from unisono.cli import main
+from unisono.tools.cli import main
 
 pytestmark = [pytest.mark.timeout(240)]
-COMMAND = [sys.executable, "-m", "unisono.cli", "verify"]
+COMMAND = [sys.executable, "-m", "unisono", "verify"]
 
 AROUND = """
 import os, sys

@@ -1,8 +1,8 @@
 import pytest
 
-from unisono.verify.evaluation_checks import check_evaluations, with_means_of_evaluations
-from unisono.verify.findings import ok, unknown, wrong
-from unisono.verify.trace import (
+from unisono.tools.verify.findings import ok, unknown, wrong
+from unisono.tools.verify.sample_checks import check_evaluations, with_means_of_evaluations
+from unisono.tools.verify.trace import (
     Collective,
     EvaluationPass,
     ModelState,

@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from unisono.verify.findings import (
+from unisono.tools.verify.findings import (
     CAUSES_FIRST,
     Verdict,
     as_json,

@@ -1,10 +1,10 @@
 import pytest
 from tests.verify.made import LOCAL, gradient, mixed, step, two_ranks
 
-from unisono.verify.findings import GRADIENT_CHECKS
-from unisono.verify.gradient_checks import check_gradients
-from unisono.verify.linear import relation, tolerance, weights
-from unisono.verify.trace import Micro, ModelState, OptimizerStep, RankTrace, TwoRuns
+from unisono.tools.verify.digests import relation, tolerance, weights
+from unisono.tools.verify.findings import GRADIENT_CHECKS
+from unisono.tools.verify.gradient_checks import check_gradients
+from unisono.tools.verify.trace import Micro, ModelState, OptimizerStep, RankTrace, TwoRuns
 
 MEAN = mixed((0.5, 0.5))
 SUM = mixed((1.0, 1.0))

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tests.verify.mistakes import MISTAKES, PROGRAMS
 
-from unisono.verify.recorder import Limits
-from unisono.verify.trials import Program
-from unisono.verify.verifier import verify
+from unisono.tools.verify.recorder import Limits
+from unisono.tools.verify.trials import Program
+from unisono.tools.verify.verifier import verify
 
 PEERS = os.environ.get("UNISONO_PEERS", "")
 LIBRARIES = {
@@ -54,7 +54,7 @@ def findings(source: str, program: str, folder: Path) -> list[tuple[str, str]]:
 
 
 def elsewhere(folder: Path) -> list[tuple[str, str]]:
-    command = [PEERS, "-m", "unisono.cli", "verify", "--json", "train.py"]
+    command = [PEERS, "-m", "unisono", "verify", "--json", "train.py"]
     environ = {**os.environ, "ACCELERATE_USE_CPU": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     assert done.returncode in (0, 1, 2), done.stderr
@@ -118,7 +118,7 @@ def test_inputs_by_name_from_a_loader_that_reads_ahead_are_seen(tmp_path: Path) 
 
 
 def test_there_is_a_mistake_for_every_check_and_style() -> None:
-    from unisono.verify.findings import CAUSES_FIRST
+    from unisono.tools.verify.findings import CAUSES_FIRST
 
     assert {mistake.check for mistake in MISTAKES} == set(CAUSES_FIRST)
     assert len(MISTAKES) >= 20

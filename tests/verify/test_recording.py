@@ -1,10 +1,11 @@
 import hypothesis
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from unisono.verify.digests import (
+from unisono.tools.verify.digests import (
     WIDTH,
     base_of,
     contents_of,
@@ -12,11 +13,12 @@ from unisono.verify.digests import (
     row_hashes,
     sketch_of,
 )
-from unisono.verify.module_hooks import name_without_wrappers
-from unisono.verify.reading import Identities, RawTrace, read_trace
-from unisono.verify.verifier import feed_of
+from unisono.tools.verify.module_hooks import name_without_wrappers
+from unisono.tools.verify.reading import Identities, RawTrace, read_trace
+from unisono.tools.verify.verifier import feed_of
 
 
+@pytest.mark.slow
 @hypothesis.given(st.integers(1, 700), st.floats(-3, 3), st.floats(-3, 3))
 def test_sketches_are_linear(length, a, b):
     generator = torch.Generator().manual_seed(length)

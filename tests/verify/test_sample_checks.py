@@ -1,7 +1,7 @@
 import pytest
 
-from unisono.verify.sample_checks import check_samples
-from unisono.verify.trace import (
+from unisono.tools.verify.sample_checks import check_samples
+from unisono.tools.verify.trace import (
     EvaluationPass,
     Iteration,
     Micro,

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from unisono.verify import scratch
-from unisono.verify.scratch import copy_folder, unlink_target
+from unisono.tools.verify import recorder as scratch
+from unisono.tools.verify.recorder import copy_folder, unlink_target
 
 
 @pytest.fixture

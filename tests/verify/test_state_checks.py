@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from unisono.verify.state_checks import check_states
-from unisono.verify.trace import DatasetRead, ModelState, OptimizerStep, RankTrace, TwoRuns
+from unisono.tools.verify.bit_checks import check_states
+from unisono.tools.verify.trace import DatasetRead, ModelState, OptimizerStep, RankTrace, TwoRuns
 
 
 def trace(lrs=(0.1,) * 12, *, ticks=1, **fields):

@@ -25,14 +25,14 @@ from typing import Any, NoReturn
 
 from tests import huge_pages
 
-from unisono.launch import forkserver
-from unisono.launch.server import load
+from unisono.runtime.launch import forkserver
+from unisono.runtime.launch.server import load
 
 # What the command loads; not the command itself, which `python -m` is to find unloaded.
 OF_THE_COMMAND = (
     "click",
-    "unisono.launch.gpus",
-    "unisono.launch.run_script",
+    "unisono.runtime.launch.gpus",
+    "unisono.runtime.launch.program",
 )
 MAX_FD = 4096
 # As in conftest.py: nothing here loads CUDA.

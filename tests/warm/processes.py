@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.launch.forkserver import _OVERRIDES
+from unisono.runtime.launch.forkserver import _OVERRIDES
 
 REPOSITORY = Path(__file__).parents[2]
 _END_AT_MOST_S = 10.0

@@ -19,24 +19,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from unisono.launch import job_actions, recovery
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.launcher_messages import (
+from unisono.runtime.launch import recovery
+from unisono.runtime.launch import recovery as job_actions
+from unisono.runtime.procfs import create_memory
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.launcher_messages import (
     CatchUp,
     Continue,
     Live,
+    Membership,
     Passed,
     Ready,
     Stopped,
     Told,
     ToWorker,
 )
-from unisono.workers.membership import Membership
-from unisono.workers.memory import Memory
-from unisono.workers.proc import create_memory
-from unisono.workers.supervisor import Gather, Supervisor
-from unisono.workers.team import Team
-from unisono.world import World
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.supervisor import Gather, Supervisor
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import World
 
 ANSWERED_WITHIN_S = 30.0
 

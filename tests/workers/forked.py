@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from unisono.workers.job_store import announcements
-from unisono.workers.jobname import job_name
-from unisono.world import world
+from unisono.runtime.workers.job_store import announcements, job_name
+from unisono.runtime.world import world
 
 TIMEOUT_S = 30.0
 

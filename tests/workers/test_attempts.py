@@ -8,8 +8,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from unisono.errors import WaitTimeoutError
-from unisono.workers.attempts import Attempts
-from unisono.world import World
+from unisono.runtime.workers.rendezvous import Attempts
+from unisono.runtime.world import World
 
 WORLD_SIZE = 4
 

@@ -8,10 +8,10 @@ import pytest
 from tests.threads import in_threads
 
 from unisono.errors import PeerLostError, WaitTimeoutError
-from unisono.workers import futex, meeting_point
-from unisono.workers.barrier import Barrier
-from unisono.workers.control_block import MAILBOX_BYTES, ControlBlock
-from unisono.workers.meeting_point import Departure
+from unisono.runtime.workers import meeting_point
+from unisono.runtime.workers import meeting_point as futex
+from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier, ControlBlock
+from unisono.runtime.workers.meeting_point import Departure
 
 
 @pytest.fixture

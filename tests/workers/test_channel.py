@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from tests.descriptors import none_stay_open
 
-from unisono.workers import channel as channel_module
-from unisono.workers.channel import Channel
-from unisono.workers.launcher_messages import (
+from unisono.runtime.workers import channel as channel_module
+from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers.launcher_messages import (
     Begun,
     ForkWorker,
     JointResult,

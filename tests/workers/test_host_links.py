@@ -10,17 +10,17 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from unisono.errors import PeerLostError, RendezvousError
-from unisono.train.fit import FitUnderWay
-from unisono.workers import host_links, interfaces
-from unisono.workers.control_block import control_block_bytes
-from unisono.workers.external import ExternallyLaunched
-from unisono.workers.host_links import connect_hosts
-from unisono.workers.hosts_control_block import HostsControlBlock
-from unisono.workers.meeting_point import Departure
-from unisono.workers.proc import create_memory
-from unisono.workers.rendezvous import RankPlaces, Rendezvous
-from unisono.workers.team import Team
-from unisono.world import World
+from unisono.runtime.procfs import create_memory
+from unisono.runtime.workers import host_links, interfaces
+from unisono.runtime.workers.control_block import control_block_bytes
+from unisono.runtime.workers.external import ExternallyLaunched
+from unisono.runtime.workers.host_links import connect_hosts
+from unisono.runtime.workers.hosts_control_block import HostsControlBlock
+from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.rendezvous import RankPlaces, Rendezvous
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import World
+from unisono.training.fit import FitUnderWay
 
 HERE = "127.0.0.1"
 
@@ -158,6 +158,7 @@ def on_all(teams, act):
         return list(pool.map(act, teams))
 
 
+@pytest.mark.slow
 def test_workers_of_all_hosts_hear_each_other():
     with team_of_hosts(((0, 1), (2,), (3, 4))) as teams:
         assert [team.neighbours for team in teams][::2] == [(0, 1), (2,), (3, 4)]

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from tests.train.elsewhere import listening
 from tests.workers.forked import Job
 
-from unisono.workers.context import context
-from unisono.workers.job_store import is_at_master
-from unisono.workers.rendezvous import RankPlaces
-from unisono.world import World
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.job_store import is_at_master
+from unisono.runtime.workers.rendezvous import RankPlaces
+from unisono.runtime.world import World
 
 HAND, AGENT = "somebody", {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 AT = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

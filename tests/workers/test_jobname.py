@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from unisono.workers.jobname import job_name, num_restarts
-from unisono.world import OPEN_MPI, SLURM, SOMEBODY, TORCHRUN, World
+from unisono.runtime.workers.job_store import job_name, num_restarts
+from unisono.runtime.world import OPEN_MPI, SLURM, SOMEBODY, TORCHRUN, World
 
 TORCH = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -4,14 +4,21 @@ import pytest
 from tests.workers.desk import Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.workers.context import context
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.joint_calls import JointCalls
-from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
-from unisono.workers.membership import Membership
-from unisono.workers.supervisor import Supervisor
-from unisono.workers.team import StepBrokenError, Team
-from unisono.world import World
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.joint_calls import JointCalls
+from unisono.runtime.workers.launcher_messages import (
+    LOOP,
+    JointResult,
+    Live,
+    LoopBegan,
+    Membership,
+    NoRecovery,
+    Passed,
+)
+from unisono.runtime.workers.supervisor import Supervisor
+from unisono.runtime.workers.team import StepBrokenError, Team
+from unisono.runtime.world import World
 
 
 class Recorder(Supervisor):

@@ -6,13 +6,12 @@ import math
 
 import pytest
 
-from unisono.workers import codec
-from unisono.workers.launcher_messages import (
+from unisono.runtime.workers import launcher_messages as codec
+from unisono.runtime.workers.launcher_messages import (
     KINDS,
     Acknowledged,
     Begun,
     CatchUp,
-    ComputesOn,
     Continue,
     Forked,
     ForkWorker,
@@ -22,6 +21,7 @@ from unisono.workers.launcher_messages import (
     LockRequest,
     LoopBegan,
     MakesGroup,
+    Membership,
     MemoryGranted,
     MemoryReleased,
     MemoryRequest,
@@ -40,7 +40,6 @@ from unisono.workers.launcher_messages import (
     decode,
     encode,
 )
-from unisono.workers.membership import Membership
 
 MEMBERSHIP = Membership((0, 2), leader=2, generation=5, why="worker 1 was killed")
 MESSAGES = [
@@ -48,7 +47,6 @@ MESSAGES = [
     Ready(),
     MakesGroup(),
     NoRecovery("größer als \udcff"),
-    ComputesOn("cuda:1", "NVIDIA H200"),
     JointResult(3, "digest", b"\0\1"),
     JointResult(3, "digest", b""),
     LoopBegan(1, {"shards": 8, "directory": None, "slots_at": [1, 2]}),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from unisono.workers.lifeline import Lifeline, die_with
+from unisono.runtime.workers.lifeline import Lifeline, die_with
 
 WITHIN_S = 30.0  # on a machine where others compute, too
 

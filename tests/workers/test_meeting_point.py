@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.external import ExternallyLaunched
-from unisono.workers.meeting_point import Departure, MeetingSeat
-from unisono.workers.proc import started_at
-from unisono.world import World
+from unisono.runtime.procfs import started_at
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.external import ExternallyLaunched
+from unisono.runtime.workers.meeting_point import Departure, MeetingSeat
+from unisono.runtime.world import World
 
 
 class TakenInBetween(MeetingSeat):

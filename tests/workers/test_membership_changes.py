@@ -10,11 +10,11 @@ from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import MismatchError
-from unisono.workers import futex, meeting_point
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.launcher_messages import LOOP, LoopBegan, Ready
-from unisono.workers.membership import Membership
-from unisono.workers.team import _CHUNK_BYTES, Team
+from unisono.runtime.workers import meeting_point
+from unisono.runtime.workers import meeting_point as futex
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.launcher_messages import LOOP, LoopBegan, Membership, Ready
+from unisono.runtime.workers.team import _CHUNK_BYTES, Team
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from unisono.workers.memory import Memory, aligned
+from unisono.runtime.workers.memory import Memory, aligned
 
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(0, 0), (1, 64), (64, 64), (65, 128)])

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.descriptors import none_stay_open
 
-from unisono.workers.proc import NotThereError, host_name, open_memory, started_at
+from unisono.runtime.procfs import NotThereError, host_name, open_memory, started_at
 
 
 @pytest.fixture
@@ -31,8 +31,9 @@ def test_one_that_has_ended_has_no_start():
     assert started_at(ended.pid) is None
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_host_agree_on_its_name():
-    code = "from unisono.workers.proc import host_name; print(host_name())"
+    code = "from unisono.runtime.procfs import host_name; print(host_name())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == host_name()
 

@@ -18,14 +18,13 @@ import torch.distributed as dist
 from tests.workers.forked import job  # noqa: F401
 
 import unisono
-import unisono.workers.job_store
-from unisono.workers import external
-from unisono.workers.context import context
-from unisono.workers.job_store import announcements
-from unisono.workers.jobname import JobName
-from unisono.workers.meeting_point import Departure
-from unisono.workers.rendezvous import of_launcher
-from unisono.world import World
+import unisono.runtime.workers.job_store
+from unisono.runtime.workers import external
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.job_store import JobName, announcements
+from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.rendezvous import of_launcher
+from unisono.runtime.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +53,7 @@ def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
 PAGE_FAULTS = """
 import resource
 import numpy as np
-from unisono.workers.allocator import keep_freed_memory
+from unisono.runtime.workers.memory import keep_freed_memory
 
 def page_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -191,7 +190,7 @@ def test_a_second_process_of_the_same_rank_is_refused(job, rank):  # noqa: F811
     wait_for_rank_1(first[0].pid)
 
     def soon():
-        unisono.workers.job_store._TAKEN_AT_MOST_S = 0.1
+        unisono.runtime.workers.job_store._TAKEN_AT_MOST_S = 0.1
         meet_once()
 
     said = job.start(soon, rank, 3).end()

@@ -3,7 +3,7 @@
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from unisono.workers.signs_of_life import SignsOfLife
+from unisono.runtime.workers.host_member import SignsOfLife
 
 HERE = "127.0.0.1"
 

@@ -72,6 +72,7 @@ def test_a_process_that_is_spawned_alone_trains():
     start(make_a_run, nprocs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [make_a_run_alone, make_a_run_in_a_child])
 def test_spawned_processes_that_say_who_they_are_train(work):
     start(work)

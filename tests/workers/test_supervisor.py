@@ -8,24 +8,23 @@ import pytest
 from tests.threads import in_threads
 
 from unisono.errors import CheckpointError, MismatchError, UnisonoError
-from unisono.per_process import per_process
-from unisono.workers import context
-from unisono.workers import launcher_messages as messages
-from unisono.workers.channel import Channel
-from unisono.workers.control_block import ControlBlock
-from unisono.workers.external import ExternallyLaunched
-from unisono.workers.launcher_link import (
+from unisono.runtime.workers import context
+from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.external import ExternallyLaunched
+from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.supervisor import (
     CONTROL_VARIABLE,
     INCARNATION_VARIABLE,
     LINK_VARIABLE,
     RECOVERS_VARIABLE,
     STORE_VARIABLE,
     LauncherLink,
+    SingleProcess,
 )
-from unisono.workers.meeting_point import Departure
-from unisono.workers.membership import Membership
-from unisono.workers.supervisor import SingleProcess
-from unisono.world import World
+from unisono.runtime.world import World, per_process
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -8,12 +8,11 @@ from tests.workers.desk import Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import MismatchError
-from unisono.train.trainer import Trainer
-from unisono.workers.admission import refuse_larger_group
-from unisono.workers.context import context
-from unisono.workers.external import ExternallyLaunched
-from unisono.workers.team import Team
-from unisono.world import World
+from unisono.runtime.workers.context import context, refuse_larger_group
+from unisono.runtime.workers.external import ExternallyLaunched
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import World
+from unisono.training.trainer import Trainer
 
 
 @pytest.fixture

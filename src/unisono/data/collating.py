@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from unisono.device import seed_generators
 from unisono.errors import LoadingError
-from unisono.own_generators import OwnGenerators
 from unisono.plan.seeds import seed_of
+from unisono.runtime.device import seed_generators
+from unisono.runtime.reach import OwnGenerators
 
 Collate = Callable[[list[Any]], Any]
 _NAMED_AT_MOST = 8

@@ -3,11 +3,15 @@
 A torch DataLoader is taken apart: its dataset, order, `collate_fn` and processes are used, never
 the loader itself, which would give each worker whole batches and could not resume. What it has and
 cannot be kept is refused with what to write instead.
+
+How many samples a dataset has, if that is known, and whether they are read by number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,6 +19,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -24,9 +29,8 @@ from torch.utils.data import (
 
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
-from unisono.data.length import is_stream, length_of
 from unisono.plan.samples import ENDLESS
-from unisono.whole import check_whole
+from unisono.runtime.whole import check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +195,37 @@ def _refusal(has: str, remedy: str) -> ValueError:
         f"a DataLoader must be one that can be divided among workers and resumed, but this one has "
         f"{has}: {remedy}."
     )
+
+
+_NAMED_AT_MOST = 8
+
+
+def is_stream(dataset: Any) -> bool:
+    """Tell whether a dataset's samples have no numbers, but come one after another."""
+    return isinstance(dataset, IterableDataset)
+
+
+def length_of(dataset: Any) -> int:
+    """Count a dataset's samples; :data:`ENDLESS` for a stream that does not say how many it has.
+
+    Raises:
+        TypeError: it has no length or gives no samples, so no sample plan can be made for it.
+    """
+    kind = type(dataset).__name__
+    if is_stream(dataset):
+        try:
+            return len(dataset)
+        except TypeError:
+            return ENDLESS
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"the dataset must have `__getitem__` and `__len__`, but {kind} does not: pass a "
+            f"map-style torch Dataset, a TensorDataset or a list of samples (not a DataLoader)."
+        )
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        keys = ", ".join(map(repr, islice(dataset, _NAMED_AT_MOST)))
+        raise TypeError(
+            f"the dataset must have samples numbered from 0, but {kind} has {keys}: pass one of "
+            f'them, such as `datasets["train"]`.'
+        )
+    return len(dataset)

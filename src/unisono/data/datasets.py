@@ -9,21 +9,30 @@
     test_set = mnist("data/mnist", train=False, download=True)
 
 Every worker calls them; whichever comes first downloads what is missing, the others wait for it.
+
+Download the files of a data set into a folder, once per host, with pooch.
+
+Pooch gives a file its name once its checksum is right; what comes is never unpickled. The kernel's
+lock on a file in the folder has one process download while others wait, and ends with that process.
 """
 
 from __future__ import annotations
 
+import fcntl
+import gzip
+import hashlib
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from unisono.data.download import fetch_missing
-from unisono.data.idx import read_idx
-from unisono.errors import DataFormatError
+from unisono.errors import DataFormatError, DownloadError
+from unisono.runtime.plainfile import open_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,7 @@ def digits(train: bool = True) -> TensorDataset:
     """
     folder = Path(__file__).with_name("digits")
     images, labels = (
-        read_idx(folder / f"{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1")
+        _read_idx(folder / f"{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1")
     )
     chosen = (torch.arange(len(images)) % 5 == 0) != train
     pixels = images[chosen].unsqueeze(1).to(torch.float32).div_(16)
@@ -126,7 +135,7 @@ def _read_pairs(folder: Path, train: bool, download: bool, source: Source) -> Te
         files = {f"{name}.gz": source.files[f"{name}.gz"] for name in names}
         fetch_missing(folder, files, source.address)
     images_path, labels_path = (_find(folder, name) for name in names)
-    images, labels = read_idx(images_path), read_idx(labels_path)
+    images, labels = _read_idx(images_path), _read_idx(labels_path)
     _check(images, images_path, labels, labels_path)
     pixels = images.unsqueeze(1).to(torch.float32).div_(255)
     return TensorDataset(pixels, labels.to(torch.int64))
@@ -143,18 +152,41 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
+def _read_idx(path: Path) -> torch.Tensor:
+    """Read the unsigned bytes of an IDX file, packed with gzip if its name says so.
+
+    It begins with 0, 0, 8 and the number of dimensions, then the size of each in four bytes, with
+    the highest first.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError(f"it begins with {content[:4].hex(' ')}, as none of bytes does")
+        begin = 4 + 4 * content[3]
+        shape = np.frombuffer(content[4:begin], ">u4")
+        values = np.frombuffer(content, "u1", offset=begin).reshape(shape)
+        if not values.size:
+            raise ValueError("it has no values")
+        return torch.from_numpy(values.copy())
+    except (gzip.BadGzipFile, EOFError, zlib.error, IndexError, ValueError) as error:
+        raise DataFormatError(
+            f"{path} must be a whole IDX file of bytes, but “{error}”: copy or download it again."
+        ) from error
+
+
 def _check(
     images: torch.Tensor, images_path: Path, labels: torch.Tensor, labels_path: Path
 ) -> None:
-    if images.dtype != torch.uint8 or images.shape[1:] != (28, 28):
+    if images.shape[1:] != (28, 28):
         raise DataFormatError(
-            f"{images_path}: the images must be uint8 of shape (n, 28, 28), but are "
-            f"{_name(images)}: check that this is MNIST's file."
+            f"{images_path}: the images must be of shape (n, 28, 28), but are of "
+            f"{tuple(images.shape)}: check that this is MNIST's file."
         )
-    if labels.dtype != torch.uint8 or labels.dim() != 1 or int(labels.max()) > 9:
+    if labels.dim() != 1 or int(labels.max()) > 9:
         raise DataFormatError(
-            f"{labels_path}: the labels must be uint8 of shape (n,), 0 … 9, but are "
-            f"{_name(labels)} up to {labels.max().item()}: check that this is MNIST's file."
+            f"{labels_path}: the labels must be of shape (n,), 0 … 9, but are of "
+            f"{tuple(labels.shape)} up to {labels.max().item()}: check that this is MNIST's file."
         )
     if len(images) != len(labels):
         raise DataFormatError(
@@ -163,5 +195,68 @@ def _check(
         )
 
 
-def _name(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+_TIMEOUT_S = 30.0  # for a server's next bytes
+
+
+def fetch_missing(folder: Path, files: Mapping[str, str], address: str) -> None:
+    """Download the files that are not in a folder, packed or not; make the folder if need be.
+
+    Args:
+        folder: where to.
+        files: the checksum of each, such as ``sha256:…``, by file name.
+        address: of the folder that has them.
+
+    Raises:
+        ModuleNotFoundError: something is missing, and so is pooch.
+        DownloadError: a file does not come with its checksum, or the folder cannot be written, or
+            has a file with another.
+    """
+    if all(_is_there(folder, name, checksum) for name, checksum in files.items()):
+        return
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"`download=True` needs the package {error.name}, which is not installed: run "
+            f"`pip install 'unisono[download]'`, or put {', '.join(files)} into {folder} yourself.",
+            name=error.name,
+        ) from error
+    # A server may pack what it sends once more, and requests unpack it.
+    headers = {"Accept-Encoding": "identity"}
+    downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_S, headers=headers)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock_fd = open_plain(folder / ".download.lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+            for name, checksum in files.items():
+                if not _is_there(folder, name, checksum):
+                    pooch.retrieve(address + name, checksum, name, folder, downloader=downloader)
+                    # Temporary files are their owner's alone.
+                    (folder / name).chmod(os.fstat(lock_fd).st_mode & 0o666)
+        finally:
+            os.close(lock_fd)
+    except DownloadError:
+        raise
+    except (OSError, ValueError) as error:  # those of requests are OSErrors
+        raise DownloadError(
+            f"{', '.join(files)} must come from {address} into {folder}, but “{error}”: check the "
+            f"network and the folder, or put the files there yourself."
+        ) from error
+
+
+def _is_there(folder: Path, name: str, checksum: str) -> bool:
+    """Look for a file, unpacked or else packed; what is packed must be what it is taken for."""
+    if (folder / name.removesuffix(".gz")).is_file():
+        return True
+    path = folder / name
+    if not path.is_file():
+        return False
+    kind, _, digits = checksum.partition(":")
+    found = hashlib.new(kind, path.read_bytes(), usedforsecurity=False).hexdigest()
+    if found != digits:
+        raise DownloadError(
+            f"{path} must have the checksum {checksum}, but has {found}, so it is damaged or of "
+            f"another data set: delete it, or pass another folder."
+        )
+    return True

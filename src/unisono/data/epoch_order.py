@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.device import array_of, generators_put_back, num_threads, seed_generators
 from unisono.plan.seeds import seed_of
+from unisono.runtime.device import array_of, generators_put_back, num_threads, seed_generators
 
 Indices = np.ndarray[Any, Any]
 

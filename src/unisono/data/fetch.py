@@ -10,7 +10,7 @@ What a dataset draws from the default generators depends on what is read, never 
     __getitems__    seeded once a shard, from (seed, epoch, the first index)
     collate_fn      the same, in a stream of its own
 
-Generators of the dataset's or of `collate_fn`'s own are seeded with them (``own_generators.py``).
+Generators of the dataset's or of `collate_fn`'s own are seeded with them (``reach.py``).
 ``index`` is the sample's place in the dataset that was passed, so two entries of a ``Subset`` that
 name the same sample are augmented differently. How often a sampler took the sample before in the
 epoch belongs to the seed, too. Tensor datasets and lists draw nothing and are not seeded for.
@@ -25,11 +25,11 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from unisono.data.collating import Collate, Collator, listed, said
-from unisono.data.length import is_stream, length_of
+from unisono.data.data_reading import is_stream, length_of
 from unisono.data.second_reading import SecondReading
 from unisono.data.stream import StreamReader
-from unisono.device import HOST, num_threads
 from unisono.errors import LoadingError
+from unisono.runtime.device import HOST, num_threads
 
 _FEW = 16  # samples that are compared where many are read at once
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from unisono.data.data_reading import is_stream
 from unisono.data.fetch import leaf_of, lies_in_memory, sample_reader
-from unisono.data.length import is_stream
 from unisono.data.loader_processes import LoaderProcesses
-from unisono.data.sample_hash import hashed
-from unisono.device import generators_put_back
 from unisono.plan.seeds import seed_of
+from unisono.runtime.device import generators_put_back
+from unisono.runtime.held import hashed
 
 REMEDY = (
     "give every worker the whole data set, as Unisono divides it. Most likely it was split without "

@@ -22,10 +22,10 @@ import torch
 
 from unisono.data.fetch import Fetch
 from unisono.data.loader_processes import LoaderProcesses
-from unisono.device import Device, can_pin, pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
-from unisono.training_progress import At, now
+from unisono.runtime.device import Device, can_pin, pin
+from unisono.runtime.training_progress import At, now
 
 
 class Place(NamedTuple):

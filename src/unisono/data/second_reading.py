@@ -16,30 +16,20 @@ leaves it so. It happens where samples are read, before the first batch and then
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from unisono.data.collating import Collator
-from unisono.data.sample_hash import hashed
-from unisono.device import drawn_so_far
 from unisono.errors import LoadingError
-from unisono.reach import Holder
+from unisono.runtime.device import drawn_so_far
+from unisono.runtime.held import Held, hashed
 
 _PART_OF_TIME = 0.003
 _LONG_S = 0.1
-_SMALL = 1 << 20  # bytes of a tensor or an array that is compared
-_BYTES_AT_MOST = 4 << 20  # of all of them
-_ARRAYS = (torch.Tensor, np.ndarray, np.generic)
-_NUMBERS = {bool, int, float, complex, itertools.count}
-_LENGTHS = {list, dict, set, str, bytearray, Counter, OrderedDict, defaultdict, deque}
+_LOOKED_AT = 1 << 20  # bytes of a tensor or an array
 _RULE = (
     "a sample must depend on its index and the random numbers that are seeded for it alone, as "
     "what was read before differs with the number of workers, but"
@@ -111,7 +101,7 @@ class SecondReading:
             with suppress(LoadingError):  # some do not take one sample
                 told += hashed(self._collator.collate(numbers, samples, epoch))
             drawn += hashed([drawn_so_far(), own.states()])
-        return _Reading(told, drawn, _held(own.holders))
+        return _Reading(told, drawn, Held(own.holders, at_most=_LOOKED_AT))
 
 
 class _Reading(NamedTuple):
@@ -119,34 +109,16 @@ class _Reading(NamedTuple):
 
     told: str  # the samples
     drawn: str  # how far generators have come
-    held: Mapping[str, Any]  # what the program's objects hold then
+    held: Held  # by the program's objects
 
     def differs_from(self, again: _Reading) -> str:
         """Say what is not the same after another one, and what to do; empty if all is."""
-        for name, value in self.held.items():
-            if again.held.get(name, value) != value:
-                return (
-                    f"`{name}` changes each time the same sample is read: leave that out, and take "
-                    f"what changes in the course of training from `unisono.progress()`, which has "
-                    f"step, epoch and shard."
-                )
+        for name in self.held.changed_in(again.held):
+            return (
+                f"`{name}` changes each time the same sample is read: leave that out, and take "
+                f"what changes in the course of training from `unisono.progress()`, which has "
+                f"step, epoch and shard."
+            )
         if self.drawn != again.drawn:
             return _KEPT
         return _OTHERS if self.told != again.told else ""
-
-
-def _held(holders: Sequence[Holder]) -> dict[str, Any]:
-    """Tell what is plain of what some objects hold, by name."""
-    held: dict[str, Any] = {}
-    room = _BYTES_AT_MOST
-    for holder in holders:
-        for name, value in holder.read():
-            kind = type(value)
-            if kind in _NUMBERS:
-                held[holder.path + name] = repr(value)
-            elif kind in _LENGTHS:
-                held[holder.path + name] = len(value)
-            elif isinstance(value, _ARRAYS) and value.nbytes <= min(room, _SMALL):
-                room -= value.nbytes
-                held[holder.path + name] = hashed(value, _SMALL)
-    return held

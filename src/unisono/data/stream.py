@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from unisono.data.collating import Collator, said
-from unisono.device import num_threads
 from unisono.errors import LoadingError
 from unisono.plan.samples import ENDLESS
+from unisono.runtime.device import num_threads
 
 _END = object()
 

@@ -2,11 +2,29 @@
 
 Sizes differ by at most one, unless devices of different models compute together: then a faster one
 gets more.
+
+Who updates what: every parameter cut into pieces, each worker a contiguous run of them.
+
+Cuts lie at multiples of 1,024 elements from a parameter's start, so that every element keeps its
+place in the kernels' vectors and a piece computes the bits that the whole would.
+
+How many parts does each host add up, and which number of shards makes it one?
+
+Each host adds up the maximal sub-trees inside of its shards; these parts cross the network::
+
+    8 shards on 2 hosts     [0, 4) │ [4, 8)                  one part a host
+    6 shards on 2 hosts     [0, 2) 2 │ 3 [4, 6)              two
+
+With k parts a host sends (k + 1) / 2 times the bytes of a ring all-reduce over the hosts. With one,
+it is the ring's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.plan.summation import parts_of
 
 _DEFAULT_AT_MOST, _SAMPLES_AT_LEAST = 8, 8
 
@@ -112,3 +130,86 @@ def _runs_of(shards: Sequence[int]) -> list[range]:
         else:
             runs.append(range(shard, shard + 1))
     return runs
+
+
+CUT_ELEMENTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements `start` … `stop` − 1 (in memory order) of the tensor at position `index`."""
+
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the tensor begins here; the worker of its first piece speaks for it."""
+        return self.start == 0
+
+
+def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
+    """Divide tensors among workers so that each gets about the same number of elements.
+
+    Args:
+        numels: the elements of each tensor.
+        num_workers: W.
+
+    Returns:
+        One list of pieces a worker, in rank order; together they are every tensor once. A tensor
+        without elements goes to one worker as an empty piece.
+    """
+    total = sum(numels)
+    pieces: list[list[Piece]] = [[] for _ in range(num_workers)]
+    before = 0
+    for index, numel in enumerate(numels):
+        start = 0
+        while start < numel or (start == 0 and numel == 0):
+            worker = min(num_workers - 1, (before + start) * num_workers // max(1, total))
+            share_ends = -(-(worker + 1) * total // num_workers) - before
+            stop = -(-share_ends // CUT_ELEMENTS) * CUT_ELEMENTS
+            stop = numel if worker == num_workers - 1 else min(numel, max(stop, start + 1))
+            pieces[worker].append(Piece(index, start, stop))
+            if stop == numel:
+                break
+            start = stop
+        before += numel
+    return pieces
+
+
+_TIMES_AS_MANY = 4
+
+
+def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
+    """Count the parts of each host.
+
+    Args:
+        num_shards: S.
+        workers: how many each host has.
+    """
+    ranges = assign(num_shards, sum(workers))
+    counts, first = [], 0
+    for number in workers:
+        own = range(ranges[first].start, ranges[first + number - 1].stop)
+        counts.append(len(parts_of(own, num_shards)))
+        first += number
+    return counts
+
+
+def shards_for_hosts(num_shards: int, workers: Sequence[int]) -> int | None:
+    """Find the number of shards nearest to S with which each host has one part.
+
+    Each worker has equally many of them.
+
+    Args:
+        num_shards: S.
+        workers: how many each host has.
+
+    Returns:
+        None if no number of shards makes it so.
+    """
+    total = sum(workers)
+    candidates = range(total, _TIMES_AS_MANY * num_shards + 1, total)
+    fit = [one for one in candidates if set(parts_of_hosts(one, workers)) == {1}]
+    return min(fit, key=lambda one: (abs(one - num_shards), -one), default=None)

@@ -13,6 +13,11 @@ The sum over shards *lo* … *hi* − 1 is defined as ``T[lo,hi) = T[lo,mid) + T
 
 A worker adds up the maximal sub-trees inside its range (its *parts*); then the tree is finished
 from all parts. Every placement evaluates the same additions, so the bits agree.
+
+Sums of floats without rounding: the same bits in any order and grouping.
+
+Every finite float64 is a multiple of 2⁻¹⁰⁷⁴, so a sum is an integer number of those, which Python
+adds exactly. It is rounded once, when it is read; ``math.fsum`` gives the same bits.
 """
 
 from __future__ import annotations
@@ -126,3 +131,45 @@ def tree_sum(
     for into, other in additions_over(num_shards, tuple(parts)):
         sums[into] = add(sums[into], sums[other])
     return sums[into]
+
+
+_UNITS_OF_ONE = 1 << 1074
+
+
+class ExactSum:
+    """A sum of float64. Final."""
+
+    def __init__(self, units: int = 0, not_finite: float = 0.0) -> None:
+        self._units = units
+        self._not_finite = not_finite
+
+    def add(self, number: float) -> None:
+        """Add a number."""
+        try:
+            numerator, denominator = number.as_integer_ratio()
+        except (OverflowError, ValueError):
+            self._not_finite += number
+        else:
+            # The denominator is a power of two.
+            self._units += numerator * (_UNITS_OF_ONE // denominator)
+
+    def add_all(self, other: ExactSum) -> None:
+        """Add what another sum has added."""
+        self._units += other._units
+        self._not_finite += other._not_finite
+
+    def rounded(self) -> float:
+        """Return the nearest float64; infinite if it overflows or an infinity was added.
+
+        NaN if NaN was added, or infinities of both signs.
+        """
+        if self._not_finite != 0.0:
+            return self._not_finite
+        try:
+            return self._units / _UNITS_OF_ONE
+        except OverflowError:
+            return float("inf") if self._units > 0 else float("-inf")
+
+    def as_json(self) -> list[int | float]:
+        """Write it as JSON; give it back as ``ExactSum(*written)``."""
+        return [self._units, self._not_finite]

@@ -24,7 +24,7 @@ from torch import nn
 
 import unisono
 from unisono.callbacks import EMA, Callback, EarlyStopping, EventLog
-from unisono.state.digest import digest_of
+from unisono.engine.state.contents import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.chaos.exchanges import install

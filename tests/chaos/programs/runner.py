@@ -40,7 +40,7 @@ from tests.chaos.programs.choices import Choices, choose
 from tests.chaos.programs.program import Told
 from tests.warm.processes import start as start_warm
 
-from unisono.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.run_directory import RunDirectory
 
 PROGRAM = Path(__file__).with_name("program.py")
 WORKERS = (1, 2, 3, 4)

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from unisono.workers import host_member
-from unisono.workers.context import context
-from unisono.workers.team import Team
+from unisono.runtime.workers import host_member
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.team import Team
 
 _ROW = re.compile(r"\s*(\d+'*) (.+?) (\d+)( after)?\s*")
 

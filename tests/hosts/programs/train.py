@@ -13,7 +13,7 @@ from tests.train.closures import SAM
 from torch import nn
 
 import unisono
-from unisono.state.digest import digest_of
+from unisono.engine.state.contents import digest_of
 
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--leave", type=int, help="a first loop after so many steps")
     parser.add_argument("--pause", type=float, default=0.0)
-    parser.add_argument("--slow", type=int, help="a rank whose forward passes take longer")
     parser.add_argument("--directory")
     parser.add_argument("--every", type=int, default=2, help="steps from checkpoint to checkpoint")
     parser.add_argument("--exchange", default="auto")
@@ -46,7 +45,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--split", type=int, default=1, help="over so many devices")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
-    parser.add_argument("--digests", action="store_true", help="between steps")
     parser.add_argument("--raises", type=int, help="a rank that fails in step 3")
     given = parser.parse_args()
     killing.install()
@@ -87,13 +85,9 @@ def main() -> None:
             with step:
                 step.again(loss)
                 for batch in step.shards:
-                    time.sleep(0.02 * (run.world.rank == given.slow))
                     step.backward(loss(batch))
             if run.world.rank == given.raises and run.position.step == 3:
                 raise RuntimeError("bad luck")
-            digest = run.digest() if given.digests else ""
-            if digest and step.is_done:
-                print(f"step {step.number} has {digest}", flush=True)
             time.sleep(given.pause)
             print(f"rank {run.world.rank} step {run.position.step}", flush=True)
         loop.close()

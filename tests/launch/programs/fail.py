@@ -3,7 +3,7 @@
 import os
 import sys
 
-from unisono.workers.context import context
+from unisono.runtime.workers.context import context
 
 
 def deep():

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from unisono.workers.context import context
+from unisono.runtime.workers.context import context
 
 team = context().team()
 team.memory(0, 1 << 20)

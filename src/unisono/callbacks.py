@@ -1,0 +1,64 @@
+"""Callbacks: progress, files, averages, decisions."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.training.callbacks.best_validation import BestCheckpoint as BestCheckpoint
+    from unisono.training.callbacks.best_validation import EarlyStopping as EarlyStopping
+    from unisono.training.callbacks.callback import (
+        Callback as Callback,
+    )
+    from unisono.training.callbacks.callback import (
+        DeviceMemory as DeviceMemory,
+    )
+    from unisono.training.callbacks.callback import (
+        DoneStep as DoneStep,
+    )
+    from unisono.training.callbacks.callback import (
+        Fit as Fit,
+    )
+    from unisono.training.callbacks.callback import (
+        Times as Times,
+    )
+    from unisono.training.callbacks.csv_log import CSVLog as CSVLog
+    from unisono.training.callbacks.ema import EMA as EMA
+    from unisono.training.callbacks.event_log import EventLog as EventLog
+    from unisono.training.callbacks.progress import Progress as Progress
+    from unisono.training.callbacks.trackers import MLflow as MLflow
+    from unisono.training.callbacks.trackers import TensorBoard as TensorBoard
+    from unisono.training.callbacks.trackers import Trackio as Trackio
+    from unisono.training.callbacks.trackers import WandB as WandB
+
+# Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
+_HOMES = {
+    "BestCheckpoint": "best_validation",
+    "CSVLog": "csv_log",
+    "Callback": "callback",
+    "DeviceMemory": "callback",
+    "DoneStep": "callback",
+    "EMA": "ema",
+    "EarlyStopping": "best_validation",
+    "EventLog": "event_log",
+    "Fit": "callback",
+    "MLflow": "trackers",
+    "Progress": "progress",
+    "TensorBoard": "trackers",
+    "Times": "callback",
+    "Trackio": "trackers",
+    "WandB": "trackers",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unisono.callbacks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"unisono.training.callbacks.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

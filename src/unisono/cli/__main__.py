@@ -1,5 +1,0 @@
-"""``python -m unisono.cli``."""
-
-from unisono.cli import main
-
-main()

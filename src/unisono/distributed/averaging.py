@@ -1,0 +1,220 @@
+"""Averages tensors in the canonical order, whatever order the group's library sums in.
+
+If the library's own sum is canonical, it is used: the backend ``unisono`` adds along the tree of
+:mod:`unisono.plan.summation`, and of two numbers there is only one sum. Otherwise the library
+moves bytes and we add::
+
+    rank 0   a₀ a₁ a₂ ─┐               ┌─ a₀ b₀ c₀ → (a₀ + b₀) + c₀ ─┐
+    rank 1   b₀ b₁ b₂ ─┤  all_to_all   ├─ a₁ b₁ c₁ → (a₁ + b₁) + c₁ ─┤  all_gather: all three
+    rank 2   c₀ c₁ c₂ ─┘               └─ a₂ b₂ c₂ → (a₂ + b₂) + c₂ ─┘
+
+Each rank sends and receives what it would in a ring. The elements left over when a tensor is cut
+into W equal slices travel with every slice, so each rank adds them up for itself.
+
+Every element is multiplied by 1/W, rounded to its dtype, before it is added: that is what torch's
+DDP does, so its bits on the backend ``unisono`` are these bits too.
+
+Sparse tensors have some rows of a large one (``Embedding(sparse=True)`` gives such gradients).
+Each rank gathers and adds all of them: a row that a rank does not have adds nothing.
+
+A DDP model's buckets are averaged so by a hook. torch takes one hook per model for good. Ours is
+registered at the start, so a hook that a program registers later is kept here, and runs instead. On
+CPUs a bucket's exchange is finished when the hook returns. Finishing it during the backward pass
+was as fast or slower at the usual bucket size, since backward passes and gloo want the same cores.
+On NCCL all of it is only enqueued on streams, in the same order on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from unisono.plan.summation import tree_sum
+from unisono.runtime.c10d.collectives import combine
+from unisono.runtime.c10d.group import Group
+
+
+def sums_in_order(group: dist.ProcessGroup) -> bool:
+    """Return whether the group's own all_reduce adds dense tensors in the canonical order."""
+    return isinstance(group, Group) or group.size() <= 2
+
+
+def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) -> None:
+    """Replace a tensor by the canonical sum of all ranks' tensors, each divided by `divisor`.
+
+    Collective: every rank of the group calls it.
+
+    Args:
+        tensor: dense and contiguous, of one shape and dtype on all ranks.
+        group: of any backend.
+        divisor: the number of ranks that count.
+    """
+    if sums_in_order(group):
+        dist.all_reduce(tensor.mul_(1 / divisor), group=group)
+    else:
+        work, finish = begin_mean(tensor, group, divisor)
+        work.wait()
+        finish()
+
+
+def begin_mean(
+    tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
+) -> tuple[dist.Work, Callable[[], None]]:
+    """Begin to average a tensor with a library that only moves bytes.
+
+    Collective: every rank calls it, with the arguments of :func:`mean_in_order`.
+
+    Returns:
+        A Work, and what to call once it is done, on every rank: that leaves the mean in `tensor`.
+    """
+    num_ranks, vector, scale = group.size(), tensor.view(-1), 1 / divisor
+    each, rest = divmod(vector.numel(), num_ranks)
+    even = vector[: each * num_ranks]
+    sent = vector.new_empty(num_ranks, each + rest)
+    if each:
+        torch.mul(even.view(num_ranks, each), scale, out=sent[:, :each])
+    sent[:, each:] = vector[len(even) :] * scale
+    arrived = torch.empty_like(sent)
+    work: Any = dist.all_to_all_single(
+        _as_bytes(arrived), _as_bytes(sent), group=group, async_op=True
+    )
+
+    def finish() -> None:
+        total = torch.empty_like(sent[0])  # and so keeps `sent` until it has been sent
+        combine("SUM", arrived.unbind(), total)
+        if each:
+            gather_bytes(even, total[:each], group)
+        vector[len(even) :] = total[each:]
+
+    return work, finish
+
+
+def sparse_mean_in_order(
+    tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
+) -> torch.Tensor:
+    """Sum all ranks' sparse tensors, each divided by `divisor`, along the canonical tree.
+
+    Collective: every rank of the group calls it.
+
+    Args:
+        tensor: sparse (COO), of one shape, dtype and number of sparse dimensions on all ranks.
+        group: of any backend.
+        divisor: the number of ranks that count.
+
+    Returns:
+        The sum, coalesced, on every rank.
+    """
+    own = tensor.coalesce()
+    indices, values = own.indices(), own.values() * (1 / divisor)
+    counts = _gather(torch.tensor([values.shape[0]], device=values.device), group)
+    most = int(counts.max())
+    all_indices = _gather(_padded(indices.t(), most), group)
+    all_values = _gather(_padded(values, most), group)
+    parts = [
+        torch.sparse_coo_tensor(
+            all_indices[rank, :count].t(),
+            all_values[rank, :count],
+            tensor.shape,
+            is_coalesced=True,
+            check_invariants=False,
+        )
+        for rank, count in enumerate(counts.view(-1).tolist())
+    ]
+    return tree_sum(parts, lambda one, other: (one + other).coalesce())
+
+
+def gather_bytes(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Concatenate all ranks' tensors. Collective: every rank of the group calls it.
+
+    Args:
+        output: contiguous; as large as all of them together.
+        tensor: contiguous, of one shape and dtype on all ranks, supported by the library or not.
+        group: of any backend.
+    """
+    # torch 2.13 gave it this name; before, it was the other one, which warns now.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(_as_bytes(output), _as_bytes(tensor), group=group)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as bytes in a row: every library moves these."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _padded(rows: torch.Tensor, most: int) -> torch.Tensor:
+    padded = rows.new_zeros(most, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return padded
+
+
+def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Stack all ranks' tensors of one shape."""
+    stacked = tensor.new_empty(group.size(), *tensor.shape)
+    if tensor.numel():
+        gather_bytes(stacked, tensor.contiguous(), group)
+    return stacked
+
+
+Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
+
+
+class InOrder:
+    """How one model's buckets are averaged. Final.
+
+    Attributes:
+        group: between which ranks.
+        divisor: how many of them count; fewer than all only inside of ``join``.
+        replacement: a hook of the program and its state.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.divisor = group.size()
+        self.replacement: tuple[Hook, Any] | None = None
+
+
+def average(state: InOrder, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average one bucket. Collective: every rank calls it, for its buckets in their order."""
+    if state.replacement is not None:
+        hook, its_state = state.replacement
+        return hook(its_state, bucket)
+    tensor, group = bucket.buffer(), state.group
+    if tensor.is_sparse:
+        return _done(sparse_mean_in_order(tensor, group, state.divisor))
+    if _is_on_streams(tensor, group) and not sums_in_order(group):
+        return _average_on_streams(tensor, group, state.divisor)
+    mean_in_order(tensor, group, state.divisor)
+    return _done(tensor)
+
+
+def _average_on_streams(
+    tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
+) -> torch.futures.Future[torch.Tensor]:
+    """Average on NCCL's streams. Not run yet: it needs several GPUs.
+
+    The future of the all_to_all is complete as soon as that is enqueued, so what comes after it is
+    enqueued at once, by the same thread, on a stream that waits for it; and DDP waits for that.
+    """
+    work, finish = begin_mean(tensor, group, divisor)
+
+    def then_finish(_: object) -> torch.Tensor:
+        work.wait()  # the stream, not the thread
+        finish()
+        return tensor
+
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(then_finish)
+    return future
+
+
+def _is_on_streams(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
+    return tensor.is_cuda and group._get_backend(tensor.device).name() == "nccl"
+
+
+def _done(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(tensor)
+    return future

@@ -1,0 +1,172 @@
+"""Which samples does this rank take? torch's ``DistributedSampler``, and each sample exactly once.
+
+::
+
+    order of an epoch    a b c d e f g           rank 0   rank 1   rank 2
+    torch: padded        a b c d e f g a b       a d g    b e a    c f b
+    exact: as it is      a b c d e f g           a d g    b e      c f
+
+The order comes from torch's own class, so it is torch's whatever version that is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler as TorchDistributedSampler
+
+from unisono.runtime.world import world
+
+
+class SameOrderWarning(UserWarning):
+    """A second epoch has the order of the first, as nobody has called ``set_epoch``."""
+
+
+class DistributedSampler(TorchDistributedSampler[int]):
+    """Give each rank its part of a dataset, as ``torch.utils.data.DistributedSampler`` does.
+
+    With ``exact=False`` the indices are torch's: where the ranks do not divide the samples, the
+    first few samples of the order come twice, so that every rank has equally many. A mean over
+    them counts those twice. With ``exact=True`` every sample comes exactly once, and the first
+    ranks may have one sample more than the others.
+
+    Uneven lengths need care. Ranks that have one batch more must not wait in it for the others:
+
+    * *Evaluation*: call the model without DDP (``model.module``), reduce the **sums** over all
+      ranks and divide once: ``all_reduce(loss_sum); all_reduce(count); loss_sum / count``. A mean
+      of the ranks' means weighs a short rank's samples more.
+    * *Training*: put the loop into ``with model.join():``, torch's context manager for it, or
+      train with ``unisono.Trainer``, where the last batch may have any size.
+
+    With ``shuffle=True`` the order follows from ``seed`` and the epoch, so call :meth:`set_epoch`
+    before each epoch. When it was forgotten, rank 0 says so, once. To have the same order again on
+    purpose, call it with the same number again.
+
+    Args:
+        dataset: anything with a length that does not change.
+        num_replicas: how many ranks share it; by default those of the process group, or, where
+            there is none, those of :func:`unisono.world`.
+        rank: which of them this is; by default as above.
+        shuffle: whether the order is drawn anew for each epoch.
+        seed: fixes the orders; the same on every rank.
+        drop_last: whether the last samples are left out, instead of some padded, where the ranks
+            do not divide the samples. Not together with `exact`.
+        exact: whether every sample comes exactly once.
+
+    Raises:
+        ValueError: `rank` is not one of `num_replicas`, or both `exact` and `drop_last` are asked
+            for; later, the dataset's length has changed.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        exact: bool = False,
+    ) -> None:
+        own_rank, world_size = _place()
+        num_replicas = world_size if num_replicas is None else num_replicas
+        rank = own_rank if rank is None else rank
+        if not 0 <= rank < num_replicas:
+            raise ValueError(
+                f"`rank` must be at least 0 and below `num_replicas` ({num_replicas}), but is "
+                f"{rank}: pass both of them, or neither once the process group is set up."
+            )
+        if exact and drop_last:
+            raise ValueError(
+                "`exact` gives every sample exactly once and `drop_last` leaves some out, but both "
+                "are True: pass only one of them."
+            )
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
+        self.exact = exact
+        if exact:
+            self.total_size = len(dataset)
+            self.num_samples = len(range(rank, self.total_size, num_replicas))
+        self._num_calls_of_set_epoch = 0
+        self._last_begun: tuple[int, int] | None = None
+        self._has_warned = False
+
+    def __iter__(self) -> Iterator[int]:
+        """Give this rank's indices, in the order of the epoch that is set now."""
+        indices = self._exact_indices() if self.exact else super().__iter__()
+        return _Indices(indices, self, (self._num_calls_of_set_epoch, self.epoch))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order: every rank calls it with the same number, before each epoch."""
+        super().set_epoch(epoch)
+        self._num_calls_of_set_epoch += 1
+
+    def _exact_indices(self) -> Iterator[int]:
+        if len(self.dataset) != self.total_size:  # type: ignore[arg-type]
+            raise ValueError(
+                f"the dataset must have as many samples as when its sampler was made, but had "
+                f"{self.total_size:,} and has {len(self.dataset):,}: make a new sampler."  # type: ignore[arg-type]
+            )
+        whole: TorchDistributedSampler[int] = TorchDistributedSampler(
+            self.dataset, num_replicas=1, rank=0, shuffle=self.shuffle, seed=self.seed
+        )
+        whole.set_epoch(self.epoch)
+        return iter(list(whole)[self.rank :: self.num_replicas])
+
+    def _note_beginning(self, epoch_asked_for: tuple[int, int]) -> None:
+        is_again = self._last_begun == epoch_asked_for
+        self._last_begun = epoch_asked_for
+        if is_again and self.shuffle and self.rank == 0 and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"`set_epoch` must be called before each epoch, but the sampler is iterated again "
+                f"without it and gives the same order as before (that of epoch {self.epoch}): "
+                f"call `sampler.set_epoch(epoch)` at the top of the loop, with the same number "
+                f"where the same order is meant. (Said once, by rank 0.)",
+                SameOrderWarning,
+                stacklevel=_frames_to_the_caller(),
+            )
+
+
+class _Indices(Iterator[int]):
+    """The indices of one iteration. It begins with the first that is taken: iterators that nobody
+    uses, which some loaders make, do not count. Final.
+    """
+
+    def __init__(
+        self, indices: Iterator[int], sampler: DistributedSampler, asked_for: tuple[int, int]
+    ) -> None:
+        self._indices = indices
+        self._sampler: DistributedSampler | None = sampler
+        self._asked_for = asked_for
+
+    def __next__(self) -> int:
+        if self._sampler is not None:
+            sampler, self._sampler = self._sampler, None
+            sampler._note_beginning(self._asked_for)
+        return next(self._indices)
+
+
+def _place() -> tuple[int, int]:
+    """Find (rank, world size): the process group's, else the environment's."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    here = world()
+    return here.rank, here.world_size
+
+
+def _frames_to_the_caller() -> int:
+    """Count the frames from whoever asks up to the first that is neither ours nor torch's."""
+    folders = (Path(torch.__file__).parent, Path(__file__).parents[1])
+    libraries = tuple(f"{folder}{os.sep}" for folder in folders)
+    frame, count = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
+        frame, count = frame.f_back, count + 1
+    return count

@@ -1,0 +1,421 @@
+"""Setting a process group up and, whatever happens, tearing it down again.
+
+::
+
+    with unisono.init() as here:
+        model = DistributedDataParallel(Net().to(here.device))
+        ...
+        if here.rank == 0:
+            torch.save(model.module.state_dict(), "model.pt")
+
+The same program runs alone, under `unisono run`, ``torchrun``, Slurm and Open MPI, and by hand.
+
+Decisions of ``unisono.init``: each rank's device and backend, and what all ranks agree on.
+
+Only :func:`num_gpus` asks for GPUs. (The launcher, which must not initialize CUDA, asks the driver:
+``launch/gpus.py``.) What all ranks agree on they decide alike, from what each has told the others:
+they may have chosen different seeds, different backends (they would wait for each other until the
+time is up) or the same GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.errors import MismatchError, RendezvousError
+from unisono.plan.seeds import seed_of
+from unisono.runtime.notices import say
+from unisono.runtime.seeding import seed_python_and_numpy
+from unisono.runtime.timeouts import GROUP, check_seconds
+from unisono.runtime.workers.context import ShownWait, context
+from unisono.runtime.workers.gathering import Gathering
+from unisono.runtime.workers.interfaces import interface_here
+from unisono.runtime.workers.launcher_messages import IN_INIT, MakesGroup
+from unisono.runtime.workers.rendezvous import RankPlaces, prefixed
+from unisono.runtime.world import SOMEBODY, WORKERS_PER_GPU_VARIABLE, World, workers_per_gpu
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+class Here:
+    """Where this process is among all, while there is a process group. Final; see :func:`init`.
+
+    As a context manager it closes itself at the end of the block.
+
+    Attributes:
+        world: rank, world_size, local_rank, local_world_size, and who started this process. Where
+            only RANK and WORLD_SIZE are set, ranks of other hosts are found and not counted as
+            local, which :func:`unisono.world` cannot know.
+        device: what this worker computes on; of CUDA it is the current device, too.
+        backend: what torch was given.
+        seed: what all ranks' generators began with.
+    """
+
+    def __init__(self, here: World, device: torch.device, backend: str, seed: int) -> None:
+        self.world = here
+        self.device = device
+        self.backend = backend
+        self.seed = seed
+        self._pid = os.getpid()
+        self._is_open = True
+        self._leaves_interface = False
+
+    @property
+    def rank(self) -> int:
+        """0 … world_size − 1."""
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return self.world.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """0 … local_world_size − 1 on this host."""
+        return self.world.local_rank
+
+    def seed_apart(self) -> None:
+        """Seed this rank's generators differently from all others'.
+
+        For what ranks are to draw by themselves, such as dropout and augmentation, once the model,
+        which must be the same everywhere, is made. Depends on nothing but seed and rank.
+        """
+        _seed_generators(seed_of("rank", self.seed, self.world.rank))
+
+    def close(self) -> None:
+        """Tear the process group down, unless that is done; then `init` may be called again.
+
+        Drop what uses the group first (DDP models, works of collectives) where you can.
+        """
+        self._close(has_failed=False)
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(has_failed=error is not None)
+
+    def __repr__(self) -> str:
+        state = "" if self._is_open else ", closed"
+        return (
+            f"<rank {self.rank} of {self.world_size} on {self.device}, backend "
+            f"{self.backend!r}{state}>"
+        )
+
+    def _open(self, ranks: Gathering, timeout_s: float, *, is_one_host: bool) -> None:
+        here = self.world
+        if "gloo" in self.backend and _GLOO_INTERFACE not in os.environ:
+            # gloo would listen on the address of the host's name.
+            with suppress(RendezvousError):  # it is not known which leads to the other hosts
+                os.environ[_GLOO_INTERFACE] = "lo" if is_one_host else interface_here()
+                self._leaves_interface = True
+        more: dict[str, Any] = {}
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            more["device_id"] = self.device
+        dist.init_process_group(
+            self.backend,
+            store=prefixed("group", ranks.store),
+            rank=here.rank,
+            world_size=here.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            **more,
+        )
+        # Who holds the store must not end before the others have what they need of it.
+        ranks.gather("group", None)
+        atexit.register(self._close_at_exit)
+
+    def _close(self, *, has_failed: bool) -> None:
+        """Tear down; what goes wrong then is told if nothing went wrong before."""
+        if not self._is_open or os.getpid() != self._pid:
+            return
+        self._is_open = False
+        try:
+            self._tear_down(has_failed=has_failed)
+        except Exception as error:
+            if not has_failed:
+                raise
+            say(f"ending the process group failed, too: {error}")
+        finally:
+            if self._leaves_interface:
+                os.environ.pop(_GLOO_INTERFACE, None)
+
+    def _tear_down(self, *, has_failed: bool) -> None:
+        # A group that something still holds is destroyed later, in the midst of the process's end.
+        gc.collect()
+        if not dist.is_initialized():
+            return
+        if has_failed and self.device.type == "cuda":
+            # Its end in order would wait for the others, who wait for us.
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+    def _close_at_exit(self) -> None:
+        # Also where the group is closed: a model may still hold it.
+        _let_go_of_groups()
+        self._close(has_failed=getattr(sys, "last_value", None) is not None)
+
+
+def init(
+    backend: str | None = None, *, seed: int | None = 0, timeout_s: float | None = None
+) -> Here:
+    """Set up torch's process group, this worker's device and its random generators.
+
+    Collective: every rank calls it. For programs that speak ``torch.distributed`` themselves; those
+    that train with :class:`unisono.Trainer` do not need it. Works alone, too, as a group of one.
+
+    The group is torn down at the end of the ``with`` block, by ``close()``, or at the end of the
+    program, also after an exception; then `init` may be called again.
+
+    Args:
+        backend: as ``init_process_group`` takes it; None: ``"nccl"`` where there are GPUs, else
+            ``"unisono"``, or ``"gloo"`` on several hosts.
+        seed: what the generators of Python, numpy (if loaded) and torch (all devices) begin with:
+            the same on every rank, since models are made from them; see ``seed_apart``. None: one
+            that rank 0 draws. At least 0.
+        timeout_s: how long a rank may wait for another, here and in collectives, in seconds; by
+            default 1800, or what UNISONO_GROUP_TIMEOUT says.
+
+    Returns:
+        Where this process is: ``rank``, ``world_size``, ``local_rank``, ``device``, ``seed``.
+
+    Raises:
+        ValueError: an argument or the environment does not fit, or two workers have one GPU; the
+            message says what to do.
+        RuntimeError: there is a process group already.
+        MismatchError: ranks pass different seeds, or have different backends.
+        RendezvousError: the ranks cannot find each other.
+        WaitTimeoutError: somebody did not come in time.
+        PeerLostError: somebody has ended meanwhile.
+    """
+    _check(backend, seed, timeout_s)
+    if dist.is_initialized():
+        raise RuntimeError(
+            "`unisono.init` must be called once before the program ends its process group, but "
+            "there is one already: use what the first call returned, and close it before the next."
+        )
+    place = context().world
+    timeout_s = GROUP.in_s() if timeout_s is None else timeout_s
+    with closing(ShownWait()) as shown:
+        if place.world_size > 1:
+            context().supervisor.tell(MakesGroup())
+        rendezvous = context().rendezvous(timeout_s)
+        ranks = rendezvous.gathering(
+            "`unisono.init`",
+            timeout_s,
+            speaks=not context().supervisor.explains_waits,
+            watch=lambda waited_s: shown.look(waited_s, lambda: IN_INIT),
+        )
+        return _init(ranks, rendezvous.places, place, backend, seed, timeout_s)
+
+
+def _init(
+    ranks: Gathering,
+    places: RankPlaces,
+    place: World,
+    backend: str | None,
+    seed: int | None,
+    timeout_s: float,
+) -> Here:
+    place = place_among(place, places, os.environ)
+    num_hosts = len(places.ranks_of_host)
+    backend, device = choose(place, backend, num_gpus(), workers_per_gpu(), num_hosts)
+    mine = Choice.made(backend, seed, name_of(device))
+    choices = ranks.gather("choice", asdict(mine))
+    agreed = agreed_seed([Choice(**choice) for choice in choices])
+    here = Here(place, device, backend, agreed)
+    try:
+        here._open(ranks, timeout_s, is_one_host=len(places.ranks_of_host) == 1)
+    except BaseException:
+        here._close(has_failed=True)
+        raise
+    _seed_generators(agreed)
+    return here
+
+
+def _check(backend: object, seed: object, timeout_s: Any) -> None:
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(
+            f"`backend` must be a name such as 'gloo', or None, but is {backend!r}: leave it out."
+        )
+    is_whole = isinstance(seed, int) and not isinstance(seed, bool)
+    if seed is not None and not is_whole:
+        raise TypeError(f"`seed` must be a whole number or None, but is {seed!r}: pass `seed=0`.")
+    if isinstance(seed, int) and not 0 <= seed < 2**63:
+        raise ValueError(f"`seed` must be at least 0 and below 2⁶³, but is {seed}: pass `seed=0`.")
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, GROUP)
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed every default generator of this process, of all its devices, from 64 bits."""
+    torch.manual_seed(seed)
+    seed_python_and_numpy(seed)
+
+
+def _let_go_of_groups() -> None:
+    """Have no DDP model hold a group any more, at the end of a program, which needs none.
+
+    A group of gloo that lives on into the process's last moments may abort it.
+    """
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    if module is None:
+        return
+    for item in gc.get_objects():
+        if issubclass(type(item), module.DistributedDataParallel):
+            for name in ("reducer", "logger"):
+                item.__dict__.pop(name, None)
+
+
+_FOR_GPUS, _FOR_CPUS, _FOR_HOSTS = "nccl", "unisono", "gloo"
+
+
+def num_gpus() -> int:
+    """Count the GPUs that this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose(
+    here: World, backend: str | None, gpus: int, sharing: int = 1, num_hosts: int = 1
+) -> tuple[str, torch.device]:
+    """Choose what a program has left open.
+
+    Args:
+        here: the worker's place.
+        backend: what the program asks for, as ``init_process_group`` takes it; None: ``"nccl"``
+            where there are GPUs, else ``"unisono"``, or ``"gloo"`` on several hosts.
+        gpus: how many GPUs this process sees.
+        sharing: how many workers share each GPU.
+        num_hosts: on how many hosts the ranks are.
+
+    Returns:
+        The backend, and this worker's device: its own GPU if the backend is NCCL, else the CPU.
+
+    Raises:
+        ValueError: there are too few GPUs for the workers of this host, or none, or they share
+            them, which NCCL refuses; or the backend is for one host.
+    """
+    if backend is None:
+        backend = _FOR_GPUS if gpus else _FOR_CPUS if num_hosts == 1 else _FOR_HOSTS
+    if num_hosts > 1 and _FOR_CPUS in backend:
+        raise ValueError(
+            f"`backend` must join several hosts ({num_hosts}), but {backend!r} joins processes of "
+            f"one, which share memory: leave it out, or pass `backend={_FOR_HOSTS!r}`."
+        )
+    if _FOR_GPUS not in backend:
+        return backend, torch.device("cpu")
+    if sharing > 1 and here.local_world_size > 1:
+        raise ValueError(
+            f"each worker must have a GPU of its own for the backend {backend!r}, but {sharing} of "
+            f"them share each GPU ({WORKERS_PER_GPU_VARIABLE}={sharing}): start them without "
+            f'`--workers-per-gpu`, or pass `backend="unisono"`, or "gloo" on several hosts, to '
+            f"compute on the CPU."
+        )
+    if gpus >= here.local_world_size:
+        return backend, torch.device("cuda", here.local_rank)
+    if gpus == 1:
+        # For example Slurm shows each task its own GPU alone, as number 0. If all have the same
+        # one, `init.py` refuses it.
+        return backend, torch.device("cuda", 0)
+    raise ValueError(
+        f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
+        f"the backend {backend!r}, but rank {here.rank} sees {gpus}: start fewer workers, or pass "
+        f'`backend="unisono"`, or "gloo" on several hosts, to compute on the CPU.'
+    )
+
+
+def name_of(device: torch.device) -> str:
+    """Return a GPU's unique name, the same in every process; empty for the CPU."""
+    if device.type != "cuda":
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one rank has chosen."""
+
+    backend: str  # as torch takes it
+    seed: int | None  # what it was given; None where rank 0 is to draw one
+    drawn: int  # what counts if this is rank 0 and no seed was given
+    gpu: str = ""  # its GPU's own name, the same in every process; empty on the CPU
+
+    @classmethod
+    def made(cls, backend: str, seed: int | None, gpu: str) -> Choice:
+        """Choose, with a random number as `drawn`."""
+        return cls(backend, seed, int.from_bytes(os.urandom(7), "little"), gpu)
+
+
+def agreed_seed(choices: Sequence[Choice]) -> int:
+    """Check that the ranks' choices, in rank order, fit together; return the seed of all.
+
+    Raises:
+        MismatchError: ranks pass different seeds, or have different backends.
+        ValueError: two of them have the same GPU.
+    """
+    first = choices[0]
+    owners: dict[str, int] = {}
+    for rank, choice in enumerate(choices):
+        if choice.backend != first.backend:
+            raise MismatchError(
+                f"`backend` must be the same on every rank, but is {first.backend!r} on rank 0 and "
+                f"{choice.backend!r} on rank {rank}: pass the same everywhere. (None is 'nccl' "
+                f"where a process sees GPUs, else 'unisono', or 'gloo' on several hosts: look why "
+                f"these two differ there.)"
+            )
+        if choice.seed != first.seed:
+            raise MismatchError(
+                f"`seed` must be the same on every rank, so that all make the same model, but is "
+                f"{first.seed} on rank 0 and {choice.seed} on rank {rank}: pass the same "
+                f"everywhere, and call `seed_apart()` of what `unisono.init` returns where ranks "
+                f"are to differ."
+            )
+        if choice.gpu and owners.setdefault(choice.gpu, rank) != rank:
+            raise ValueError(
+                f"each worker must have a GPU of its own for the backend {choice.backend!r}, but "
+                f"ranks {owners[choice.gpu]} and {rank} have the same one ({choice.gpu}): start "
+                f'fewer workers, or pass `backend="unisono"`, or "gloo" on several hosts, to '
+                f"compute on the CPU."
+            )
+    return first.drawn if first.seed is None else first.seed
+
+
+def place_among(here: World, places: RankPlaces, environ: Mapping[str, str]) -> World:
+    """Correct a worker's place by where the ranks are.
+
+    By hand, and in containers with one process each, RANK and WORLD_SIZE are often all that is set;
+    :func:`unisono.world` then takes all ranks for those of one host.
+
+    Args:
+        here: the place by the environment.
+        places: where the ranks have found each other.
+        environ: the variables; what they say of a worker's place on its host is believed.
+
+    Returns:
+        `here`, or with ranks counted per host.
+    """
+    if here.started_by != SOMEBODY or "LOCAL_RANK" in environ:
+        return here
+    return World(
+        *(here.rank, here.world_size, places.local_rank, places.local_size),
+        started_by=here.started_by,
+    )

@@ -1,0 +1,369 @@
+"""torch's DistributedDataParallel with the canonical order of summation. See the class.
+
+Before a model's first exchange all ranks check that they have the same. torch compares with rank
+0's model and raises on the ranks that differ, while rank 0 waits. Here all ranks compare
+fingerprints, and descriptions only if those differ, so all raise.
+
+Tells a model's own state dict from that of the DDP or DataParallel around it.
+
+Both keep their model under the name ``module``, so their state dicts have ``module.fc.weight``
+where the model's have ``fc.weight``. The model may have parts called ``module`` itself, so the
+reading that finds more of the model counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import BuiltinCommHookType, _register_comm_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from unisono.distributed.averaging import Hook, InOrder, average, mean_in_order, sums_in_order
+from unisono.errors import MismatchError
+from unisono.runtime.c10d.group import Group
+from unisono.runtime.dtypes import dtype_name
+from unisono.runtime.launch.exceptions import unused_in_words
+from unisono.runtime.launch.process_groups import free_group_last
+
+PREFIX = "module."
+_Module: Any = torch.nn.Module  # whose parts have no types of their own
+
+
+class LoadsWithoutPrefix(_Module):  # type: ignore[misc]
+    """A module around a model that also loads the model's own state dicts. An interface."""
+
+    module: torch.nn.Module
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load parameters and buffers by names with or without ``module.`` at the front.
+
+        Which of the two is meant is told by which finds more of the model's names (then shapes).
+        Arguments, result and errors are torch's.
+        """
+        is_mapping = isinstance(state_dict, Mapping)
+        if is_mapping and is_without_prefix(state_dict, self.module.state_dict()):
+            state_dict = _with_prefix(state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Do the same as a part of a larger module, given a dict that is ours to change."""
+        ours = [name for name in state_dict if name.startswith(prefix)] if prefix else []
+        given = {name.removeprefix(prefix): state_dict[name] for name in ours}
+        if is_without_prefix(given, self.module.state_dict()):
+            for name in ours:
+                del state_dict[name]
+            state_dict.update((prefix + PREFIX + name, value) for name, value in given.items())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def is_without_prefix(given: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Tell whether a state dict is the model's own.
+
+    Args:
+        given: the state dict.
+        model: the state dict of the model that it is for, without the prefix.
+
+    Returns:
+        True if more of its names, or as many with more of the shapes, are found without the
+        prefix. Both readings equally good: False, which is what torch does.
+    """
+    with_prefix = (
+        (name.removeprefix(PREFIX), value)
+        for name, value in given.items()
+        if name.startswith(PREFIX)
+    )
+    return _found(given.items(), model) > _found(with_prefix, model)
+
+
+def _found(given: Iterable[tuple[str, Any]], model: Mapping[str, Any]) -> tuple[int, int]:
+    names = shapes = 0
+    for name, value in given:
+        if name in model:
+            names += 1
+            shapes += _shape(value) == _shape(model[name])
+    return names, shapes
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _with_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put ``module.`` before all names, also in the versions that torch keeps beside them."""
+    renamed = OrderedDict((PREFIX + name, value) for name, value in state_dict.items())
+    versions = getattr(state_dict, "_metadata", None)
+    if versions is not None:
+        module = PREFIX.removesuffix(".")
+        renamed._metadata = {  # type: ignore[attr-defined]
+            f"{PREFIX}{name}" if name else module: value for name, value in versions.items()
+        }
+    return renamed
+
+
+_TorchDDP: Any = TorchDDP  # which has no types
+_BUILTIN_HOOKS = {
+    BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+    BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+}
+_HOOKS_OF_TORCH = "torch.distributed.algorithms.ddp_comm_hooks"
+_WITH_ORDERS_OF_THEIR_OWN = {
+    f"{_HOOKS_OF_TORCH}.mixed_precision_hooks": "`mixed_precision`",
+    f"{_HOOKS_OF_TORCH}.optimizer_overlap_hooks": "an optimizer in the backward pass",
+}
+
+
+class DistributedDataParallel(LoadsWithoutPrefix, _TorchDDP):  # type: ignore[misc]
+    """torch's class, whose gradients are summed in one fixed order on every backend.
+
+    Takes the place of ``torch.nn.parallel.DistributedDataParallel``: the same arguments, methods
+    and behaviour, and it is a subclass. What is different:
+
+    * **Bits do not depend on how gradients travel.** Gradients are divided by the number of ranks W
+      and summed along one binary tree (:mod:`unisono.plan.summation`), so `bucket_cap_mb`,
+      `find_unused_parameters`, `static_graph`, `gradient_as_bucket_view` and the backend change no
+      bit. Libraries sum in rings, where for W ≥ 3 the order depends on where in a bucket an element
+      lies. On the backend ``unisono`` and for W ≤ 2 nothing has to be done for it; elsewhere each
+      bucket is exchanged in two steps (``averaging.py``). The path for NCCL and W ≥ 3
+      is written but has not been run yet.
+    * **A model that differs between ranks is refused on all of them**, with both differences,
+      instead of on some while the others wait.
+    * **State dicts load with and without the prefix** ``module.``, also where this is a part of a
+      larger module. :meth:`state_dict` keeps torch's form.
+    * **Parameters without a gradient are named**, where torch numbers them.
+
+    A hook of your own (``register_comm_hook``) takes the place of ours, and the order is then its
+    affair; that also holds for `mixed_precision` and for optimizers that run in the backward pass,
+    which bring hooks of torch's, and a warning says so. Sparse gradients are gathered and added by
+    everybody, in the same order.
+
+    Over a slow link, torch's hooks that send less do what they do on torch's own class::
+
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+
+        state = power_sgd.PowerSGDState(None, matrix_approximation_rank=4)
+        ddp.register_comm_hook(state, power_sgd.powerSGD_hook)
+
+    Collective: every rank makes one, in the same order, and every backward pass is a collective.
+
+    Raises:
+        MismatchError: the ranks' models differ.
+        ValueError: torch's, and for ``optimize_ddp = "python_reducer"`` where only a hook could
+            keep the order.
+    """
+
+    _in_order: InOrder | None = None  # unless the group's own sums will do
+
+    @functools.wraps(_TorchDDP.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(_TorchDDP.__init__).bind(self, *args, **kwargs).arguments
+        self.__dict__["_to_be_compared"] = given.get("init_sync", True)
+        # What torch broadcasts at first; `self.broadcast_buffers` is about forward passes.
+        is_given = given.get("forward_sync_buffers") is not None
+        self.__dict__["_shares_buffers"] = is_given or given.get("broadcast_buffers") in (
+            None,
+            True,
+        )
+        super().__init__(*args, **kwargs)
+
+    def _build_params_for_reducer(self) -> Any:
+        built = super()._build_params_for_reducer()
+        if self.__dict__.pop("_to_be_compared", False):
+            self._compare_models()
+        return built
+
+    def _compare_models(self) -> None:
+        if not isinstance(self.process_group, dist.ProcessGroup):
+            raise ValueError(
+                "`process_group` must have this rank as a member, but has not: make the "
+                "DistributedDataParallel on its members only."
+            )
+        named: list[tuple[str, torch.Tensor]] = [*self.module.named_parameters()]
+        if self._shares_buffers:
+            named += self.module.named_buffers()
+        ignored = self.parameters_to_ignore
+        lines = describe((name, tensor) for name, tensor in named if name not in ignored)
+        check_equal(lines, self.process_group, self.device)
+
+    def _ddp_init_helper(self, parameters: Any, expect_sparse_gradient: Any, *rest: Any) -> None:
+        super()._ddp_init_helper(parameters, expect_sparse_gradient, *rest)
+        free_group_last(self)
+        self._in_order, self._is_left_to_a_hook = None, False  # the reducer is new
+        self._has_sparse_gradients = any(expect_sparse_gradient)
+        self._order_sums()
+
+    def _order_sums(self) -> None:
+        """Have our hook run where the reducer's own way would not give the canonical bits."""
+        group = self.process_group
+        if self._in_order is not None:
+            self._in_order.group = group
+        elif not self._is_left_to_a_hook and self._needs_hook():
+            if self._use_python_reducer:
+                raise ValueError(
+                    '`torch._dynamo.config.optimize_ddp` must not be "python_reducer" here, as '
+                    "that divides and sums gradients in another way than the other modes: take "
+                    "another mode."
+                )
+            self._in_order = InOrder(group)
+            _register_comm_hook(self.reducer, self._in_order, average)
+
+    def _needs_hook(self) -> bool:
+        group = self.process_group
+        if not sums_in_order(group):
+            return True
+        if self._has_sparse_gradients and isinstance(group, Group):
+            return True  # it has dense collectives only
+        # The reducer divides gradients that lie in its buckets already or are copied together, and
+        # multiplies others by 1/W: not the same unless W is a power of two. The one in Python
+        # always divides.
+        divides = self.gradient_as_bucket_view or getattr(self, "batched_grad_copy", False)
+        return bool(divides or self._use_python_reducer) and group.size() > 2
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """Have your own hook average the gradients; see torch's documentation. Once per model."""
+        what = _WITH_ORDERS_OF_THEIR_OWN.get(getattr(hook, "__module__", ""))
+        if what and not sums_in_order(self.process_group):
+            warnings.warn(
+                f"{what} brings a hook of torch's, which sums in the library's order: bits may "
+                f"depend on the sizes of buckets. The backend `unisono` has one order for all.",
+                stacklevel=2,
+            )
+        if self._in_order is None or self._in_order.replacement is not None:
+            super().register_comm_hook(state, hook)
+            self._is_left_to_a_hook = True  # unless torch has refused it
+            return
+        self._check_comm_hook(hook)
+        if self.logger is not None:
+            self.logger._set_comm_hook_name(hook.__qualname__)
+        self._comm_hooks.append((hook, state))
+        self._in_order.replacement = hook, state
+        self._is_left_to_a_hook = True
+
+    def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
+        if self._in_order is None or self._in_order.replacement is not None:
+            super()._register_builtin_comm_hook(comm_hook_type)
+            self._is_left_to_a_hook = True
+            return
+        if self.logger is not None:
+            self.logger._set_comm_hook_name(str(comm_hook_type))
+        # torch's C++ hook would be refused beside ours; this one does the same.
+        self._in_order.replacement = _BUILTIN_HOOKS[comm_hook_type], self._in_order.group
+        self._is_left_to_a_hook = True
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        super()._update_process_group(new_process_group)
+        free_group_last(self)
+        if self.process_group is new_process_group:
+            self._order_sums()
+
+    def _delayed_all_reduce_hook(self, grad: torch.Tensor) -> torch.Tensor:
+        group = self.process_group
+        mean_in_order(self._delay_grad_buffer, group, group.size())
+        return grad
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._in_order is not None:
+            self._in_order.divisor = self.process_group.size()
+        try:
+            return super()._pre_forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if (words := unused_in_words(error, self)) is None:
+                raise
+            raise RuntimeError(words) from None
+
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
+        """Tell joined ranks whether this step is synchronized, and learn how many are left.
+
+        Collective: with joined ranks' calls. torch's does the same without looking at the sum.
+        """
+        ours = self._in_order
+        if ours is None or is_joined_rank or self._divide_by_initial_world_size:
+            answer: bool | None = super()._check_global_requires_backward_grad_sync(is_joined_rank)
+            return answer
+        num_left = torch.full((1,), float(self.require_backward_grad_sync), device=self.device)
+        dist.all_reduce(num_left, group=self.process_group)
+        ours.divisor = max(int(num_left.item()), 1)
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        attributes: dict[str, Any] = super().__getstate__()
+        attributes.pop("_in_order", None)  # made anew with the reducer
+        return attributes
+
+
+_FINGERPRINT_BYTES = 32
+_SIZE_BYTES = 8
+_NOTHING = "nothing"
+
+
+def describe(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Describe each parameter and buffer in a line: ``fc.bias: float32 (10,)``."""
+    lines = []
+    for name, tensor in named:
+        dtype = dtype_name(tensor.dtype)
+        frozen = "" if tensor.requires_grad else ", takes no gradient"
+        lines.append(f"{name}: {dtype} {tuple(tensor.shape)}{frozen}")
+    return lines
+
+
+def check_equal(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Compare the lines of :func:`describe`. Collective: every rank of the group calls it.
+
+    Names may differ, as only the order counts.
+
+    Raises:
+        MismatchError: on every rank, if two models differ.
+    """
+    text = "\n".join(lines).encode()
+    # Names are for the message only.
+    shapes = "\n".join(_shapes(lines)).encode()
+    head = hashlib.sha256(shapes).digest() + len(text).to_bytes(_SIZE_BYTES, "little")
+    heads = _gather(head, len(head), group, device)
+    if len({one[:_FINGERPRINT_BYTES] for one in heads}) == 1:
+        return
+    sizes = [int.from_bytes(one[_FINGERPRINT_BYTES:], "little") for one in heads]
+    texts = _gather(text, max(sizes), group, device)
+    models = [one[:size].decode().split("\n") for one, size in zip(texts, sizes, strict=True)]
+    raise MismatchError(difference(models, dist.get_process_group_ranks(group)))
+
+
+def difference(models: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
+    """Describe where models first differ from the first rank's.
+
+    Args:
+        models: the description of each rank's, not all equal.
+        ranks: the global ranks.
+    """
+    first = models[0]
+    other = next(rank for rank, model in enumerate(models) if _shapes(model) != _shapes(first))
+    theirs = models[other]
+    longest = range(max(len(first), len(theirs)))
+    at = next(i for i in longest if _shapes(first[i : i + 1]) != _shapes(theirs[i : i + 1]))
+    return (
+        f"every rank must have the same model, but number {at} of its parameters and buffers is "
+        f"`{_at(first, at)}` on rank {ranks[0]} and `{_at(theirs, at)}` on rank {ranks[other]} "
+        f"({len(first)} and {len(theirs)} in all): build it alike on every rank."
+    )
+
+
+def _shapes(lines: Sequence[str]) -> list[str]:
+    return [line.partition(": ")[2] for line in lines]
+
+
+def _at(lines: Sequence[str], position: int) -> str:
+    return lines[position] if position < len(lines) else _NOTHING
+
+
+def _gather(data: bytes, size: int, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    own = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+    outputs = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(outputs, own, group=group)
+    return [bytes(output.tolist()) for output in outputs]

@@ -1,0 +1,1 @@
+"""One exact step on any device: state, exchange, step."""

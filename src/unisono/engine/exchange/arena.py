@@ -1,0 +1,305 @@
+"""The layout of a run's shared memory.
+
+One memory per run. The slots of all shards are reserved, but only the slots of parts that somebody
+computes are ever written, and unwritten pages do not exist::
+
+    fixed │ parameters │ optimizer state │ whose │ buffers ×2 │ moved ×2 │ rows │ flags │ counts
+    marks │ snapshots ×2 │ gradients 0 … S−1 │ sums
+
+The first four, with the present copy of the buffers, are the whole state of a run: a snapshot is
+a copy of them (``slots.py``). Every tensor starts at a multiple of 64 bytes, in its
+own dtype and strides.
+
+Bytes of one worker, on whatever device it computes on, as tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import torch
+
+from unisono.plan.shards import Piece
+from unisono.runtime.checkpoint.slots import MARKS_BYTES, Places
+from unisono.runtime.device import Device
+from unisono.runtime.workers.memory import ALIGNMENT_BYTES, Memory, aligned
+
+ROW_BYTES = 4096
+_BUFFERS = ("buffers", "other buffers")  # regions
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one tensor: `offset` bytes from its region's start."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    numel: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after it, in whole cache lines."""
+        return self.offset + aligned(self.numel * self.dtype.itemsize)
+
+
+def lay_out(named: Mapping[str, torch.Tensor]) -> tuple[Slot, ...]:
+    """Place tensors one after the other."""
+    slots: list[Slot] = []
+    for name, t in named.items():
+        offset = slots[-1].end if slots else 0
+        slots.append(Slot(name, offset, tuple(t.shape), t.stride(), t.dtype, t.numel()))
+    return tuple(slots)
+
+
+def spans_of(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Span]:
+    """Say on which devices the bytes of a region are, if each tensor's are where it is itself."""
+    spans: list[Span] = []
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if spans and spans[-1].device == tensor.device:
+            spans[-1] = spans[-1]._replace(stop=slot.end)
+        elif slot.end > slot.offset:
+            spans.append(Span(slot.offset, slot.end, tensor.device))
+    return spans
+
+
+def size_of(slots: Sequence[Slot]) -> int:
+    """Count the bytes of a region."""
+    return slots[-1].end if slots else 0
+
+
+class Region:
+    """Tensors laid out from byte `start` of a memory, in their `slots`. Final."""
+
+    def __init__(self, memory: Bytes, start: int, slots: Sequence[Slot]) -> None:
+        self._memory = memory
+        self.start, self.slots = start, slots
+
+    def tensor(self, index: int) -> torch.Tensor:
+        """View one tensor as it was laid out."""
+        slot = self.slots[index]
+        return self._memory.tensor(self.start + slot.offset, slot.shape, slot.dtype, slot.stride)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """View all tensors."""
+        return [self.tensor(index) for index in range(len(self.slots))]
+
+    def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
+        """View elements `start` … `stop` − 1 of one tensor, in memory order, as a vector."""
+        slot = self.slots[index]
+        offset = self.start + slot.offset + start * slot.dtype.itemsize
+        return self._memory.flat(offset, stop - start, slot.dtype)
+
+    def pieces(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """View pieces of the tensors, each as a vector."""
+        return [self.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+
+    def everything(self) -> torch.Tensor:
+        """View all bytes."""
+        return self._memory.flat(self.start, size_of(self.slots), torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an arena holds; two arenas of the same plan are interchangeable."""
+
+    parameters: tuple[Slot, ...]  # those that the optimizer updates
+    fixed: tuple[Slot, ...]  # those that it does not
+    states: tuple[Slot, ...]  # the optimizer's tensors, where it keeps them here
+    buffers: tuple[Slot, ...]  # the model's
+    shards: int  # S
+    blob_bytes: int  # what a snapshot may take beside the state, in bytes
+
+    def region_bytes(self) -> dict[str, int]:
+        """Count the bytes of each region by name, in whole pages, in the order they lie."""
+        parameters, buffers = size_of(self.parameters), size_of(self.buffers)
+        state = {
+            "fixed": size_of(self.fixed),
+            "parameters": parameters,
+            "states": size_of(self.states),
+            "whose": len(self.parameters),
+            "buffers": buffers,
+        }
+        snapshot = sum(map(in_pages, state.values())) + self.blob_bytes
+        sizes = state | {
+            "other buffers": buffers,
+            "moved": size_of(self.fixed),
+            "other moved": size_of(self.fixed),
+            "moved flags": len(self.fixed) + 1,
+            "other moved flags": len(self.fixed) + 1,
+            "rows": self.shards * ROW_BYTES,
+            "flags": self.shards * (len(self.parameters) + 1),
+            "counts": self.shards * ALIGNMENT_BYTES,
+            "marks": MARKS_BYTES,
+            "snapshot": snapshot,
+            "other snapshot": snapshot,
+            **{f"gradients {shard}": parameters for shard in range(self.shards)},
+            "sums": parameters,
+        }
+        return {name: in_pages(num_bytes) for name, num_bytes in sizes.items()}
+
+
+def in_pages(num_bytes: int) -> int:
+    """Round up to whole pages."""
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class Arena:
+    """The regions of one run's shared memory. Final.
+
+    Attributes:
+        memory: all of it.
+        key: the memory's name among all that the workers share.
+        places: where snapshots lie.
+        parameters, fixed, states: regions of the plan.
+        whose: which parameters have optimizer state: a byte for each, 1 for those.
+        buffers: the model's buffers twice: those of this step and of the next.
+        moved: likewise the fixed parameters that passes move.
+        moved_flags: which ones they are, for each of both: a byte for each parameter, and
+            one that says whether the update has changed any.
+        gradients: one region per shard; a part lies in the slot of its first shard.
+        sums: of the parts, where workers tell each other.
+        rows: per shard ``ROW_BYTES`` bytes for what it has to say about a step.
+        flags: per shard a byte for all parameters of a part and one for each.
+        counts: for as many workers a cache line for what each has come to in a step.
+    """
+
+    def __init__(self, memory: Memory, plan: Plan, key: int) -> None:
+        self.memory, self.plan, self.key = memory, plan, key
+        sizes = plan.region_bytes()
+        self._starts = starts = dict(
+            zip(sizes, accumulate(sizes.values(), initial=0), strict=False)
+        )
+        self.parameters, self.fixed = self.region("parameters"), self.region("fixed")
+        self.states = self.region("states")
+        self.whose = memory.view(starts["whose"], len(plan.parameters))
+        self.buffers = tuple(Region(memory, starts[name], plan.buffers) for name in _BUFFERS)
+        self.moved = tuple(
+            Region(memory, starts[name], plan.fixed) for name in ("moved", "other moved")
+        )
+        self.moved_flags = tuple(
+            memory.view(starts[name], len(plan.fixed) + 1)
+            for name in ("moved flags", "other moved flags")
+        )
+        self.gradients = tuple(
+            Region(memory, starts[f"gradients {shard}"], plan.parameters)
+            for shard in range(plan.shards)
+        )
+        self.sums = Region(memory, starts["sums"], plan.parameters)
+        self.rows = self._per_shard("rows", ROW_BYTES)
+        self.flags = self._per_shard("flags", len(plan.parameters) + 1)
+        self.counts = self._per_shard("counts", ALIGNMENT_BYTES)
+        self.places = Places(
+            key=key,
+            num_bytes=sum(sizes.values()),
+            marks_at=starts["marks"],
+            slots_at=(starts["snapshot"], starts["other snapshot"]),
+            slot_bytes=sizes["snapshot"],
+            blob_at=sizes["snapshot"] - in_pages(plan.blob_bytes),
+        )
+
+    @staticmethod
+    def num_bytes(plan: Plan) -> int:
+        """Count the bytes of memory that a plan needs."""
+        return sum(plan.region_bytes().values())
+
+    def state_spans(self, copy_of_buffers: int) -> list[tuple[int, int]]:
+        """Say where the state lies: spans (start, stop), in the order that snapshots keep.
+
+        Args:
+            copy_of_buffers: which of the two copies is the present one.
+        """
+        end, now = self._starts["buffers"], self._starts[_BUFFERS[copy_of_buffers]]
+        return [(0, end), (now, now + self._starts[_BUFFERS[1]] - end)]
+
+    def region(self, name: str, snapshot_at: int = 0) -> Region:
+        """View a region of the plan, or the copy of it in the snapshot that begins at a byte."""
+        return Region(self.memory, snapshot_at + self._starts[name], getattr(self.plan, name))
+
+    def _per_shard(self, region: str, num_bytes: int) -> list[memoryview]:
+        start = self._starts[region]
+        return [
+            self.memory.view(start + shard * num_bytes, num_bytes)
+            for shard in range(self.plan.shards)
+        ]
+
+
+class Bytes(Protocol):
+    """Memory that tensors can be laid out in."""
+
+    def tensor(
+        self,
+        offset: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        stride: Sequence[int] | None,
+        /,
+    ) -> torch.Tensor:
+        """View bytes from `offset` on as a dense tensor (contiguous without `stride`)."""
+
+    def flat(self, offset: int, numel: int, dtype: torch.dtype, /) -> torch.Tensor:
+        """View `numel` elements from byte `offset` on as a vector."""
+
+
+class Span(NamedTuple):
+    """Bytes from `start` to `stop` that are on one device."""
+
+    start: int
+    stop: int
+    device: torch.device
+
+
+class Block:
+    """Bytes on accelerators; a tensor lies within one of the spans. Final.
+
+    Args:
+        spans: one after the other, each on its device.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._starts = [span.start for span in spans]
+        self._blocks = [
+            torch.empty(span.stop - span.start, dtype=torch.uint8, device=span.device)
+            for span in spans
+        ]
+
+    def tensor(
+        self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
+    ) -> torch.Tensor:
+        """See :class:`Bytes`."""
+        flat = self.flat(offset, math.prod(shape), dtype)
+        return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
+
+    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See :class:`Bytes`."""
+        at = max(bisect_right(self._starts, offset) - 1, 0)
+        first = offset - self._starts[at]
+        there = self._blocks[at][first : first + numel * dtype.itemsize]
+        return there.view(dtype) if numel else torch.empty(0, dtype=dtype, device=there.device)
+
+
+def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
+    """Give what of some spans lies between two places."""
+    for span in spans:
+        first, last = max(span.start, start), min(span.stop, stop)
+        if first < last:
+            yield Span(first, last, span.device)
+
+
+def private_bytes(num_bytes: int, device: Device, spans: Sequence[Span] = ()) -> Bytes:
+    """Take memory of a device that this process shares with nobody.
+
+    Args:
+        spans: on several devices, where which bytes are.
+    """
+    if device.is_host:
+        return Memory.private(num_bytes)
+    return Block(spans or [Span(0, num_bytes, device.torch)])

@@ -1,0 +1,312 @@
+"""Buckets on their way to everybody's sums, in a fixed order, beside a backward pass or behind it.
+
+A bucket crosses in rounds: something is sent, and once all have sent it, what has come is computed
+with, and more is sent. Each bucket begins a round after the one before it. With two rounds::
+
+    ready      bucket 0   bucket 1   bucket 2        as gradients are, in whatever order
+                  │          │          │
+    sent          0 ──────── 1 ──────── 2            in this order on every worker
+    summed           0 ──────── 1 ──────── 2         as soon as the slices are here
+    given to all        0 ──────── 1 ──────── 2      likewise
+
+Whatever fails here breaks the exchange of this step and no more: `finish` tells, and the parts are
+still where they were.
+
+Which parameters travel together, and where they lie in a part that is sent in slices.
+
+Parameters are grouped from the last to the first, as a backward pass finishes them, so that a
+bucket can travel while the rest is still computed. Within a bucket each worker adds up one slice::
+
+    a part    │ bucket 0: last parameters │ room │ bucket 1 │ room │ … │ first parameters │ room │
+    bucket 0  │ slice 0 │ slice 1 │ slice 2 │      each of whole cache lines, the last one padded
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from unisono.engine.exchange.arena import Slot
+from unisono.engine.exchange.communicator import BrokenError, Transfer
+from unisono.engine.exchange.parts import pieces_within
+from unisono.plan.shards import Piece
+from unisono.runtime.workers.memory import ALIGNMENT_BYTES, aligned
+
+Rounds = Generator[Transfer, None, Transfer | None]
+"""Transfers, each begun when the one before it is ready; returns one that nothing follows."""
+
+
+class Carrier(Protocol):
+    """What transfers are waited for with; see :class:`~.communicator.Communicator`."""
+
+    def wait(self, transfer: Transfer, patience_s: float = ..., /) -> bool:
+        """Wait until the bytes of a transfer are there."""
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Have what is done inside of the block run beside what the worker computes."""
+
+
+CarriedBy = TypeVar("CarriedBy", bound=Carrier)
+CarriedBy_contra = TypeVar("CarriedBy_contra", bound=Carrier, contravariant=True)
+
+
+class BucketCrossing(Protocol[CarriedBy_contra]):
+    """A bucket that crosses once in each exchange."""
+
+    def cross(self, carrier: CarriedBy_contra, /) -> Rounds:
+        """Begin the rounds, one after the other: as many for every bucket, on every worker.
+
+        Raises:
+            BrokenError: nothing can be sent any more.
+        """
+
+
+class BucketPipeline(Generic[CarriedBy]):
+    """Brings all buckets of a step to everybody's sums. Final.
+
+    Args:
+        crossings: the buckets, in the order in which they travel.
+        bucket_of: the number of each parameter's bucket, by index; empty where nobody marks those.
+
+    Attributes:
+        failure: why the exchange of this step has failed so far; empty: it has not.
+        is_outdated: whether something has changed since it was sent.
+    """
+
+    def __init__(
+        self, crossings: Sequence[BucketCrossing[CarriedBy]], bucket_of: Sequence[int] = ()
+    ) -> None:
+        self._crossings, self._bucket_of = crossings, bucket_of
+        self._sizes = [bucket_of.count(number) for number in range(len(crossings))]
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an exchange: nothing is under way."""
+        self._missing = self._sizes.copy()
+        self._ready: set[int] = set()
+        self._under_way: list[_UnderWay] = []
+        self.failure = ""
+        self.is_outdated = False
+
+    def mark_ready(self, index: int, carrier: CarriedBy) -> None:
+        """Take note that all parts have a parameter's gradient, maybe another than before."""
+        if index in self._ready:
+            self.mark_changed([index])
+            return
+        self._ready.add(index)
+        self._missing[self._bucket_of[index]] -= 1
+        turn = len(self._under_way)
+        while turn < len(self._missing) and not self._missing[turn]:
+            turn += 1
+        self.send(turn, carrier)
+
+    def mark_changed(self, indices: Sequence[int]) -> None:
+        """Take note that parameters have other gradients than before."""
+        num_sent = len(self._under_way)
+        self.is_outdated |= any(self._bucket_of[index] < num_sent for index in indices)
+
+    def send(self, num_ready: int, carrier: CarriedBy) -> None:
+        """Send the first buckets, so many; then do what else can be done at once."""
+        try:
+            while not self.failure and len(self._under_way) < num_ready:
+                crossing = self._crossings[len(self._under_way)]
+                self._under_way.append(_UnderWay(crossing.cross(carrier)))
+            self._advance(carrier)
+        except BrokenError as error:
+            self.failure = self.failure or str(error)
+
+    def send_all(self, carrier: CarriedBy) -> None:
+        """Send what has not been sent yet: no more gradients will come."""
+        self.send(len(self._crossings), carrier)
+
+    def finish(self, carrier: CarriedBy, patience_s: float = math.inf) -> bool:
+        """Wait until all sums are here, or for so many seconds.
+
+        Returns:
+            Whether it is over, well or with a :attr:`failure`.
+        """
+        self.send_all(carrier)
+        until_s = time.monotonic() + patience_s
+        try:
+            while not self.failure and (bucket := self._first_open()) is not None:
+                if not bucket.has_come(carrier, until_s):
+                    return False
+                self._advance(carrier)
+            if not self.failure:
+                if not all(bucket.has_come(carrier, until_s) for bucket in self._under_way):
+                    return False
+                for bucket in self._under_way:
+                    bucket.join()
+        except BrokenError as error:
+            self.failure = str(error)
+        return True
+
+    def _advance(self, carrier: CarriedBy) -> None:
+        """Begin the rounds that can begin at once, each bucket in its turn."""
+        before = math.inf
+        for bucket in self._under_way:
+            while bucket.num_begun < before and bucket.is_ready:
+                with carrier.aside():
+                    bucket.begin_next()
+            before = bucket.num_begun
+
+    def _first_open(self) -> _UnderWay | None:
+        return next((one for one in self._under_way if one.num_begun < math.inf), None)
+
+
+class _UnderWay:
+    """A bucket that has begun to cross. Final.
+
+    Attributes:
+        transfer: that of its newest round.
+        num_begun: how many rounds have begun; infinite: all of them.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self.transfer: Transfer | None = next(rounds)
+        self.num_begun: float = 1
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether another round can begin."""
+        return self.num_begun < math.inf and (self.transfer is None or self.transfer.is_ready)
+
+    def begin_next(self) -> None:
+        self.join()
+        try:
+            self.transfer = next(self._rounds)
+            self.num_begun += 1
+        except StopIteration as stop:
+            self.transfer, self.num_begun = stop.value, math.inf
+
+    def has_come(self, carrier: Carrier, until_s: float) -> bool:
+        """Wait for the newest round's bytes until a time of ``time.monotonic``."""
+        if self.transfer is None:
+            return True
+        return carrier.wait(self.transfer, max(0.0, until_s - time.monotonic()))
+
+    def join(self) -> None:
+        if self.transfer is not None:
+            self.transfer.join()
+
+
+FIRST_BYTES, BUCKET_BYTES = 1 << 20, 4 << 20
+
+
+def bucket_ranges(
+    sizes: Sequence[int], first_bytes: int = FIRST_BYTES, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[range]:
+    """Cut parameters, from the last to the first, where a bucket is full.
+
+    Args:
+        sizes: the bytes of each parameter.
+        first_bytes: what the first bucket has at least, if there is so much.
+        bucket_bytes: what each other bucket has at least.
+    """
+    stop, num_bytes, full_bytes = len(sizes), 0, first_bytes
+    for index in reversed(range(len(sizes))):
+        num_bytes += sizes[index]
+        if num_bytes >= full_bytes or index == 0:
+            yield range(index, stop)
+            stop, num_bytes, full_bytes = index, 0, bucket_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterBucket:
+    """Parameters that travel together."""
+
+    indices: range  # of the parameters
+    start: int  # its first byte in a part
+    num_bytes: int  # the bytes of the parameters, without room behind them
+    slots: tuple[Slot, ...]  # where each parameter lies, from the bucket's start
+
+    def slice_bytes(self, num_workers: int) -> int:
+        """Give the length of each worker's slice."""
+        return aligned(max(1, -(-self.num_bytes // num_workers)))
+
+    def pieces(self, position: int, num_workers: int) -> list[Piece]:
+        """List what lies in one worker's slice; the first parameter of the bucket is number 0."""
+        length = self.slice_bytes(num_workers)
+        return list(pieces_within(self.slots, position * length, (position + 1) * length))
+
+    def flags(self, row: memoryview) -> bytes:
+        """Cut what a part's flags say of the bucket's parameters; see ``parts.presence``."""
+        here = self.indices
+        return bytes(row[:1]) + bytes(row[1 + here.start : 1 + here.stop])
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
+    """The buckets of all parameters, in the order in which they travel."""
+
+    buckets: tuple[ParameterBucket, ...]  # from the last parameters to the first
+    slots: tuple[Slot, ...]  # where each parameter lies in a part, by index
+    num_bytes: int  # of a part, with the room behind each bucket
+    bucket_of: tuple[int, ...]  # the number of each parameter's bucket, by index
+
+
+def lay_out_buckets(
+    slots: Sequence[Slot],
+    world_size: int,
+    first_bytes: int = FIRST_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> BucketLayout:
+    """Group parameters into buckets.
+
+    Args:
+        slots: of all parameters; their offsets do not count.
+        world_size: the most workers that a bucket is cut for.
+        first_bytes: what the first bucket has at least, if there is so much.
+        bucket_bytes: what each other bucket has at least.
+    """
+    buckets: list[ParameterBucket] = []
+    start = 0
+    sizes = [slot.end - slot.offset for slot in slots]
+    for indices in bucket_ranges(sizes, first_bytes, bucket_bytes):
+        own, offset = [], 0
+        for index in indices:
+            own.append(replace(slots[index], offset=offset))
+            offset = own[-1].end
+        buckets.append(ParameterBucket(indices, start, offset, tuple(own)))
+        start += offset + ALIGNMENT_BYTES * world_size  # the last slice may reach beyond
+    placed = {
+        index: (number, replace(slot, offset=bucket.start + slot.offset))
+        for number, bucket in enumerate(buckets)
+        for index, slot in zip(bucket.indices, bucket.slots, strict=True)
+    }
+    in_order = [placed[index] for index in range(len(slots))]
+    numbers, absolute = tuple(n for n, _ in in_order), tuple(slot for _, slot in in_order)
+    return BucketLayout(tuple(buckets), absolute, start, numbers)
+
+
+def lay_out_lane(
+    slots: Sequence[Slot], pieces: Sequence[Piece], bucket_bytes: int
+) -> list[ParameterBucket]:
+    """Group neighbouring pieces into buckets where the slots lie already, the last ones first.
+
+    A bucket may begin and end within a parameter; each begins at a whole cache line.
+
+    Args:
+        slots: where each parameter lies in a part.
+        pieces: what the buckets hold together, one after the other.
+        bucket_bytes: what each bucket has, but for one; whole cache lines.
+    """
+    spans = [
+        (slots[p.index].offset + p.start * size, slots[p.index].offset + p.stop * size)
+        for p in pieces
+        if p.start < p.stop and (size := slots[p.index].dtype.itemsize)
+    ]
+    start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
+    buckets = []
+    for at in range(start, stop, bucket_bytes):
+        num_bytes = min(bucket_bytes, stop - at)
+        held = [piece.index for piece in pieces_within(slots, at, at + num_bytes)]
+        indices = range(held[0], held[-1] + 1) if held else range(0)
+        own = tuple(replace(slots[index], offset=slots[index].offset - at) for index in indices)
+        buckets.append(ParameterBucket(indices, at, num_bytes, own))
+    return buckets[::-1]

@@ -1,0 +1,131 @@
+"""The communicator of CPUs: gloo, on the loopback interface.
+
+Two groups, as calls of one group must begin in the same order everywhere: slices are given to all
+as soon as they are added up, whatever else has begun by then.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+
+from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer, connect
+from unisono.runtime.workers.team import Team
+
+_LOOK_EVERY, _LOOK_EVERY_S = timedelta(milliseconds=50), 0.05
+# After this a call fails, and its callers make another group: a worker that does not come is waited
+# for, and judged, where all meet on the control block.
+_TIMEOUT = timedelta(seconds=30)
+# It takes some milliseconds. gloo takes five times as long to give up.
+_CONNECT_WITHIN = timedelta(milliseconds=500)
+
+
+class GlooTransfer(Transfer):
+    """A call of a gloo group. Final."""
+
+    def __init__(self, work: Work, *tensors: torch.Tensor) -> None:
+        self.work = work
+        # What gloo's threads use must outlive them: they could not free it, as they have no GIL.
+        self._tensors = tensors
+
+    @property
+    def is_ready(self) -> bool:
+        """See :class:`Transfer`."""
+        return self.work.is_completed()
+
+    def join(self) -> None:
+        """See :class:`Transfer`."""
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise BrokenError(str(error)) from error
+
+
+class GlooCommunicator(Communicator):
+    """Moves bytes from memory to memory of this host. Final.
+
+    Args:
+        team: the workers; the communicator connects the present members.
+
+    Raises:
+        BrokenError: a member was lost meanwhile.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team, self.membership = team, team.membership
+        self._groups: list[Any] = []
+        self._under_way: list[GlooTransfer] = []
+        device = ProcessGroupGloo.create_device(interface="lo")
+        position, size = team.position, team.size
+
+        def make(store: Store) -> Any:
+            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._devices = [device]
+            options._timeout, options._threads = _CONNECT_WITHIN, 1
+            group: Any = ProcessGroupGloo(store, position, size, options)
+            group.set_timeout(_TIMEOUT)
+            return group
+
+        self._groups = connect(team, make, number=2)
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
+    ) -> Transfer:
+        """See :class:`Communicator`."""
+        work = self._groups[0].alltoall_base(received, sent, from_each, to_each)
+        return self._begun(work, received, sent)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Transfer:
+        """See :class:`Communicator`."""
+        return self._begun(self._groups[1]._allgather_base(received, sent), received, sent)
+
+    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
+        """See :class:`Communicator`."""
+        assert isinstance(transfer, GlooTransfer)
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                transfer.work.wait(_LOOK_EVERY)
+            except RuntimeError:
+                if transfer.work.is_completed():
+                    transfer.join()  # raises what has failed; it may as well have just arrived
+                    return True
+            else:
+                return True
+            if self._team.has_lost:
+                raise BrokenError("a worker was lost")
+            if time.monotonic() > until_s:
+                return False
+
+    def close(self) -> None:
+        """See :class:`Communicator`."""
+        groups, self._groups = self._groups, []
+        under_way = [transfer for transfer in self._under_way if not transfer.is_ready]
+        self._under_way = []
+        if groups and under_way:
+            # A group ends when its calls have, and would keep Python waiting until then.
+            threading.Thread(
+                target=_outlive, args=(groups, under_way), name="unisono-closing", daemon=True
+            ).start()
+
+    def __del__(self) -> None:
+        """Close it, where somebody has forgotten to or could not."""
+        self.close()
+
+    def _begun(self, work: Work, *tensors: torch.Tensor) -> GlooTransfer:
+        self._under_way = [transfer for transfer in self._under_way if not transfer.is_ready]
+        self._under_way.append(GlooTransfer(work, *tensors))
+        return self._under_way[-1]
+
+
+def _outlive(groups: list[Any], transfers: Sequence[GlooTransfer]) -> None:
+    while not all(transfer.is_ready for transfer in transfers):
+        time.sleep(_LOOK_EVERY_S)
+    groups.clear()

@@ -1,0 +1,340 @@
+"""Replicas whose parts travel through a process group; every worker adds up a slice of everything.
+
+::
+
+    worker 0   parts ─┐            ┌─► slice 0 of all parts, added ─┐            ┌─► all sums
+                      │ all_to_all │       in tree order            │ all_gather │
+    worker 1   parts ─┘            └─► slice 1 of all parts, added ─┘            └─► all sums
+
+Parameters travel in buckets (``bucket_pipeline.py``), each as soon as the last backward pass of a
+worker has left its gradients (``bucket_pipeline.py``). On CPUs the group is gloo's, on GPUs NCCL's.
+
+A worker's parts stay in its own memory until the sums are everybody's. If the group breaks before,
+the survivors compute what the lost ones had, make another group and exchange again. Whether the
+sums are everybody's is decided on the control block, not by the group.
+
+The sums of a process group's buckets: each worker adds up a slice and gives it to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unisono.engine.exchange.arena import Bytes, Region, private_bytes
+from unisono.engine.exchange.bucket_pipeline import (
+    BucketLayout,
+    BucketPipeline,
+    ParameterBucket,
+    Rounds,
+    lay_out_buckets,
+)
+from unisono.engine.exchange.communicator import BrokenError, Communicator
+from unisono.engine.exchange.early_part import EarlyPart
+from unisono.engine.exchange.gloo_communicator import GlooCommunicator
+from unisono.engine.exchange.homes import StateKeys
+from unisono.engine.exchange.nccl_communicator import NcclCommunicator
+from unisono.engine.exchange.parts import Gradients, OrderedSum, OwnParts, Parts
+from unisono.engine.exchange.replicas import ReplicaExchange
+from unisono.errors import UnisonoError
+from unisono.plan.shards import Piece
+from unisono.plan.summation import Node
+from unisono.runtime.device import Device
+from unisono.runtime.workers.launcher_messages import Live
+
+_ATTEMPTS = 3
+_PATIENCE_S = 0.2
+_CHANGED = "gradients have changed after they were sent"
+_BROKEN = 2
+_VOTES = {"": 0, _CHANGED: 1}
+
+
+class GroupExchange(ReplicaExchange):
+    """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
+
+    _communicator: Communicator | None = None
+    _pipeline: BucketPipeline[Communicator] | None = None
+    _sums: BucketSums
+    _present: tuple[bool, ...]
+
+    @property
+    def takes_early(self) -> bool:  # type: ignore[override]
+        """See :class:`~.protocol.Exchange`; the first exchange of a membership connects it."""
+        return self._connected() is not None
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self._early.put(part, index, gradient)
+        pipeline, communicator = self._pipeline, self._connected()
+        if pipeline is not None and communicator is not None:
+            pipeline.mark_ready(index, communicator)
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        if not self._early.has_begun:
+            super().publish(part, gradients)
+            return
+        changed = self._early.complete(part, gradients)
+        if self._pipeline is not None:
+            self._pipeline.mark_changed(changed)
+
+    def gather(self, purpose: str) -> list[Node] | None:
+        """See :class:`~.protocol.Exchange`; all sums are here then, so none can be lost."""
+        team, pipeline, communicator = self._team, self._pipeline, self._connected()
+        self.copies.wait()  # of buffers, which the others read
+        if pipeline is None:
+            if not team.meet(purpose):
+                return self._take_over()
+            self._present = self._sum.add()
+            return None
+        if communicator is not None:
+            pipeline.send_all(communicator)
+        team.come(purpose)
+        if communicator is not None:
+            # Whoever is late is waited for at the meeting, where it is told who and why.
+            pipeline.finish(communicator, _PATIENCE_S)
+        return self._settle(pipeline) if team.wait() else self._take_over()
+
+    def _settle(self, pipeline: BucketPipeline[Communicator]) -> list[Node] | None:
+        """See that everybody has all sums; returns as :meth:`gather`."""
+        team, failures = self._team, {0: b""}
+        membership = team.membership
+        for _ in range(_ATTEMPTS):
+            failure = self._move(pipeline)
+            votes = team.vote(_VOTES.get(failure, _BROKEN), "sums of a step")
+            if votes is None:
+                return self._take_over()
+            pipeline.begin()
+            if not any(votes.values()):
+                return None
+            failures = team.gather(failure.encode(), "failures of a step")
+            if team.membership != membership:
+                return self._take_over()
+            if _BROKEN in votes.values():
+                self._close()
+        rank, failure = next((rank, said.decode()) for rank, said in failures.items() if said)
+        raise UnisonoError(
+            f"the process group must carry gradients, but has failed {_ATTEMPTS} times "
+            f'({failure} on rank {rank}): use another one, `exchange="auto"`.'
+        )
+
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """See :class:`~.protocol.Exchange`; :meth:`gather` has done so."""
+        return self._present
+
+    def unbind(self) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self._close()
+        super().unbind()
+
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
+        arena = self.memory.arena
+        self._layout = lay_out_buckets(arena.plan.parameters, self._team.world.world_size)
+        num_bytes = self._layout.num_bytes
+        self._own = OwnParts(self._layout.slots, arena.flags, num_bytes, self.device)
+        self._parts = Parts(self._own)
+        self._early = EarlyPart(self._parts)
+        super()._bind(keys, live)
+
+    def _plan_sum(self) -> None:
+        team, division = self._team, self.division
+        if team.size == 1:
+            self._pipeline = None
+            self._sum = OrderedSum(self._parts, division.parts, self.pieces)
+            sums = self._own.gradients[0]
+            self.whole = sums.tensors()
+            self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
+            return
+        held = [division.parts_of[rank] for rank in team.membership.ranks]
+        self._sums = BucketSums(self._layout, self._own, held, team.position, self.device)
+        self._pipeline = BucketPipeline(self._sums.buckets, self._layout.bucket_of)
+        self.whole, self.totals = self._sums.whole, self._sums.totals
+
+    def _move(self, pipeline: BucketPipeline[Communicator]) -> str:
+        """Bring all sums here, and this worker's to the others. Collective.
+
+        Returns:
+            Why that has failed, in words; empty if it has not.
+        """
+        try:
+            communicator = self._connected()
+            if communicator is None:
+                self._close()
+                communicator = self._communicator = self._connect()
+        except BrokenError as error:
+            return str(error)
+        pipeline.finish(communicator)
+        if pipeline.failure:
+            self._close()  # at once: others may wait for this worker
+            return pipeline.failure
+        self._present = self._sums.present
+        return _CHANGED if pipeline.is_outdated else ""
+
+    def _connect(self) -> Communicator:
+        if self.device.is_host:
+            return GlooCommunicator(self._team)
+        return NcclCommunicator(self._team, self.device.torch)  # never run on a GPU
+
+    def _connected(self) -> Communicator | None:
+        """Give the communicator, if it connects the present members."""
+        communicator = self._communicator
+        if communicator is None or communicator.membership != self._team.membership:
+            return None
+        return communicator
+
+    def _take_over(self) -> list[Node]:
+        self._close()
+        more = self.division.take_over()
+        self._plan_sum()
+        return more
+
+    def _close(self) -> None:
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
+
+
+class BucketSum:
+    """The sum of one bucket, of which this worker adds up a slice. Final.
+
+    Args:
+        own: this worker's parts.
+        held: the parts of each worker, by position.
+        position: of this worker.
+        all_sums: where the sums of all parameters go, laid out as a part.
+
+    Attributes:
+        num_bytes: what it takes of the device's memory.
+        present: for each parameter of the bucket, whether any shard had a gradient for it.
+    """
+
+    def __init__(
+        self,
+        bucket: ParameterBucket,
+        own: OwnParts,
+        held: Sequence[Sequence[Node]],
+        position: int,
+        all_sums: Bytes,
+        device: Device,
+    ) -> None:
+        self._bucket, self._own = bucket, own
+        self._mine, self._size = held[position], len(held)
+        self._received = _ReceivedSlices(bucket, held, position, own.flags, device)
+        self._sum = OrderedSum(
+            self._received,
+            [part for parts in held for part in parts],
+            bucket.pieces(position, self._size),
+        )
+        self.num_bytes = len(self._received.everything)
+        self.present: tuple[bool, ...] = ()
+        self._length = bucket.slice_bytes(self._size)
+        self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
+
+    def cross(self, communicator: Communicator) -> Rounds:
+        """See :class:`~.bucket_pipeline.BucketCrossing`: slices to each, then sums to all."""
+        yield communicator.all_to_all(
+            self._received.everything,
+            _by_slices(self._own, self._bucket, self._mine, self._size),
+            from_each=self._received.num_bytes,
+            to_each=[self._length * len(self._mine)] * self._size,
+        )
+        self.present = self._sum.add()
+        return communicator.all_gather(self._sums, self._received.part_of_first_shard)
+
+
+class BucketSums:
+    """The sums of all buckets. Final.
+
+    Args:
+        own: this worker's parts.
+        held: the parts of each worker, by position.
+        position: of this worker.
+
+    Attributes:
+        buckets: in the order in which they travel.
+        whole: the sums of all parameters, as those lie.
+        totals: the same as vectors.
+        num_bytes: what they take of the device's memory, beside the parts.
+    """
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        own: OwnParts,
+        held: Sequence[Sequence[Node]],
+        position: int,
+        device: Device,
+    ) -> None:
+        memory = private_bytes(layout.num_bytes, device)
+        self.buckets = [
+            BucketSum(bucket, own, held, position, memory, device) for bucket in layout.buckets
+        ]
+        self.num_bytes = layout.num_bytes + sum(bucket.num_bytes for bucket in self.buckets)
+        region = Region(memory, 0, layout.slots)
+        self.whole = region.tensors()
+        self.totals = [region.piece(n, 0, slot.numel) for n, slot in enumerate(layout.slots)]
+
+    @property
+    def present(self) -> tuple[bool, ...]:
+        """For each parameter, whether any shard had a gradient for it; once all have crossed."""
+        return tuple(there for bucket in reversed(self.buckets) for there in bucket.present)
+
+
+class _ReceivedSlices:
+    """One slice of one bucket of everybody's parts. Final.
+
+    Parameters are counted from the bucket's first.
+
+    Args:
+        held: the parts of each worker, in the order in which they come.
+        position: whose slice.
+        flags: per shard, which parameters its part has gradients for.
+        device: where they are added up.
+
+    Attributes:
+        everything: what comes from all workers, as bytes.
+        part_of_first_shard: of these, the slice of the part that begins with shard 0.
+        num_bytes: what comes from each worker.
+    """
+
+    def __init__(
+        self,
+        bucket: ParameterBucket,
+        held: Sequence[Sequence[Node]],
+        position: int,
+        flags: Sequence[memoryview],
+        device: Device,
+    ) -> None:
+        length = bucket.slice_bytes(len(held))
+        order = [part.lo for parts in held for part in parts]
+        memory = private_bytes(length * len(order), device)
+        self.everything = memory.flat(0, length * len(order), torch.uint8)
+        # As if each part's bucket lay there as a whole: only its slice does.
+        self._regions = {
+            lo: Region(memory, length * at - position * length, bucket.slots)
+            for at, lo in enumerate(order)
+        }
+        at = length * order.index(0)
+        self.part_of_first_shard = self.everything[at : at + length]
+        self.num_bytes = [length * len(parts) for parts in held]
+        self._flags, self._bucket = flags, bucket
+
+    def flags(self, lo: int) -> bytes:
+        return self._bucket.flags(self._flags[lo])
+
+    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        return self._regions[lo].pieces(pieces)
+
+
+def _by_slices(
+    own: OwnParts, bucket: ParameterBucket, parts: Sequence[Node], num_workers: int
+) -> torch.Tensor:
+    """Give slice 0 of a bucket of all parts, then slice 1 of all parts, and so on, as bytes."""
+    length = bucket.slice_bytes(num_workers)
+    num_bytes = num_workers * length
+    flat = [own.memory(part.lo).flat(bucket.start, num_bytes, torch.uint8) for part in parts]
+    if len(flat) == 1:
+        return flat[0]
+    starts = range(0, num_bytes, length)
+    return torch.cat([part[start : start + length] for start in starts for part in flat])

@@ -1,0 +1,215 @@
+"""Where the state of element-wise optimizers lies, for workers that update pieces.
+
+Which shards each worker computes in a step.
+
+Follows from the membership, and from the speeds of the workers' devices where these differ. Where
+a worker is lost within a step, the others keep what they have computed and divide the rest among
+themselves.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from unisono.engine.exchange.arena import Arena, Region
+from unisono.engine.state.optimizers import state_like
+from unisono.plan.shards import Held, Piece, assign, take_over
+from unisono.plan.summation import Node, parts_of
+from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.team import Team
+
+
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    """One tensor of a parameter's optimizer state.
+
+    Attributes:
+        at: its position among all of them.
+        is_array: whether it has an element for each of the parameter's; else it is a scalar.
+    """
+
+    at: int
+    is_array: bool
+
+
+StateKeys = list[dict[str, StateKey]]
+"""For each parameter that is updated, the names of its state's tensors and where they lie."""
+
+
+def plan_state(
+    optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> tuple[StateKeys, dict[str, torch.Tensor]]:
+    """List the optimizer state of every parameter, and an example of each tensor by its name."""
+    keys: StateKeys = [{} for _ in parameters]
+    examples: dict[str, torch.Tensor] = {}
+    places = {id(p): (name, of) for (name, p), of in zip(parameters.items(), keys, strict=True)}
+    for group in optimizer.param_groups:
+        state_of = {
+            dtype: state_like(optimizer, group, dtype)
+            for dtype in {parameter.dtype for parameter in group["params"]}
+        }
+        for parameter in group["params"]:
+            name, of_parameter = places[id(parameter)]
+            for key, example in sorted(state_of[parameter.dtype].items()):
+                is_array = example.numel() == 4
+                of_parameter[key] = StateKey(len(examples), is_array)
+                like = torch.empty_like(parameter, dtype=example.dtype, device="meta")
+                examples[f"{key}/{name}"] = like if is_array else example.reshape(())
+    return keys, examples
+
+
+class Homes:
+    """The shared values of parameters and their optimizer state, whole and in pieces. Final.
+
+    Args:
+        arena: where all of it lies.
+        keys: of the optimizer's state.
+        shown: the state as the program sees it.
+
+    Attributes:
+        known: which parameters have optimizer state: a byte for each, 1 for those.
+        changed: what the program has changed of `known`, by position.
+    """
+
+    def __init__(self, arena: Arena, keys: StateKeys, shown: Region) -> None:
+        self._arena, self.keys = arena, keys
+        self.known = arena.whose
+        self._shown = [{name: shown.tensor(key.at) for name, key in of.items()} for of in keys]
+        self._seen: list[Any] = []
+        self._has = [False] * len(keys)
+        self.changed: dict[int, bool] = {}
+
+    def parameter(self, piece: Piece) -> torch.Tensor:
+        """View a piece of a parameter, as a vector."""
+        return self._arena.parameters.piece(piece.index, piece.start, piece.stop)
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """View one parameter's whole state, by name."""
+        return {name: self._arena.states.tensor(key.at) for name, key in self.keys[index].items()}
+
+    def shown(self, index: int) -> dict[str, torch.Tensor]:
+        """Give one parameter's state as the program sees it, in a dict of the program's own."""
+        self._has[index], self._seen = True, [None]  # to be looked at
+        return dict(self._shown[index])
+
+    def forget(self) -> None:
+        """Take it that the program has no state, as the run goes back to where it may have none."""
+        self._has, self._seen = [False] * len(self.keys), [None]
+        self.changed.clear()
+
+    def take_replaced(
+        self, state: MutableMapping[torch.Tensor, Any], parameters: Sequence[torch.Tensor]
+    ) -> bool:
+        """Take over state that the program has replaced, added or taken away between steps.
+
+        Args:
+            state: the optimizer's.
+            parameters: those that it updates.
+
+        Returns:
+            Whether there was any.
+
+        Raises:
+            ValueError: a parameter has other state than the optimizer keeps.
+        """
+        seen = [*chain.from_iterable(map(dict.values, state.values()))]
+        if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
+            return False
+        is_new = False
+        for index, parameter in enumerate(parameters):
+            there = state.get(parameter, {})
+            has = self.has_state(index, there)
+            if has != bool(self.known[index]) or self._has[index] > has:
+                self.changed[index], is_new = has, True
+            self._has[index] = has
+            if has:
+                for name, home in self._shown[index].items():
+                    if there[name] is not home:
+                        home.copy_(torch.as_tensor(there[name]))
+                        there[name], is_new = home, True
+        self._seen = [*chain.from_iterable(map(dict.values, state.values()))]
+        return is_new
+
+    def has_state(self, index: int, state: Mapping[str, Any]) -> bool:
+        """Tell whether a parameter has state; raises ValueError where it is not the optimizer's."""
+        keys = self.keys[index]
+        there = {name for name in keys if state.get(name) is not None}
+        if there and there != keys.keys():
+            raise ValueError(
+                f"an optimizer's state must fit its options, but for these it keeps "
+                f"{sorted(keys)} and has {sorted(there)}: clear `optimizer.state` "
+                f"after such a change, or leave the options."
+            )
+        return bool(there)
+
+    def of_piece(self, piece: Piece, key: StateKey) -> torch.Tensor:
+        """View the state of a piece, as a vector; a scalar is the whole parameter's."""
+        if key.is_array:
+            return self._arena.states.piece(key.at, piece.start, piece.stop)
+        return self._arena.states.tensor(key.at)
+
+
+class Division:
+    """The division of one loop's work. Final.
+
+    Attributes:
+        shards: those that this worker computes, as long as nobody is lost.
+        parts: those of all workers; together they are every shard once.
+        parts_of: those of each member, by its rank.
+        mine: those of `parts` that are this worker's, as long as nobody is lost.
+    """
+
+    def __init__(self, team: Team, num_shards: int) -> None:
+        self._team, self.num_shards = team, num_shards
+        self._speeds: Mapping[int, float] | None = None
+        self.divide()
+
+    def use_speeds(self, speeds: Mapping[int, float] | None) -> None:
+        """Give faster workers more shards, from the next :meth:`divide` on.
+
+        Args:
+            speeds: of each worker by its rank, the same on every worker; None: all are equal.
+        """
+        self._speeds = speeds
+
+    def divide(self) -> None:
+        """Divide all anew among those who are members now."""
+        team = self._team
+        ranks = team.membership.ranks
+        speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
+        ranges = assign(self.num_shards, len(ranks), speeds)
+        self._held: Held = {r: [own] for r, own in zip(ranks, ranges, strict=True)}
+        self._membership: Membership = team.membership
+        self._divided_by = self._speeds
+        self.shards = ranges[team.position]
+        self.mine = self._parts_among([self.shards])
+        self._follow()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether others are members now than when all was divided, or speeds are others."""
+        return self._membership != self._team.membership or self._speeds != self._divided_by
+
+    def take_over(self) -> list[Node]:
+        """Divide what lost workers have left in the step under way.
+
+        Returns:
+            The parts that this worker computes besides; maybe none.
+        """
+        self._held, new = take_over(self._held, self._team.membership.ranks)
+        self._follow()
+        return self._parts_among(new[self._team.world.rank])
+
+    def _parts_among(self, runs: Sequence[range]) -> list[Node]:
+        return [p for run in runs for p in parts_of(run, self.num_shards)]
+
+    def _follow(self) -> None:
+        self.parts_of = {rank: self._parts_among(runs) for rank, runs in self._held.items()}
+        self.parts = [part for parts in self.parts_of.values() for part in parts]

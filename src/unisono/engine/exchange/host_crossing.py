@@ -1,0 +1,359 @@
+"""What the workers of several hosts send each other in a step, whatever exchange they have in each.
+
+Parameters are cut into lanes, one for each worker of the smallest host. Worker i of every host adds
+up lane i, together with the others of lane i::
+
+    host 0   sums of its shards ─┐      ┌─► slice 0 of all, added ─┐      ┌─► lane i
+                                 │ swap │       in tree order      │ swap │
+    host 1   sums of its shards ─┘      └─► slice 1 of all, added ─┘      └─► lane i
+
+Before, each host adds up its workers' parts as far as the tree allows: with 2ʲ shards on each host
+one part of each crosses, which is what a ring all-reduce over the hosts would send. A lane crosses
+in buckets (``host_bucket.py``), each as soon as the last backward passes of all workers of the host
+have left its gradients in the host's memory (``early_part.py``), in a thread of its own
+(``host_lane.py``).
+
+What a shard has to say beside its gradients travels with the arrivals at the meeting of all.
+
+A lost worker is replaced on its host, and then all go back to the newest snapshot, which each host
+has: what others have of a step under way is dropped, so nobody has to know how far it had come.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_lane
+from unisono.engine.exchange.buffers import Buffers
+from unisono.engine.exchange.communicator import BrokenError
+from unisono.engine.exchange.early_part import ReadyBuckets
+from unisono.engine.exchange.homes import Division
+from unisono.engine.exchange.host_bucket import HostBucket, LaneMemory
+from unisono.engine.exchange.host_lane import HostLane, LaneTurn, Views, connect_lane
+from unisono.engine.exchange.moving import Moving
+from unisono.engine.exchange.parts import presence
+from unisono.engine.exchange.snapshots import RunMemory
+from unisono.errors import UnisonoError
+from unisono.plan.shards import Piece
+from unisono.plan.summation import Node, parts_of
+from unisono.runtime.workers.host_links import LOST_AFTER_S
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.team import StepBrokenError, Team
+
+_ROWS, _FLAGS = 0, 1
+_ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
+_KEPT, _CHANGED, _MOVED = 1, 2, 4  # buffers; published gradients; fixed parameters
+_SLICE_BYTES = 1 << 19  # of a bucket, for each host
+_LOOK_EVERY_S = 0.05
+
+
+class HostCrossing:
+    """What one worker sends those of other hosts, and gets from them, in one loop. Final.
+
+    All methods are collective, but for :meth:`begin` and :meth:`leave`.
+
+    Args:
+        memory: what those of this host share.
+        look: counts gradients of this worker that have come into the host's memory since it was
+            called last; called now and then, from another thread.
+
+    Attributes:
+        lane: to the other workers of this one's lane; None where it has none, as its host has more
+            workers than another, or is not connected.
+        ready: counts the gradients that this worker has left in the memory of its host.
+    """
+
+    lane: HostLane | None = None
+    ready: ReadyBuckets
+    _division: Division
+    _buckets: Sequence[HostBucket] = ()
+    _pipeline: BucketPipeline[HostLane]
+    _turn: LaneTurn | None = None
+    _num_turns = 0
+    _has_begun = _is_outdated = _has_moved = False
+    _kept_on: int | None = None
+
+    def __init__(
+        self,
+        team: Team,
+        memory: RunMemory,
+        buffers: Buffers,
+        look: Callable[[ReadyBuckets], None] = lambda ready: None,
+    ) -> None:
+        self._team, self._memory, self._arena = team, memory, memory.arena
+        self._buffers, self._look = buffers, look
+        self._position = team.neighbours.index(team.world.rank)
+        self._generation = team.membership.generation
+        if team.leads_host:
+            for count in self._arena.counts:
+                count[:] = bytes(len(count))
+
+    @property
+    def num_lanes(self) -> int:
+        """Count the workers of the smallest host."""
+        return min(map(len, self._team.hosts))
+
+    @property
+    def number(self) -> int | None:
+        """Which lane is this worker's; None: none."""
+        return self._position if self._position < self.num_lanes else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether somebody was lost since :meth:`trust`, so that all go back."""
+        return self._team.membership.generation != self._generation
+
+    def trust(self) -> None:
+        """Treat the present state as the run's."""
+        self._generation = self._team.membership.generation
+
+    def share(self, views: Sequence[memoryview]) -> None:
+        """Connect the lanes when a loop begins, and copy memory of the first host to the others.
+
+        Args:
+            views: what, in the same places and of the same lengths on each.
+        """
+        team, snapshots = self._team, self._memory.snapshots
+        self._connect()
+        if self.number == 0:
+            for view in views:
+                self.send_from(0, view)
+        team.meet("sharing parameters")
+        team.supervisor.newest_snapshot = lambda: snapshots.number
+
+    def go_back(
+        self, put_back: Callable[[], None], *, wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Connect the lanes anew when somebody was lost, with the newest snapshot put back.
+
+        Args:
+            put_back: does that on this worker, maybe several times.
+            wait: waits for what this worker has begun to copy; no neighbour puts back before.
+        """
+        team, snapshots = self._team, self._memory.snapshots
+        supervisor, count = team.supervisor, self._arena.counts[self._position]
+        supervisor.newest_snapshot = lambda: snapshots.number
+        is_back = False
+        while not is_back:
+            self._drop()
+            wait()
+            count[:] = bytes(len(count))
+            snapshots.complete_up_to(supervisor.agreed_snapshot)
+            with suppress(StepBrokenError):  # then all begin again
+                self._connect()  # all come to this
+                put_back()
+                is_back = team.meet("putting back")
+
+    def leave(self) -> None:
+        """End the connections with the loop."""
+        self._drop()
+        self._team.supervisor.newest_snapshot = None
+
+    def plan(
+        self,
+        division: Division,
+        lanes: Sequence[Sequence[Piece]],
+        totals: tuple[Memory, int],
+    ) -> None:
+        """Be ready for what is this worker's now.
+
+        Args:
+            lanes: what each has of the parameters.
+            totals: where the sums of this worker's lane go, laid out from a byte on as a part is.
+        """
+        self._division = division
+        team, arena = self._team, self._arena
+        slots, bucket_bytes = arena.plan.parameters, _SLICE_BYTES * len(team.hosts)
+        layouts = [lay_out_lane(slots, pieces, bucket_bytes) for pieces in lanes]
+        # All leave in one order, the last parameters first; here are the lanes that they are of.
+        self._leaving = [at for at in reversed(range(len(lanes))) for _ in layouts[at]]
+        self.ready = ReadyBuckets(
+            arena.counts[: len(team.neighbours)],
+            self._position,
+            [bucket.indices for layout in reversed(layouts) for bucket in layout],
+            len(slots),
+        )
+        if self.number is not None:
+            held = [self._parts_on(ranks) for ranks in team.hosts]
+            memory = LaneMemory(arena, held, team.host, division.parts, *totals)
+            buckets = enumerate(layouts[self.number])
+            self._buckets = [HostBucket(bucket, at, memory) for at, bucket in buckets]
+            self._pipeline = BucketPipeline(self._buckets)
+
+    def begin(self) -> None:
+        """Begin to send buckets as they are ready, if that is not under way."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self.ready.begin()
+        if self.lane is None or not self._buckets:
+            return
+        self._num_turns += 1
+        self._pipeline.begin()
+        for bucket in self._buckets:
+            bucket.expect(self.lane, self._num_turns)
+        self._turn = LaneTurn(
+            self._pipeline, self.lane, self.ready, self._num_ready, len(self._buckets)
+        )
+
+    def gather(self, purpose: str) -> None:
+        """Meet all once this worker's parts are published; then this host knows all records."""
+        self.begin()
+        self.ready.mark_all()
+        team = self._team
+        team.put_beside(b"".join(self._told()))
+        mine = _KEPT * self._buffers.is_kept_here + _CHANGED * self.ready.is_outdated
+        moving = self._buffers.moving
+        mine += _MOVED * (moving is not None and moving.is_kept_here)
+        votes = team.vote(mine, purpose)
+        assert votes is not None, "where workers are on several hosts, a loss is an exception"
+        for said in team.beside().values():
+            self._hear(said)
+        on_host = [[votes[rank] for rank in ranks] for ranks in team.hosts]
+        self._is_outdated = any(vote & _CHANGED for own in on_host for vote in own)
+        kept = (host for host, own in enumerate(on_host) if any(vote & _KEPT for vote in own))
+        self._kept_on = next(kept, None)
+        self._has_moved = any(vote & _MOVED for vote in votes.values())
+
+    def finish(self) -> tuple[bool, ...]:
+        """Wait for the sums of this worker's lane, and for buffers of other hosts.
+
+        Returns:
+            For each parameter, whether any shard had a gradient for it.
+        """
+        self._end()
+        if self._is_outdated:
+            self.begin()
+            self.ready.mark_all()
+            self._end()
+        if self.lane is not None and self._team.leads_host:
+            self._send_buffers()
+        flags = self._arena.flags
+        rows = [presence(bytes(flags[part.lo])) for part in self._division.parts]
+        return tuple(any(column) for column in zip(*rows, strict=True))
+
+    def send_from(self, host: int, here: memoryview) -> None:
+        """Copy bytes from one host to the same place on all others."""
+        others = set(range(len(self._team.hosts))) - {host}
+        if self._team.host == host:
+            self._swap({other: [here] for other in others}, {})
+        else:
+            self._swap({}, {host: [here]})
+
+    def _swap(self, sent: Mapping[int, Views], into: Mapping[int, Views]) -> None:
+        """Send bytes to other hosts of the lane, and get theirs."""
+        lane = self.lane
+        assert lane is not None
+        self._num_turns += 1
+        number = self._num_turns << 32
+        lane.expect(number, into)
+        swap = lane.swap(number, sent)
+        try:
+            while not lane.wait(swap, _LOOK_EVERY_S):
+                if self._team.has_lost:
+                    raise BrokenError("a worker was lost")
+        except BrokenError as error:
+            self._check(str(error))
+
+    def _connect(self) -> None:
+        number = self.number
+        self._drop()
+        try:
+            ranks = [] if number is None else [ranks[number] for ranks in self._team.hosts]
+            self.lane = connect_lane(self._team, ranks)
+        except BrokenError as error:
+            self._check(str(error))
+
+    def _drop(self) -> None:
+        """Drop the connections, and what is under way."""
+        if self.lane is not None:
+            self.lane.leave()
+            if self._turn is not None:
+                self._turn.join()
+            self.lane.close()
+        self.lane, self._turn = None, None
+        self._num_turns, self._has_begun = 0, False
+
+    def _num_ready(self) -> int:
+        """Count the buckets of this worker's lane that can leave."""
+        self._look(self.ready)
+        return self._leaving[: self.ready.count()].count(self._position)
+
+    def _end(self) -> None:
+        """Wait until all buckets of this worker's lane have crossed."""
+        self._has_begun = False
+        turn, lane = self._turn, self.lane
+        if turn is None or lane is None:
+            return
+        while turn.is_alive():
+            turn.join(_LOOK_EVERY_S)
+            if self._team.has_lost:
+                lane.leave()
+        self._turn = None
+        if turn.error is not None:
+            raise turn.error
+        self._check(self._pipeline.failure)
+
+    def _parts_on(self, ranks: Sequence[int]) -> list[Node]:
+        """List the maximal sub-trees inside of a host's shards, which are neighbours."""
+        held = [part for rank in ranks for part in self._division.parts_of[rank]]
+        return parts_of(range(held[0].lo, held[-1].hi), self._division.num_shards)
+
+    def _told(self) -> Iterator[bytes]:
+        """Give the records and flags of this worker's shards, without the zeros behind them."""
+        arena, division = self._arena, self._division
+        for kind, rows, numbers in (
+            (_ROWS, arena.rows, list(division.shards)),
+            (_FLAGS, arena.flags, [part.lo for part in division.mine]),
+        ):
+            for number in numbers:
+                row = bytes(rows[number]).rstrip(b"\0")
+                yield _ITEM.pack(kind, number, len(row)) + row
+
+    def _hear(self, said: bytes) -> None:
+        """Take records and flags of another host's shards; neighbours write the same."""
+        arena, at = self._arena, 0
+        while at < len(said):
+            kind, number, num_bytes = _ITEM.unpack_from(said, at)
+            at += _ITEM.size
+            row = (arena.rows if kind == _ROWS else arena.flags)[number]
+            row[:] = said[at : at + num_bytes].ljust(len(row), b"\0")
+            at += num_bytes
+
+    def _send_buffers(self) -> None:
+        """Bring the buffers that one host has kept for the next step to the others."""
+        if self._buffers.slots and self._kept_on is not None:
+            region = self._arena.buffers[1 - self._buffers.now]
+            num_bytes = region.everything().numel()
+            self.send_from(self._kept_on, self._arena.memory.view(region.start, num_bytes))
+        if self._buffers.moving is not None and self._kept_on is not None:
+            self._send_moved(self._buffers.moving, self._kept_on)
+
+    def _send_moved(self, moving: Moving, host: int) -> None:
+        """Bring parameters that passes have moved likewise."""
+        copy = 1 - self._buffers.now
+        if self._has_moved:
+            self.send_from(host, moving.flags(copy))
+            for start, stop in moving.bytes_kept(copy):
+                self.send_from(host, self._arena.memory.view(start, stop - start))
+        elif self._team.host != host:
+            moving.flags(copy)[:] = bytes(len(moving.flags(copy)))
+
+    def _check(self, failure: str) -> None:
+        """Raise an error that says who was lost, or else what has failed."""
+        if not failure:
+            return
+        # Who has closed a connection may not yet be known to be lost.
+        until_s = time.monotonic() + LOST_AFTER_S
+        while not self._team.has_lost and time.monotonic() < until_s:
+            time.sleep(_LOOK_EVERY_S)
+        if self._team.has_lost:
+            self._team.meet("sums of a step")
+        raise UnisonoError(
+            f"hosts must be connected, but sums could not be sent between them ({failure}): see "
+            f"to the link and start all again; with a `directory` the run goes on from its newest "
+            f"checkpoint."
+        )

@@ -1,0 +1,257 @@
+"""An exchange for workers of several hosts, each host with one copy of the parameters.
+
+Inside a host all is as in ``shared.py``. Worker i of every host adds up its slice together with
+worker i of the others (``host_crossing.py``), and updates it: so do all hosts, with the same bits.
+
+An exchange for workers of several hosts, each worker with a replica. Never run on a GPU.
+
+::
+
+    a worker's device  parts ──►┌────────┐ lanes, added up ┌────────┐──► all sums
+                                │ host's │──► with other ──►│ host's │
+    another's          parts ──►│ memory │      hosts       │ memory │──► all sums
+                                └────────┘                  └────────┘
+                         gather: all meet            add up: all meet
+
+Inside a host parts and sums are copied as in ``staged.py``. A bucket leaves the host once its
+copies into the host's memory are made, which the thread of the lane asks for: what a device has
+been told to do takes longer than the telling.
+
+No memory is written while somebody reads it. A bucket's sums reach the host's memory only after all
+of its workers have left their gradients of that bucket in the next step; by then each has copied
+the sums of this one, as a device makes its copies in order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unisono.engine.exchange.arena import Region, size_of
+from unisono.engine.exchange.early_part import EarlyPart, ReadyBuckets
+from unisono.engine.exchange.homes import StateKeys
+from unisono.engine.exchange.host_crossing import HostCrossing
+from unisono.engine.exchange.parts import Gradients
+from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.exchange.staged import StagedExchange
+from unisono.plan.summation import Node
+from unisono.runtime.workers.launcher_messages import Live
+from unisono.runtime.workers.memory import Memory
+
+
+class HostsExchange(SharedExchange):
+    """An exchange between hosts. Final; arguments as of :class:`Exchange`."""
+
+    takes_early = True
+
+    @property
+    def is_lost(self) -> bool:
+        """See :class:`Exchange`; whoever was lost, all go back."""
+        return self._crossing.is_broken
+
+    def trust_leader(self) -> None:
+        """See :class:`Exchange`."""
+        super().trust_leader()
+        self._crossing.trust()
+
+    @property
+    def acts(self) -> bool:
+        """See :class:`Exchange`; where one worker updates for all, one of each host does."""
+        return self.have_all or self._team.leads_host
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """See :class:`Exchange`."""
+        self._crossing.begin()
+        self._early.put(part, index, gradient)
+        self._crossing.ready.mark(index)
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """See :class:`Exchange`."""
+        if self._early.has_begun:
+            self._crossing.ready.mark_changed(self._early.complete(part, gradients))
+        else:
+            super().publish(part, gradients)
+
+    def gather(self, purpose: str) -> list[Node] | None:
+        """See :class:`Exchange`; afterwards this host knows what all shards have to say."""
+        self._crossing.gather(purpose)
+        return None
+
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """See :class:`Exchange`."""
+        return self._crossing.finish()
+
+    def all_sums(self, purpose: str) -> bool:
+        """See :class:`Exchange`."""
+        everywhere = self.memory.arena.gradients[0].pieces(self.pieces)
+        for place, total in zip(everywhere, self.totals, strict=True):
+            place.copy_(total)
+        return super().all_sums(purpose)
+
+    def hand_round(self) -> None:
+        """See :class:`Exchange`; one worker of each host has the state."""
+        if self.have_all:
+            return
+        team = self._team
+        said = self._describe_optimizer() if team.leads_host else b""
+        heard = team.gather(said, "end of a loop")
+        if heard[team.neighbours[0]] and not team.leads_host:
+            self._take_described()
+
+    def unbind(self) -> None:
+        """See :class:`Exchange`."""
+        self._crossing.leave()
+        super().unbind()
+
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
+        self._early = EarlyPart(self._parts)
+        self._crossing = HostCrossing(self._team, self.memory, self.buffers)
+        super()._bind(keys, live)
+
+    def _bring_to_hosts(self) -> None:
+        """Connect the lanes, and bring the first host's state to the others."""
+        arena = self.memory.arena
+        spans = arena.state_spans(0)
+        self._crossing.share([arena.memory.view(start, stop - start) for start, stop in spans])
+
+    def _put_back(self) -> None:
+        def put_back() -> None:
+            self._early = EarlyPart(self._parts)
+            here, memory = self._team.neighbours, self.memory
+            position = here.index(self._team.world.rank)
+            slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
+            self._copy(slot, copy_of_buffers, position, len(here), into_slot=False)
+
+        self._crossing.go_back(put_back)
+
+    def _plan_sum(self) -> None:
+        crossing, number = self._crossing, self._crossing.number
+        lanes = self._cut(crossing.num_lanes)
+        self.pieces = [] if number is None else lanes[number]
+        slots = self.memory.arena.plan.parameters
+        totals = Memory.private(0 if number is None else size_of(slots))
+        crossing.plan(self.division, lanes, (totals, 0))
+        self.totals = Region(totals, 0, slots).pieces(self.pieces)
+
+
+class StagedHostsExchange(StagedExchange):
+    """An exchange between hosts. Final; arguments as of :class:`~.protocol.Exchange`."""
+
+    @property
+    def takes_early(self) -> bool:  # type: ignore[override]
+        """See :class:`~.protocol.Exchange`; on CPUs, too."""
+        return True
+
+    @property
+    def is_lost(self) -> bool:
+        """See :class:`~.protocol.Exchange`; whoever was lost, all go back."""
+        return self._crossing.is_broken
+
+    def trust_leader(self) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        super().trust_leader()
+        self._crossing.trust()
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self._crossing.begin()
+        if self.device.is_host:
+            self._early.put(part, index, gradient)
+            self._crossing.ready.mark(index)
+        else:
+            super().publish_early(part, index, gradient)
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        has_begun, ready = self._early.has_begun, self._crossing.ready
+        if has_begun and self.device.is_host:
+            ready.mark_changed(self._early.complete(part, gradients))
+            return
+        super().publish(part, gradients)
+        if has_begun:
+            ready.is_outdated |= self._buckets.is_outdated
+
+    def gather(self, purpose: str) -> list[Node] | None:
+        """See :class:`~.protocol.Exchange`; afterwards this host knows what all shards say."""
+        self._crossing.begin()
+        self.copies.wait()
+        self._leaving.clear()
+        self._crossing.gather(purpose)
+        return None
+
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """See :class:`~.protocol.Exchange`; everybody has all sums then."""
+        present = self._crossing.finish()
+        self._team.meet(purpose)
+        for there, here in self._sums_within(0, self._num_bytes):
+            self.copies.to_device(here, there)
+        return present
+
+    def unbind(self) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self._crossing.leave()
+        super().unbind()
+
+    @property
+    def _copies_parts(self) -> bool:
+        return not self.device.is_host
+
+    def _copy_bucket(self, part: Node, span: tuple[int, int]) -> None:
+        super()._copy_bucket(part, span)
+        self._leaving.add(self._buckets.indices(span), self.copies.issued())
+        self._leaving.look(self._crossing.ready)  # where no lane's thread does
+
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
+        self._early, self._leaving = EarlyPart(self._parts), _LeavingGradients()
+        self._crossing = HostCrossing(self._team, self.memory, self.buffers, self._leaving.look)
+        super()._bind(keys, live)
+
+    def _bring_to_hosts(self, slot: int) -> None:
+        """Connect the lanes, and bring the first host's snapshot to the others."""
+        snapshots = self.memory.snapshots
+        said = self._team.hear_leader(lambda: b"%d" % snapshots.written(slot), "size of the state")
+        self._crossing.share([snapshots.view(slot, int(said))])
+
+    def _load(self) -> None:
+        take_newest = super()._load
+
+        def load() -> None:
+            self._leaving.clear()
+            self._early = EarlyPart(self._parts)
+            take_newest()
+
+        self._crossing.go_back(load, wait=self.copies.wait)
+
+    def _plan_sum(self) -> None:
+        lanes = self._cut(self._crossing.num_lanes)
+        arena = self.memory.arena
+        self._crossing.plan(self.division, lanes, (arena.memory, arena.sums.start))
+        self.totals = self._all_sums()
+        self._view_whole()
+
+
+class _LeavingGradients:
+    """Gradients of a step on their way from a device to the memory of its host. Final."""
+
+    def __init__(self) -> None:
+        self._copied: deque[tuple[Sequence[int], Callable[[], bool]]] = deque()
+        self._looking = threading.Lock()
+
+    def add(self, indices: Sequence[int], are_made: Callable[[], bool]) -> None:
+        """Note parameters whose gradients are copied, and what tells whether they are there."""
+        self._copied.append((indices, are_made))
+
+    def look(self, ready: ReadyBuckets) -> None:
+        """Count those that are there; any thread may."""
+        with self._looking:
+            while self._copied and self._copied[0][1]():
+                for index in self._copied.popleft()[0]:
+                    ready.mark(index)
+
+    def clear(self) -> None:
+        """Forget all; nobody is counting any when this returns."""
+        with self._looking:
+            self._copied.clear()

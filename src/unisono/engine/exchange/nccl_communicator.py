@@ -1,0 +1,200 @@
+"""The communicator of GPUs that see each other: NCCL. Never run on a GPU.
+
+One group and one stream of its own: sums are added and given on beside the backward pass, in the
+order in which calls were made, without the host. When a member is lost, NCCL would wait for it for
+ever, in the stream and then in any call that waits for the stream; so a thread looks at the control
+block all the time, and aborts the group. Whatever was in the stream counts as nothing then.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer, connect
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import per_process
+
+_LOOK_EVERY_S = 0.02
+_SPIN_S, _SLEEP_S = 1e-3, 5e-5
+# Of a wait: a worker that does not come is waited for, and judged, on the control block. What this
+# one waits for has been begun everywhere.
+_TIMEOUT_S = 60.0
+_ABORTED_WITHIN_S = 10.0
+_NEVER = timedelta(days=1)
+# Who ends a process, or a group, is decided here, not in torch's threads; and only this host's
+# loopback interface is used to connect.
+_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+
+
+class NcclTransfer(Transfer):
+    """A call of an NCCL group. Final."""
+
+    is_ready = True
+
+    def __init__(self, work: Any, *tensors: torch.Tensor) -> None:
+        self.work = work
+        self._tensors = tensors
+
+    def join(self) -> None:
+        """See :class:`Transfer`; the current stream waits."""
+        with _broken_if_it_fails():
+            self.work.wait()
+
+
+class NcclCommunicator(Communicator):
+    """Moves bytes between GPUs. Final.
+
+    Args:
+        team: the workers; the communicator connects the present members.
+        make: makes the group of a store, a rank and a size, on that device.
+
+    Raises:
+        BrokenError: a member was lost meanwhile.
+    """
+
+    def __init__(
+        self, team: Team, device: torch.device, make: Callable[..., Any] | None = None
+    ) -> None:
+        self._team, self.membership = team, team.membership
+        self._module: Any = torch.get_device_module(device)
+        self._is_aborted = threading.Event()
+        self._aborting = threading.Lock()
+        self._group: Any = None
+        position, size = team.position, team.size
+        with per_process(_Environment):
+            [self._group] = connect(
+                team, lambda store: (make or _make)(store, position, size, device)
+            )
+        self._stream = self._module.Stream(device)
+        self._guard = threading.Thread(target=self._watch, name="unisono-guard", daemon=True)
+        self._guard.start()
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
+    ) -> Transfer:
+        """See :class:`Communicator`."""
+        with _broken_if_it_fails():
+            work = self._group.alltoall_base(received, sent, from_each, to_each)
+        return NcclTransfer(work, received, sent)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Transfer:
+        """See :class:`Communicator`."""
+        with _broken_if_it_fails():
+            work = self._group._allgather_base(received, sent)
+        return NcclTransfer(work, received, sent)
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """See :class:`Communicator`."""
+        stream: AbstractContextManager[Any] = self._module.stream(self._stream)
+        return stream
+
+    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
+        """See :class:`Communicator`; the host waits."""
+        with self.aside():
+            transfer.join()
+            event = self._stream.record_event()
+        start = time.monotonic()
+        while not event.query() and not self._is_aborted.is_set():
+            waited_s = time.monotonic() - start
+            if waited_s > patience_s:
+                return False
+            if waited_s > _TIMEOUT_S:
+                self._abort()
+                raise BrokenError(f"bytes of another worker did not come in {waited_s:.0f} s")
+            os.sched_yield() if waited_s < _SPIN_S else time.sleep(_SLEEP_S)
+        # It is set before the group is aborted: what came before that came whole.
+        if self._is_aborted.is_set():
+            raise BrokenError("a worker was lost")
+        return True
+
+    def close(self) -> None:
+        """See :class:`Communicator`."""
+        self._abort()
+        if threading.current_thread() is not self._guard:
+            self._guard.join()
+
+    def _watch(self) -> None:
+        """Abort when a member has left; ends with the group."""
+        while not self._is_aborted.wait(_LOOK_EVERY_S):
+            if self._team.has_lost:
+                self._abort()
+
+    def _abort(self) -> None:
+        """End the group, once; NCCL may take its time for it."""
+        with self._aborting:
+            if self._is_aborted.is_set():
+                return
+            self._is_aborted.set()
+        aborting = threading.Thread(target=self._group.abort, name="unisono-abort", daemon=True)
+        aborting.start()
+        aborting.join(_ABORTED_WITHIN_S)
+
+
+def _make(store: Store, position: int, size: int, device: torch.device) -> Any:
+    """Make NCCL's group, connected."""
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # of builds for GPUs alone
+
+    options: Any = ProcessGroupNCCL.Options()
+    options._timeout = _NEVER
+    group: Any = ProcessGroupNCCL(store, position, size, options)
+    group.eager_connect_single_device(device)
+    return group
+
+
+class _Environment:
+    """The settings above in the environment, for as long as any group is being made. Final.
+
+    Threads may make several at a time, each with other workers, so none waits for another here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_users:
+                for name, value in _ENVIRONMENT.items():
+                    # Not without need: a library's thread may read the environment meanwhile.
+                    if (before := os.environ.get(name)) != value:
+                        self._before[name], os.environ[name] = before, value
+            self._num_users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users:
+                return
+            for name, value in self._before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            self._before.clear()
+
+
+@contextmanager
+def _broken_if_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise BrokenError(str(error)) from error

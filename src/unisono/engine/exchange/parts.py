@@ -1,0 +1,280 @@
+"""Published parts in host memory, each in the slot of its first shard.
+
+A parameter that got no gradient from any shard of a part adds nothing to the sum: a byte a
+parameter says which have one.
+
+The sum of all parts in tree order, over some pieces of every parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from unisono.engine.exchange.arena import Arena, Bytes, Region, Slot, Span, private_bytes
+from unisono.plan.shards import Piece
+from unisono.plan.summation import Node, additions_over, as_whole, tree_sum
+from unisono.runtime.device import Device, by_device
+
+Gradients = Sequence["torch.Tensor | None"]
+
+_PRESENT, _ABSENT = 1, 0
+
+
+class OwnParts:
+    """The parts that this worker has computed, where nobody else sees them. Final.
+
+    Args:
+        slots: where each parameter lies in a part.
+        flags: per shard, which parameters its part has gradients for; all see them.
+        num_bytes: how many a part takes.
+        spans: on several devices, where which bytes are.
+    """
+
+    def __init__(
+        self,
+        slots: tuple[Slot, ...],
+        flags: Sequence[memoryview],
+        num_bytes: int,
+        device: Device,
+        spans: Sequence[Span] = (),
+    ) -> None:
+        self.flags, self._slots = flags, slots
+        self._num_bytes, self._device, self._spans = num_bytes, device, spans
+        self._memories: dict[int, Bytes] = {}
+
+    @property
+    def gradients(self) -> OwnParts:
+        """A region for each part, by its first shard."""
+        # No attribute: in a circle, a device's memory would wait for Python's garbage collection.
+        return self
+
+    def __getitem__(self, lo: int) -> Region:
+        return Region(self.memory(lo), 0, self._slots)
+
+    def memory(self, lo: int) -> Bytes:
+        """Give the bytes of a part by its first shard."""
+        if lo not in self._memories:
+            self._memories[lo] = private_bytes(self._num_bytes, self._device, self._spans)
+        return self._memories[lo]
+
+
+class PublishedParts(Protocol):
+    """Parts that can be added up."""
+
+    def flags(self, lo: int, /) -> bytes:
+        """Read which parameters the part of shard `lo` has gradients for; see :func:`presence`."""
+
+    def views(self, lo: int, pieces: Sequence[Piece], /) -> list[torch.Tensor]:
+        """View pieces of the part of shard `lo`, as vectors."""
+
+
+class Parts:
+    """Writes and reads published parts. Final.
+
+    Args:
+        room: where they lie: an arena, or memory of this worker alone.
+    """
+
+    def __init__(self, room: Arena | OwnParts) -> None:
+        self._room = room
+        self._slots: dict[int, list[torch.Tensor]] = {}
+        self._is_divided = False
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """Copy a part into its slot.
+
+        Raises:
+            TypeError: a gradient is sparse.
+        """
+        slots = self._slots_of(part)
+        present = [g for g in gradients if g is not None]
+        if len(present) == len(slots):
+            self._room.flags[part.lo][0] = _PRESENT
+        else:
+            flags = (_ABSENT, *(_ABSENT if g is None else _PRESENT for g in gradients))
+            self._room.flags[part.lo][:] = bytes(flags)
+            slots = [slot for slot, g in zip(slots, gradients, strict=True) if g is not None]
+        if present:
+            with torch.no_grad():
+                _check_dense(slots, present)
+                if self._is_divided:
+                    for into, source in by_device(slots, present):
+                        torch._foreach_copy_(into, source)
+                else:
+                    torch._foreach_copy_(slots, present)
+
+    def begin(self, part: Node) -> None:
+        """Begin to publish a part one parameter at a time; so far it has no gradients."""
+        self._room.flags[part.lo][:] = bytes(len(self._room.flags[part.lo]))
+
+    def put(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """Copy the gradient of one parameter into a part's slot, once the part is begun.
+
+        Raises:
+            TypeError: it is sparse.
+        """
+        with torch.no_grad():
+            slots = [self._slots_of(part)[index]]
+            _check_dense(slots, [gradient])
+            torch._foreach_copy_(slots, [gradient])
+        self._room.flags[part.lo][1 + index] = _PRESENT
+
+    def remove(self, part: Node, index: int) -> None:
+        """Take the gradient of one parameter out of a part."""
+        self._room.flags[part.lo][1 + index] = _ABSENT
+
+    def flags(self, lo: int) -> bytes:
+        """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
+        return bytes(self._room.flags[lo])
+
+    def read(self, part: Node) -> list[torch.Tensor | None]:
+        """View a part as it is in its slot: a tensor for each parameter that has a gradient."""
+        there = presence(self.flags(part.lo))
+        return [slot if t else None for slot, t in zip(self._slots_of(part), there, strict=True)]
+
+    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """View pieces of the part in slot `lo`, as vectors."""
+        return self._room.gradients[lo].pieces(pieces)
+
+    def _slots_of(self, part: Node) -> list[torch.Tensor]:
+        slots = self._slots.get(part.lo)
+        if slots is None:
+            slots = self._slots[part.lo] = self._room.gradients[part.lo].tensors()
+            self._is_divided = len({slot.device for slot in slots if slot.numel()}) > 1
+        return slots
+
+
+def presence(flags: bytes) -> list[bool]:
+    """Say for each parameter whether a part has a gradient for it, from :meth:`Parts.flags`."""
+    is_complete, *each = flags
+    return [bool(is_complete or flag) for flag in each]
+
+
+def pieces_within(slots: Sequence[Slot], start: int, stop: int) -> Iterator[Piece]:
+    """Find the pieces of parameters that lie in bytes `start` … `stop` − 1, whole cache lines."""
+    for index, slot in enumerate(slots):
+        size = slot.dtype.itemsize
+        first = max(start, slot.offset) - slot.offset
+        last = min(stop, slot.offset + slot.numel * size) - slot.offset
+        if first < last:
+            yield Piece(index, first // size, last // size)
+
+
+def _check_dense(slots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    for slot, gradient in zip(slots, gradients, strict=True):
+        if gradient.layout != torch.strided:
+            raise TypeError(
+                f"gradients must be dense, but one of shape {tuple(slot.shape)} has layout "
+                f"{gradient.layout}: make its layer with `sparse=False`."
+            )
+
+
+_PROGRAMS_AT_MOST = 256
+_Vectors = Sequence[torch.Tensor]
+_Act = tuple[Callable[..., object], list[torch.Tensor], list[torch.Tensor]]
+
+
+class OrderedSum:
+    """Finishes the tree over some pieces. Final.
+
+    Args:
+        parts: together they are every shard, or every one of a sub-tree, once.
+        pieces: what is added up here.
+        into: where the sums go, as vectors; then the parts stay as they are. None: into the slots
+            of the parts (the whole sum into that of the first shard), of which nobody else reads
+            these pieces.
+
+    Attributes:
+        pieces: what is added up here.
+        totals: the sums over `pieces`, as vectors.
+        num_bytes: what sums take that are neither in parts nor in `into`.
+    """
+
+    def __init__(
+        self,
+        published: PublishedParts,
+        parts: Sequence[Node],
+        pieces: Sequence[Piece],
+        into: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        self._published, self.pieces = published, pieces
+        self._slots = [part.lo for part in parts]
+        whole = Node(min(self._slots), max(part.hi for part in parts))
+        self._parts = tuple(as_whole(whole, parts))
+        self._views = [published.views(lo, pieces) for lo in self._slots]
+        first = self._slots.index(whole.lo)
+        written = {first} | {into for into, _ in additions_over(whole.hi - whole.lo, self._parts)}
+        self._sums: list[Sequence[torch.Tensor]] = [
+            views if into is None or at not in written else list(map(torch.empty_like, views))
+            for at, views in enumerate(self._views)
+        ]
+        if into is not None:
+            self._sums[first] = into
+        self.totals = self._sums[first]
+        self.num_bytes = sum(
+            vector.nbytes
+            for views, sums in zip(self._views, self._sums, strict=True)
+            if sums is not views and sums is not into
+            for vector in sums
+        )
+        self._programs: dict[tuple[bytes, ...], _Program] = {}
+
+    def add(self) -> tuple[bool, ...]:
+        """Add up what has been published.
+
+        Returns:
+            For each parameter, whether any shard had a gradient for it; only then are its totals
+            defined.
+        """
+        flags = tuple(map(self._published.flags, self._slots))
+        program = self._programs.get(flags)
+        if program is None:
+            if len(self._programs) >= _PROGRAMS_AT_MOST:
+                self._programs.clear()
+            program = self._programs[flags] = self._compile(flags)
+        for act, into, other in program.actions:
+            act(into, other)
+        return program.present
+
+    def _compile(self, flags: tuple[bytes, ...]) -> _Program:
+        """Work out what to do when the parts have gradients for just these parameters."""
+        actions: list[_Act] = []
+
+        def act(what: Callable[..., object], into: _Vectors, other: _Vectors, on: set[int]) -> None:
+            positions = [n for n, piece in enumerate(self.pieces) if piece.index in on]
+            some = [[vectors[n] for n in positions] for vectors in (into, other)]
+            actions.extend((what, *lists) for lists in by_device(*some))
+
+        def add(one: _Sum, other: _Sum) -> _Sum:
+            act(torch._foreach_add_, one.vectors, other.vectors, one.present & other.present)
+            act(torch._foreach_copy_, one.vectors, other.vectors, other.present - one.present)
+            return _Sum(one.vectors, one.present | other.present)
+
+        values = []
+        for views, sums, row in zip(self._views, self._sums, flags, strict=True):
+            present = {index for index, there in enumerate(presence(row)) if there}
+            if sums is not views:
+                act(torch._foreach_copy_, sums, views, present)
+            values.append(_Sum(sums, present))
+        total = tree_sum(values, add, self._parts)
+        is_present = tuple(index in total.present for index in range(len(flags[0]) - 1))
+        return _Program(tuple(actions), is_present)
+
+
+class _Sum(NamedTuple):
+    """Where the sum of some shards is, and which parameters any of them had a gradient for."""
+
+    vectors: _Vectors
+    present: set[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The additions of one pattern of gradients: add where both sides have one, else take over."""
+
+    actions: tuple[_Act, ...]
+    present: tuple[bool, ...]

@@ -1,0 +1,263 @@
+"""One worker's view of memory that all share: what the program writes there, it alone sees.
+
+Reading shows what the others write and costs no memory. A write, by whatever way, copies the page
+for this process alone (``MAP_PRIVATE``), and the kernel knows which pages these are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import json
+import mmap
+import os
+import resource
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+from unisono.engine.exchange.arena import Region, in_pages, size_of
+from unisono.errors import MismatchError
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.team import Team
+
+Ranges = list[tuple[int, int]]
+"""Bytes from where to where, in whole pages, in order."""
+
+_PAGE = mmap.PAGESIZE
+_OF_THE_FILE, _PRESENT, _SWAPPED = 1 << 2, 1 << 3, 1 << 4  # linux/fs.h, PAGE_IS_…
+_SCAN = 3 << 30 | 96 << 16 | ord("f") << 8 | 16  # PAGEMAP_SCAN, Linux 6.7
+_NAME_LETTERS = 14  # purposes have 24
+_NUM_RANGES, _COMPARED_BYTES = 1024, 1 << 20
+
+
+class PrivateView:
+    """A view of neighbouring regions of a memory; bytes are counted from their first. Final.
+
+    Args:
+        shared: the memory; must have been mapped from a descriptor.
+        regions: of that memory, one after the other, in whole pages.
+
+    Attributes:
+        regions: the same in the view.
+        starts: the first byte of each.
+    """
+
+    def __init__(self, shared: Memory, regions: Sequence[Region]) -> None:
+        start = regions[0].start
+        self.starts = [region.start - start for region in regions]
+        num_bytes = self.starts[-1] + in_pages(size_of(regions[-1].slots))
+        self._num_bytes = num_bytes = max(num_bytes, _PAGE)
+        self._there = shared.flat(start, num_bytes, torch.uint8)
+        self.memory = shared.private_view(start, num_bytes)
+        self.regions = [
+            Region(self.memory, at, region.slots)
+            for at, region in zip(self.starts, regions, strict=True)
+        ]
+        self._bytes = self.memory.flat(0, num_bytes, torch.uint8)
+        self._both = self.memory.view(0, num_bytes), shared.view(start, num_bytes)
+        self._found = (_Range * _NUM_RANGES)()
+        first = self._bytes.data_ptr()
+        at = ctypes.addressof(self._found)
+        self._request = _Scan(96, 0, first, first + num_bytes, 0, at, _NUM_RANGES)
+        self._request.category_inverted = self._request.category_mask = _OF_THE_FILE
+        self._request.category_anyof_mask = self._request.return_mask = _PRESENT | _SWAPPED
+        self._pagemap = -1
+        self._look: Callable[[PrivateView], Ranges] = PrivateView._look_at_bytes
+        self._num_faults: Callable[[], int] = itertools.count().__next__  # as if there were some
+        self._faults_then = -1
+        with suppress(OSError):  # gVisor has none
+            self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
+            weakref.finalize(self, os.close, self._pagemap).atexit = False
+            self._find_a_way()
+
+    def changed(self) -> Ranges:
+        """Find the pages that this process has written to since it forgot them.
+
+        The first write to a page is a fault, so nothing is looked at where there was none since a
+        look that has found nothing.
+        """
+        faults = self._num_faults()
+        if faults == self._faults_then:
+            return []
+        found = self._look(self)
+        self._faults_then = -1 if found else faults
+        return found
+
+    def publish_changes(self, team: Team, *, alone: bool = False) -> Ranges:
+        """Write what all have changed alike to the shared memory. Collective, if anything was.
+
+        Args:
+            alone: this worker writes all of it; not collective then.
+
+        Returns:
+            What was changed.
+
+        Raises:
+            MismatchError: not every worker has made the same changes.
+        """
+        changed = self.changed()
+        if alone or not changed:
+            self._publish(changed, 0, 1)
+            return changed
+        name = next(self.names(changed), "")
+        if not name:
+            return changed  # to what it was before
+        # Who has changed nothing comes to another meeting, and is told the name.
+        purpose = f"change of {name[-_NAME_LETTERS:]}"
+        try:
+            votes = self._votes(team, changed, purpose)
+        except MismatchError as error:
+            rank = team.world.rank
+            raise _unlike(f"rank {rank} has changed `{name}` and another not") from error
+        if len(votes) > 1:
+            self._tell_unlike(team, changed)
+        while True:
+            here = team.neighbours
+            self._publish(changed, here.index(team.world.rank), len(here))
+            if team.meet(purpose):  # else somebody was lost, whose share the others publish
+                return changed
+
+    def names(self, ranges: Ranges) -> Iterator[str]:
+        """Name the tensors there that are not the same in the shared memory."""
+        for name, (first, last) in self.places(ranges).items():
+            if not torch.equal(self._bytes[first:last], self._there[first:last]):
+                yield name
+
+    def _votes(self, team: Team, changed: Ranges, purpose: str) -> set[int]:
+        """Hear what the changes of all workers come to. Collective."""
+        vote = 0 if team.size == 1 else self._hash_of(changed)
+        votes: dict[int, int] | None = None
+        while votes is None:
+            votes = team.vote(vote, purpose)
+        return set(votes.values())
+
+    def places(self, ranges: Ranges) -> dict[str, tuple[int, int]]:
+        """Name the tensors that have a part there, with their first byte and the one behind."""
+        return {
+            slot.name: (first, last)
+            for start, region in zip(self.starts, self.regions, strict=True)
+            for slot in region.slots
+            for first, last in [(start + slot.offset, start + slot.end)]
+            if any(first < stop and begin < last for begin, stop in ranges)
+        }
+
+    def _tell_unlike(self, team: Team, changed: Ranges) -> None:
+        """Name a tensor that the workers have not changed alike. Collective."""
+        check_alike(team, {name: self._hash_of([at]) for name, at in self.places(changed).items()})
+
+    def _publish(self, ranges: Ranges, position: int, size: int) -> None:
+        """Write one worker's share to the shared memory."""
+        for start, stop in ranges:
+            pages = (stop - start) // _PAGE
+            first, last = (start + pages * n // size * _PAGE for n in (position, position + 1))
+            self._there[first:last].copy_(self._bytes[first:last])
+
+    def _hash_of(self, ranges: Ranges) -> int:
+        """Hash what this process sees there, and where that is; 32 bits."""
+        value = zlib.crc32(repr(ranges).encode())
+        for start, stop in ranges:
+            value = zlib.crc32(self.memory.view(start, stop - start), value)
+        return value
+
+    def forget(self, ranges: Ranges) -> None:
+        """Show the shared memory again, there."""
+        for start, stop in ranges:
+            self.memory.mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+    def forget_all(self) -> None:
+        """Show the shared memory again, everywhere."""
+        self.forget([(0, self._num_bytes)])
+
+    def _find_a_way(self) -> None:
+        """Take the first way that finds a page which was written to, and no other."""
+        for look in (PrivateView._scan, PrivateView._look_at_pages):
+            with suppress(OSError):  # an older kernel
+                before, faults = look(self), _faults()
+                self._bytes[:1] += 0
+                has_counted, found = _faults() > faults, look(self)
+                self.forget(found)
+                if before == [] and found == [(0, _PAGE)] and look(self) == []:
+                    self._look = look
+                    if has_counted:
+                        self._num_faults = _faults
+                    return
+
+    def _scan(self) -> Ranges:
+        """Ask the kernel for pages that are here and not the file's."""
+        request, first = self._request, self._bytes.data_ptr()
+        found: Ranges = []
+        request.start = first
+        while request.start < request.end:
+            for one in self._found[: fcntl.ioctl(self._pagemap, _SCAN, request)]:
+                start, stop = one.start - first, one.end - first
+                if found and found[-1][1] == start:
+                    start = found.pop()[0]
+                found.append((start, stop))
+            request.start = request.walk_end
+        return found
+
+    def _look_at_pages(self) -> Ranges:
+        """Read what the kernel tells of each page: proc_pid_pagemap(5), bits 61 to 63."""
+        at, num_bytes = self._bytes.data_ptr() // _PAGE * 8, self._num_bytes // _PAGE * 8
+        entries = np.frombuffer(os.pread(self._pagemap, num_bytes, at), dtype=np.uint64)
+        bits = entries >> np.uint64(61)
+        return _ranges(((bits & 1) == 0) & (bits > 1))
+
+    def _look_at_bytes(self) -> Ranges:
+        """Compare all bytes, where the kernel tells nothing."""
+        here, there = (np.frombuffer(view, np.uint64) for view in self._both)
+        return _ranges((here != there).reshape(-1, _PAGE // 8).any(1))
+
+
+def _faults() -> int:
+    """Count the page faults of this process, those of its threads among them."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_minflt + used.ru_majflt
+
+
+def check_alike(team: Team, hashes: Mapping[str, int]) -> None:
+    """Compare tensors by their hashes. Collective.
+
+    Raises:
+        MismatchError: names one that is not the same on every worker.
+    """
+    heard = team.gather(json.dumps(hashes).encode(), "changes between steps")
+    said = {rank: json.loads(message) for rank, message in heard.items()}
+    first = min(said)
+    for rank, there in said.items():
+        for name in {**said[first], **there}:
+            if there.get(name) != said[first].get(name):
+                raise _unlike(f"`{name}` is not the same on ranks {first} and {rank}")
+
+
+def _unlike(seen: str) -> MismatchError:
+    return MismatchError(
+        f"what a program changes of parameters and optimizer state between two steps must be the "
+        f"same on every worker, but {seen}: change it on every worker, not under `if rank == 0`, "
+        f"and draw with the default generators, which are seeded alike between two steps."
+    )
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("start", "end", "categories")]
+
+
+class _Scan(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            *("size", "flags", "start", "end", "walk_end", "vec", "vec_len", "max_pages"),
+            *("category_inverted", "category_mask", "category_anyof_mask", "return_mask"),
+        )
+    ]
+
+
+def _ranges(is_changed: np.ndarray) -> Ranges:
+    bounds = np.flatnonzero(np.diff(is_changed.astype(np.int8), prepend=0, append=0))
+    return [(int(a) * _PAGE, int(b) * _PAGE) for a, b in bounds.reshape(-1, 2)]

@@ -1,0 +1,302 @@
+"""Where is a model cut? Units with their costs, or names that somebody gives ─► places.
+
+A place is the number of a device, in the order in which they are given. Pure: numbers and names in,
+the place of each unit out. ::
+
+    costs      3 1 4 │ 1 5 │ 9         the costliest device is as cheap as it can be
+    places     0 0 0   1 1   2
+
+Of all divisions as good as that, one is taken that cuts as far outside as possible: between two
+blocks rather than within one, where more than one activation is on its way.
+
+Which parts of a model can be computed apart? The units that a model can be cut between.
+
+A unit is a module with parameters or buffers that is not divided further, or a parameter or buffer
+that a divided module has itself. Modules are divided into what they consist of, but not torch's own
+(attention, recurrent layers), whose code may use what they hold without calling it. Modules without
+tensors are no units: they are computed where their inputs are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from unisono.runtime.notices import named
+
+
+def divide(costs: Sequence[int], names: Sequence[str], num_devices: int) -> list[int]:
+    """Divide units among devices: consecutive ones for each, and at least one.
+
+    Args:
+        costs: of each unit, in order; whole numbers from 0 on.
+        names: of each unit, such as ``"blocks.0.norm"``.
+        num_devices: how many.
+
+    Returns:
+        The place of each unit. The largest sum of costs of a device is the smallest there can be.
+
+    Raises:
+        ValueError: there are fewer units than devices.
+    """
+    if len(costs) < num_devices:
+        raise ValueError(
+            f"a model must have a part for each device, but has {len(costs)} parts that can be "
+            f"computed apart for {num_devices} devices: pass fewer devices."
+        )
+    limit = _smallest_limit(costs, num_devices)
+    starts = _outermost_starts(costs, names, num_devices, limit)
+    return [sum(start <= at for start in starts) for at in range(len(costs))]
+
+
+def _smallest_limit(costs: Sequence[int], num_devices: int) -> int:
+    """Find the smallest sum that no device has to exceed."""
+    low, high = max(costs), sum(costs)
+    while low < high:
+        middle = (low + high) // 2
+        if _num_devices_within(costs, middle) <= num_devices:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _num_devices_within(costs: Sequence[int], limit: int) -> int:
+    count, total = 1, 0
+    for cost in costs:
+        total += cost
+        if total > limit:
+            count, total = count + 1, cost
+    return count
+
+
+def _outermost_starts(
+    costs: Sequence[int], names: Sequence[str], num_devices: int, limit: int
+) -> list[int]:
+    """Give the first unit of each device but the first: the cuts lie as far outside as they can.
+
+    ``best[n]`` is, with so many devices as there have been rounds, the depth of all cuts together
+    where the newest device's units end before unit n, and where they begin.
+    """
+    num_units, sums = len(costs), [0, *accumulate(costs)]
+    depths = [0, *map(_common_depth, names, names[1:])]  # of the cut before each unit
+    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for _ in range(num_devices):
+        reached: dict[int, tuple[int, int]] = {}
+        for start, (depth, _) in best[-1].items():
+            deeper = depth + (depths[start] if start < num_units else 0)
+            for end in range(start + 1, num_units + 1):
+                if sums[end] - sums[start] > limit:
+                    break
+                if end not in reached or deeper < reached[end][0]:
+                    reached[end] = (deeper, start)
+        best.append(reached)
+    starts = [num_units]
+    for reached in reversed(best[1:]):
+        starts.append(reached[starts[-1]][1])
+    return starts[-2:0:-1]
+
+
+def _common_depth(name: str, other: str) -> int:
+    """Count the modules that two units are both within."""
+    count = 0
+    for one, another in zip(name.split(".")[:-1], other.split(".")[:-1], strict=False):
+        if one != another:
+            break
+        count += 1
+    return count
+
+
+def assigned(
+    balance: Mapping[Hashable, Sequence[str]],
+    places: Mapping[Hashable, int],
+    names: Sequence[str],
+    needed: Sequence[bool],
+) -> list[int]:
+    """Put units where somebody says; the longest name that fits counts.
+
+    Args:
+        balance: by device, names of units, or of what several units are within.
+        places: by device, its place.
+        names: of all units.
+        needed: whether a unit has to be named; others go with the unit before them.
+
+    Returns:
+        The place of each unit.
+
+    Raises:
+        TypeError: names are not given in a list.
+        ValueError: a device or a name is not known, two devices have the same name, or a unit is
+            named nowhere.
+    """
+    place_of = _read(balance, places, names)
+    found: list[int] = []
+    missing = []
+    for name, is_needed in zip(names, needed, strict=True):
+        fitting = [prefix for prefix in place_of if is_within(name, prefix)]
+        if fitting:
+            found.append(place_of[max(fitting, key=len)])
+            continue
+        found.append(found[-1] if found else 0)
+        if is_needed:
+            missing.append(name)
+    if missing:
+        raise ValueError(
+            f"`balance` must say of every layer with parameters where it is, but says nothing of "
+            f"{named(missing)}: name them, or what they are within, under one of the devices."
+        )
+    return found
+
+
+def is_within(name: str, prefix: str) -> bool:
+    """Tell whether a unit is what `prefix` names, or a part of it; all is a part of ``""``."""
+    return not prefix or name == prefix or name.startswith(prefix + ".")
+
+
+def _read(
+    balance: Mapping[Hashable, Sequence[str]],
+    places: Mapping[Hashable, int],
+    names: Sequence[str],
+) -> dict[str, int]:
+    place_of: dict[str, int] = {}
+    for device, prefixes in balance.items():
+        if device not in places:
+            raise ValueError(
+                f"`balance` must be by the devices that are given, {named(list(places))}, but "
+                f"has {device!r}: name one of them."
+            )
+        if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
+            raise TypeError(
+                f"`balance` must have a list of names for each device, but for {device!r} it has "
+                f"{prefixes!r}: write `[{prefixes!r}]`."
+            )
+        for prefix in prefixes:
+            _check_known(prefix, names)
+            if place_of.setdefault(prefix, places[device]) != places[device]:
+                raise ValueError(
+                    f"`balance` must name each layer once, but names `{prefix}` for two devices: "
+                    f"leave one out."
+                )
+    return place_of
+
+
+def _check_known(prefix: str, names: Sequence[str]) -> None:
+    if any(is_within(name, prefix) for name in names):
+        return
+    whole = next((name for name in names if is_within(prefix, name)), None)
+    if whole is not None:
+        raise ValueError(
+            f"`balance` must name what is computed apart, but `{prefix}` is a part of `{whole}`, "
+            f"which is computed as one: name `{whole}`."
+        )
+    close = difflib.get_close_matches(str(prefix), names, n=1)
+    instead = f"did you mean `{close[0]}`?" if close else f"there are {named(names)}."
+    raise ValueError(
+        f"`balance` must name layers with parameters or buffers, but the model has no {prefix!r}: "
+        f"{instead}"
+    )
+
+
+_DIVIDED = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+_OF_TORCH = "torch."
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a model that is on one device."""
+
+    name: str  # of the module, or of the parameter or buffer
+    module: nn.Module | None  # the module; None for a parameter or buffer
+    parameters: dict[str, nn.Parameter]  # by their full names, those that no unit before it has
+    buffers: dict[str, torch.Tensor]  # likewise
+    # whether it uses no others, as far as is known: it is one of torch's own modules, and all it
+    # holds is its own
+    is_alone: bool
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers."""
+        return {**self.parameters, **self.buffers}
+
+    @property
+    def num_bytes(self) -> int:
+        """What training it takes: parameters, gradients, an optimizer's state as Adam's, buffers.
+
+        Where a parameter needs no gradient, only itself.
+        """
+        copies = [4 if p.requires_grad else 1 for p in self.parameters.values()]
+        sizes = [p.nbytes for p in self.parameters.values()]
+        held = sum(size * count for size, count in zip(sizes, copies, strict=True))
+        return held + sum(buffer.nbytes for buffer in self.buffers.values())
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """List the units of a model in the order in which they are registered.
+
+    A parameter that several units have (tied weights) is the first one's.
+    """
+    seen: set[int] = set()
+    return list(_units_within(model, "", seen))
+
+
+def is_divided(module: nn.Module) -> bool:
+    """Tell whether a module's parts may be on several devices."""
+    if isinstance(module, torch.jit.ScriptModule) or parametrize.is_parametrized(module):
+        return False
+    if not any(_has_tensors(child) for child in module.children()):
+        return False
+    return isinstance(module, _DIVIDED) or not type(module).__module__.startswith(_OF_TORCH)
+
+
+def _units_within(module: nn.Module, name: str, seen: set[int]) -> Iterator[Unit]:
+    if id(module) in seen or not _has_tensors(module):
+        return
+    seen.add(id(module))
+    if not is_divided(module):
+        yield _unit(module, name, seen)
+        return
+    for key, parameter in module._parameters.items():
+        if parameter is not None and id(parameter) not in seen:
+            seen.add(id(parameter))
+            full = _joined(name, key)
+            yield Unit(full, None, {full: parameter}, {}, is_alone=False)
+    for key, buffer in module._buffers.items():
+        if buffer is not None and id(buffer) not in seen:
+            seen.add(id(buffer))
+            full = _joined(name, key)
+            yield Unit(full, None, {}, {full: buffer}, is_alone=False)
+    for key, child in module.named_children():
+        yield from _units_within(child, _joined(name, key), seen)
+
+
+def _unit(module: nn.Module, name: str, seen: set[int]) -> Unit:
+    parameters, buffers = dict(module.named_parameters(name)), dict(module.named_buffers(name))
+    num_held = len(parameters) + len(buffers)
+    parameters = {full: p for full, p in parameters.items() if id(p) not in seen}
+    buffers = {full: b for full, b in buffers.items() if id(b) not in seen}
+    seen.update(map(id, (*parameters.values(), *buffers.values())))
+    is_alone = num_held == len(parameters) + len(buffers)
+    is_of_torch = type(module).__module__.startswith(_OF_TORCH)
+    return Unit(name, module, parameters, buffers, is_alone=is_alone and is_of_torch)
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    tensors = (*module.parameters(), *module.buffers())
+    return bool(tensors)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

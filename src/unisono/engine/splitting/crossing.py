@@ -1,0 +1,283 @@
+"""What happens at a cut: activations go to the next device, and random numbers go on there.
+
+::
+
+    device 0    x ─ f ─ y ──┐        an operation takes place on the latest device of its inputs
+                x ──────────┼─┐      what is not there is copied when it is needed
+    device 1                └►g ─► y' + x' ─►
+
+**A copy takes the place of what was copied**, until the pass ends: whoever uses `x` from then on
+uses `x'`, or a copy of that. So the gradients of all uses behind the cut are added up there, latest
+first, and come to `x` before those of the uses before it: in the order in which one device adds
+them. What changes `x'` in place changes what everybody sees of `x`, as on one device.
+
+**The generator goes along.** Before anything is computed on another device than what was computed
+last, that device's generator is set to where the last one's has come to; in the end the first
+device's is. So the devices draw, one after the other, what one device draws.
+
+Backward passes take the same ways back by themselves. They must not use several threads, which
+would add up gradients in the order in which they come; see
+``torch.autograd.set_multithreading_enabled``.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from unisono.runtime.arrivals import changed_within
+from unisono.runtime.device import default_generator
+
+# Views, which gradients flow through; other properties are those of the tensor as it is.
+_VIEWS = ("data", "T", "H", "mT", "mH", "real", "imag")
+_AS_THEY_ARE = (
+    *("backward", "grad", "register_hook", "register_post_accumulate_grad_hook"),
+    *("requires_grad_", "retain_grad", "size", "dim", "stride", "numel", "__len__"),
+    *("is_floating_point", "is_complex", "is_inference"),
+)
+_WHERE_IT_SAYS = ("to", "type_as", "type")  # these name a device themselves
+_IN_PLACE = {
+    "__setitem__",
+    *(
+        f"__i{name}__"
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "div", "mod", "pow"),
+            *("and", "or", "xor", "lshift", "rshift", "matmul"),
+        )
+    ),
+}
+_UNDER_WAY: ContextVar[Crossing | None] = ContextVar("crossing", default=None)
+
+
+class _Copy(NamedTuple):
+    """A tensor that was copied, as it was then, and the copy."""
+
+    original: weakref.ref[torch.Tensor]
+    version: int
+    copy: torch.Tensor
+    copy_version: int
+
+
+class Crossing(TorchFunctionMode):
+    """One pass through a model whose parts are on several devices. Final.
+
+    Args:
+        devices: those that have parts, in order; all of one type.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        super().__init__()
+        self.devices = tuple(devices)
+        self._place_of = {device: at for at, device in reversed([*enumerate(devices)])}
+        self._copies: dict[int, _Copy] = {}
+        self._at = self.devices[0]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are several devices, not one several times."""
+        return len(self._place_of) > 1
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call one of torch's functions where it belongs."""
+        kwargs = kwargs or {}
+        kind = _kind_of(func)
+        if kind == "as it is":
+            return func(*args, **kwargs)
+        target = None if kind == "where it says" else self._target_of(kind, args, kwargs)
+        if target is None and not self._copies:
+            return func(*args, **kwargs)
+        if target is not None:
+            self.enter(target)
+        args, kwargs = self.brought((args, kwargs), target)
+        return func(*args, **kwargs)
+
+    def enter(self, device: torch.device) -> None:
+        """Compute on a device from here on: have its generator go on where the last one's is."""
+        if device != self._at and device in self._place_of:
+            default_generator(device).set_state(default_generator(self._at).get_state())
+            self._at = device
+
+    def enter_again(self, value: Any) -> None:
+        """Compute anew what these tensors go into; the latest one's device has the generator."""
+        places = [self._place_of[tensor.device] for tensor in self._tensors_in(value)]
+        if places:
+            self._at = self.devices[max(places)]
+
+    def bring(self, value: Any, device: torch.device | None) -> Any:
+        """Do :meth:`brought` for a caller whose calls of torch's functions are watched."""
+        with torch._C.DisableTorchFunction():
+            return self.brought(value, device)
+
+    def brought(self, value: Any, device: torch.device | None) -> Any:
+        """Have every tensor within a value on a device; None: where it is by now.
+
+        Those on other devices than these stay there.
+        """
+
+        def there(part: Any) -> Any:
+            if not isinstance(part, torch.Tensor):
+                return None
+            return self._brought(part, device) if part.device in self._place_of else part
+
+        return changed_within(value, there)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Leave torch's functions alone inside the block, where all is on one device.
+
+        Some of torch's layers take another way, with other bits, while functions are watched.
+        """
+        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not stack or stack[-1] is not self:
+            yield
+            return
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def leave(self) -> None:
+        """End the pass: what one device draws from here on is what the first one draws."""
+        self.enter(self.devices[0])
+        self._copies.clear()
+
+    def _target_of(
+        self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.device | None:
+        """Find where a function is to be computed; None: on none of the devices."""
+        into = args[0] if kind == "in place" and args else kwargs.get("out")
+        if isinstance(into, torch.Tensor):
+            device = self._latest(into).device
+            return device if device in self._place_of else None
+        places = [self._place_of[tensor.device] for tensor in self._tensors_in((args, kwargs))]
+        if places:
+            return self.devices[max(places)]
+        named = kwargs.get("device")
+        if named is None:
+            return None
+        device = torch.empty(0, device=named).device  # with its number
+        return device if device in self._place_of else None
+
+    def _tensors_in(self, value: Any) -> Iterator[torch.Tensor]:
+        """Give what has taken the place of tensors that are on one of the devices."""
+        if isinstance(value, torch.Tensor):
+            if value.device in self._place_of:
+                yield self._latest(value)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                yield from self._tensors_in(item)
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                yield from self._tensors_in(item)
+
+    def _brought(self, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+        latest = self._latest(tensor)
+        if device is None or latest.device == device:
+            return latest
+        there = latest.to(device, non_blocking=True)
+        key, forget = id(latest), self._copies.pop
+        known = weakref.ref(latest, lambda _: forget(key, None))
+        self._copies[key] = _Copy(known, _version_of(latest), there, _version_of(there))
+        return there
+
+    def _latest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Find the copy that has taken a tensor's place."""
+        while (kept := self._copies.get(id(tensor))) is not None:
+            if kept.original() is not tensor:
+                break
+            if kept.version != _version_of(tensor):
+                if kept.copy_version != _version_of(kept.copy):
+                    raise RuntimeError(
+                        f"an activation of shape {tuple(tensor.shape)} must be changed in place "
+                        f"on one side of a cut, but was on {tensor.device} and on "
+                        f"{kept.copy.device}: change a copy (`x = x + 1`, not `x += 1`)."
+                    )
+                break
+            if torch.is_grad_enabled() and tensor.requires_grad and not kept.copy.requires_grad:
+                break  # it was copied under `no_grad`
+            tensor = kept.copy
+        return tensor
+
+
+@contextmanager
+def crossing(devices: Sequence[torch.device], given: Any = None) -> Iterator[Crossing]:
+    """Go through a model on these devices inside the block, or go on with the pass under way.
+
+    Args:
+        devices: those that have parts, in order.
+        given: what the model, or a part of it, is called with.
+    """
+    there = _UNDER_WAY.get()
+    if there is not None and there.devices == tuple(devices):
+        yield there
+        return
+    new = Crossing(devices)
+    if not new.is_needed:
+        yield new
+        return
+    token = _UNDER_WAY.set(new)
+    try:
+        with new, _undisturbed(new, given):
+            yield new
+    finally:
+        _UNDER_WAY.reset(token)
+
+
+@contextmanager
+def _undisturbed(new: Crossing, given: Any) -> Iterator[None]:
+    """Leave generators as one device would leave its own."""
+    if not _is_in_a_backward_pass():
+        try:
+            yield
+        finally:
+            new.leave()
+        return
+    # What is recomputed there draws again what it has drawn; who put back that generator does not
+    # know of the others.
+    generators = [default_generator(device) for device in new.devices]
+    states = [generator.get_state() for generator in generators]
+    new.enter_again(given)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def _is_in_a_backward_pass() -> bool:
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+@functools.cache
+def _kind_of(func: Callable[..., Any]) -> str:
+    name = getattr(func, "__name__", "")
+    if name in ("__set__", "__delete__"):
+        return "as it is"
+    if name == "__get__":
+        is_view = getattr(func.__self__, "__name__", "") in _VIEWS  # type: ignore[attr-defined]
+        return "where it is" if is_view else "as it is"
+    if name in _AS_THEY_ARE:
+        return "as it is"
+    if name in _WHERE_IT_SAYS:
+        return "where it says"
+    if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        return "in place"
+    return "where it is"
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

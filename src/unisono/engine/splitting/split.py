@@ -1,0 +1,202 @@
+"""``unisono.split``: put consecutive parts of a model on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from unisono.engine.splitting.balance import Unit, assigned, divide, units_of
+from unisono.engine.splitting.cut import Split, check_buffers, cut, join
+from unisono.engine.state.contents import check_unwrapped
+from unisono.runtime.device import Device, count_of, read_name
+from unisono.runtime.world import World, workers_per_gpu, world
+
+BY_MEMORY = "memory"
+Devices = Sequence["str | torch.device"]
+Balance = str | Mapping[Any, Sequence[str]]
+
+
+def split(
+    model: nn.Module,
+    devices: Devices,
+    balance: Balance = BY_MEMORY,
+) -> nn.Module:
+    """Place consecutive parts of a model on several devices of this process, in place.
+
+    For models that do not fit on one device. Parameters remain the same objects, and names, state
+    dicts and digests do not change, so a checkpoint of a split model loads into an unsplit one and
+    the other way round. Activations are copied between devices as needed, and dropout draws the
+    same numbers as on one device: results have the same bits. Only one device computes at a time.
+
+    The model expects its inputs on the first device and returns its outputs on the device of the
+    last operation. Pass it to :class:`unisono.Trainer` or :class:`unisono.Run` without `device`. In
+    a plain loop, move the targets to the outputs (``targets.to(outputs.device)``), and call
+    ``backward`` within ``torch.autograd.set_multithreading_enabled(False)``, as autograd otherwise
+    uses one thread for each device and adds gradients in the order of their arrival.
+
+    Args:
+        model: the whole model, before or after its optimizer is created. Layers without parameters
+            run on the device of their inputs. A parameter that several layers share is stored with
+            the first of them and copied to the others.
+        devices: torch devices of one type, in order, such as ``["cuda:0", "cuda:1"]``. Without
+            numbers (``["cuda"] * 2``) each worker uses two of its own. One device undoes the split.
+        balance: ``"memory"`` minimizes the memory of the fullest device: parameters, gradients and
+            two more copies for an optimizer such as Adam, in bytes, of consecutive layers in the
+            order in which they are registered. Or a dict from devices (or their indices in
+            `devices`) to names of layers or of modules that contain them, in any order; the longest
+            matching name counts.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a device does not exist, the model has fewer parts than there are devices, a
+            layer is not assigned to a device, layers on several devices share a buffer, or the
+            model is compiled, TorchScript, wrapped or has uninitialized parameters.
+    """
+    there = places_of(devices, world())
+    check_can_be_cut(model)
+    units = units_of(model)
+    parts = Split(there, _assign(units, there, balance))
+    check_buffers(model, parts)
+    join(model)
+    cut(model, parts)
+    return model
+
+
+def check_can_be_cut(model: nn.Module) -> None:
+    """Refuse what is no model that can be cut.
+
+    Raises:
+        TypeError: it is no module.
+        ValueError: it is wrapped, compiled, or not initialised.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
+        )
+    check_unwrapped(model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"a model must have its shapes before it is split, but `{name}` is lazy: run it "
+                f"once on one batch first."
+            )
+    for name, module in model.named_modules():
+        is_script = isinstance(module, torch.jit.ScriptModule)
+        if is_script or getattr(module, "_compiled_call_impl", None) is not None:
+            what = "TorchScript" if is_script else "compiled"
+            raise ValueError(
+                f"a model must run in Python to be split, but `{name or 'model'}` is {what}: "
+                f"split the plain model."
+            )
+
+
+def _assign(
+    units: Sequence[Unit], devices: Sequence[torch.device], balance: Balance
+) -> dict[str, int]:
+    """Say on which of the devices each unit is, by its name."""
+    names = [unit.name for unit in units]
+    if isinstance(balance, Mapping):
+        places: dict[Any, int] = {}
+        for at, device in enumerate(devices):
+            places[at] = at
+            places.setdefault(str(device), at)
+        read = {_key(device): named for device, named in balance.items()}
+        found = assigned(read, places, names, [bool(unit.parameters) for unit in units])
+        return dict(zip(names, found, strict=True))
+    if balance != BY_MEMORY:
+        raise ValueError(
+            f"`balance` must be {BY_MEMORY!r} or names by device, but is {balance!r}: pass for "
+            f'example `{{0: ["embed"], 1: ["blocks", "head"]}}`.'
+        )
+    found = divide([unit.num_bytes for unit in units], names, len(devices))
+    return dict(zip(names, found, strict=True))
+
+
+def _key(device: Any) -> Any:
+    return device if isinstance(device, int) else str(device)
+
+
+_EXAMPLE = '`["cuda:0", "cuda:1"]`'
+
+
+def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
+    """Find torch's devices, accelerators with their numbers.
+
+    Args:
+        devices: all with a number, the same for every worker, or all without: then each worker has
+            as many of its own.
+        world: the worker's place.
+
+    Raises:
+        TypeError: `devices` is no list of names of devices.
+        ValueError: they are of several types, one is named twice, or one is not there.
+    """
+    names = _read_names(devices)
+    kind = names[0].type
+    if Device.is_hosts(kind):
+        return [torch.device(kind)] * len(names)
+    places = [torch.device(kind, place) for place in _places(names, world)]
+    _check_there(places, world)
+    return places
+
+
+def _read_names(devices: Any) -> list[torch.device]:
+    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
+        raise TypeError(
+            f"`devices` must be a list of devices, such as {_EXAMPLE}, but is {devices!r}."
+        )
+    if not devices:
+        raise ValueError(
+            f"`devices` must name at least one device, but is empty: pass for example {_EXAMPLE}."
+        )
+    names = [read_name(name, "devices") for name in devices]
+    if len({name.type for name in names}) > 1:
+        raise ValueError(
+            f"`devices` must be of one type, as others compute other bits, but are "
+            f"{[str(name) for name in names]}: leave out those of one type."
+        )
+    return names
+
+
+def _places(names: Sequence[torch.device], world: World) -> list[int]:
+    """Give the numbers of accelerators."""
+    numbers = [name.index for name in names if name.index is not None]
+    if not numbers:
+        first = world.local_rank // workers_per_gpu() * len(names)
+        return list(range(first, first + len(names)))
+    if len(numbers) < len(names):
+        raise ValueError(
+            f"`devices` must all have a number, or none, but are {[str(n) for n in names]}: write "
+            f'`["{names[0].type}"] * {len(names)}` for {len(names)} of each worker\'s own.'
+        )
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise ValueError(
+            f"`devices` must name each device once, but {names[0].type}:{twice} is there "
+            f"{numbers.count(twice)} times: to have several workers share it, start them with "
+            f"`--workers-per-gpu`."
+        )
+    return numbers
+
+
+def _check_there(places: Sequence[torch.device], world: World) -> None:
+    kind, count = places[0].type, count_of(places[0].type)
+    if count == 0:
+        raise ValueError(
+            f"`devices` must be there, but torch finds no {kind!r} device on this machine: pass "
+            f'`["cpu"] * {len(places)}` to try the program on the CPU.'
+        )
+    missing = [str(place) for place in places if place.index >= count]
+    if missing:
+        raise ValueError(
+            f"`devices` must be there for each worker, but worker {world.local_rank} of this host "
+            f"would need {', '.join(missing)} and there are {count}: name fewer, or start fewer "
+            f"workers (`unisono run -n {max(count // len(places), 1)}`)."
+        )

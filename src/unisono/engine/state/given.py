@@ -1,0 +1,268 @@
+"""The options that the program gave when its run began, and which a resumed run continues with.
+
+A checkpoint has the options of the optimizer's groups and the state of schedules as they were when
+it was made, so what a program has changed since would be overruled. Only the program's own change
+counts: options are noted when a run first begins and compared with those of the next start, at the
+same place in the program, so that how far a schedule has come is none.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from unisono.engine.state.contents import named_parameters
+from unisono.engine.state.optimizer_state import group_options
+from unisono.engine.state.saved import apply_groups, modes_of
+from unisono.errors import CheckpointError
+
+RESUME_OPTIONS = ("checkpoint", "program")
+
+_RATE, _FIRST_RATE = "lr", "initial_lr"
+# What follows from rates, or says how far a schedule has come.
+_PROGRESS = ("base_lrs", "last_epoch", "best", "num_bad_epochs", "cooldown_counter")
+_OF_SCHEDULES = {
+    *(_RATE, _FIRST_RATE, "min_lr", "max_lr"),
+    *("momentum", "betas", "base_momentum", "max_momentum"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One option that a program gives otherwise than when its run began."""
+
+    kind: str  # `"group"`, `"schedule"` or `"parameter"`
+    where: Any  # the group's position, the schedule's key in `run.state`, the parameter's name
+    option: str  # its name
+    old: Any  # its value then, as plain JSON
+    new: Any  # its value now, as plain JSON
+
+
+class Given:
+    """What a program gave when its run first began. Final.
+
+    Args:
+        model, optimizer: whose options they are.
+        state: ``run.state``, for its schedules.
+        resume_options: ``"checkpoint"``: those of a checkpoint stay; ``"program"``: what the
+            program gives otherwise now is taken.
+
+    Attributes:
+        first: as plain JSON; empty before the first loop, and where something is no plain value.
+
+    Raises:
+        ValueError: `resume_options` is something else.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: Mapping[str, Any],
+        resume_options: str,
+    ) -> None:
+        if resume_options not in RESUME_OPTIONS:
+            raise ValueError(
+                f"`resume_options` must be one of {RESUME_OPTIONS}, but is {resume_options!r}."
+            )
+        self._model, self._optimizer, self._state = model, optimizer, state
+        self._takes_programs = resume_options == "program"
+        self._has_looked = False
+        self._now: dict[str, Any] = {}
+        self._schedules: dict[str, Any] = {}
+        self.first: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Note what the program gives, before anything is put back; once."""
+        if not self._has_looked:
+            self._has_looked, self._now = True, self._told()
+            self._schedules = {
+                key: copy.deepcopy(schedule.state_dict())
+                for key, schedule in _schedules(self._state).items()
+            }
+            self.first = self._now
+
+    def told(self, first: Mapping[str, Any]) -> list[str]:
+        """Say what differs from a checkpoint, and which of both counts; a line, or none."""
+        changes = _in_words(_changes(first, self._now), self._optimizer)
+        if not changes:
+            return []
+        if self._takes_programs:
+            told = "; ".join(f"{what}: {new}, was {old}" for what, old, new in changes)
+            return [f"taking options from the program (`resume_options`): {told}"]
+        told = "; ".join(f"{what}: {new} given, {old} kept" for what, old, new in changes)
+        return [
+            f"the run goes on with the options that it began with: {told}. Pass "
+            f'`resume_options="program"` to take what the program gives, or train another run with '
+            f'another `directory` or `resume="never"`.'
+        ]
+
+    def take(self, first: dict[str, Any]) -> None:
+        """Have what belongs to the run count, once a checkpoint has been put back."""
+        self.first = first
+        if self._takes_programs:
+            self.first = self._now
+            self._apply(_changes(first, self._now))
+
+    def _told(self) -> dict[str, Any]:
+        try:
+            told = {
+                "groups": group_options(self._optimizer),
+                "schedules": {
+                    key: dict(_scalars(schedule.state_dict()))
+                    for key, schedule in _schedules(self._state).items()
+                },
+                "fixed": modes_of(self._model, self._optimizer)["fixed"],
+            }
+            plain: dict[str, Any] = json.loads(json.dumps(told))
+        except (CheckpointError, TypeError, ValueError):
+            return {}
+        return plain
+
+    def _apply(self, changes: list[Change]) -> None:
+        optimizer = self._optimizer
+        named = named_parameters(self._model, optimizer)
+        groups: list[dict[str, Any]] = [{} for _ in optimizer.param_groups]
+        for change in changes:
+            if change.kind == "group":
+                groups[change.where][change.option] = change.new
+            elif change.kind == "parameter":
+                named[change.where].requires_grad_(change.new)
+        before = group_options(optimizer)
+        apply_groups(groups, optimizer)
+        replayed = {}
+        for key, schedule in _schedules(self._state).items():
+            own = {c.option: c.new for c in changes if (c.kind, c.where) == ("schedule", key)}
+            if not isinstance(schedule, ReduceLROnPlateau):
+                replayed[key] = schedule
+            elif own:
+                schedule.load_state_dict({**schedule.state_dict(), **own})
+        if not replayed:
+            if _schedules(self._state):
+                self._scale_rates(changes, before)
+        elif any(c.kind == "schedule" or c.option in _OF_SCHEDULES for c in changes):
+            self._replay(replayed)
+
+    def _scale_rates(self, changes: list[Change], before: list[dict[str, Any]]) -> None:
+        """Change rates in the proportion in which those changed that a run began with."""
+        for change in changes:
+            if (change.kind, change.option) == ("group", _RATE) and change.old:
+                rate = before[change.where][_RATE] * (change.new / change.old)
+                values: list[dict[str, Any]] = [{} for _ in before]
+                values[change.where][_RATE] = rate
+                apply_groups(values, self._optimizer)
+
+    def _replay(self, schedules: Mapping[str, LRScheduler]) -> None:
+        """Have schedules step as often as they have, from what the program gives now."""
+        optimizer, fresh = self._optimizer, self._now["groups"]
+        kept = group_options(optimizer)
+        counts = {key: schedule.last_epoch for key, schedule in schedules.items()}
+        apply_groups(fresh, optimizer)
+        for key, schedule in schedules.items():
+            schedule.load_state_dict(copy.deepcopy(self._schedules[key]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of steps without the optimizer's
+            for _ in range(max(counts.values())):
+                for key, schedule in schedules.items():
+                    if schedule.last_epoch < counts[key]:
+                        schedule.step()
+        found = group_options(optimizer)
+        moved = [
+            {
+                name: value
+                for name, value in there.items()
+                if name in (_RATE, _FIRST_RATE) or value != begun.get(name)
+            }
+            for there, begun in zip(found, fresh, strict=True)
+        ]
+        apply_groups([{**old, **new} for old, new in zip(kept, moved, strict=True)], optimizer)
+
+
+def _schedules(state: Mapping[str, Any]) -> dict[str, LRScheduler]:
+    return {key: value for key, value in state.items() if isinstance(value, LRScheduler)}
+
+
+def _scalars(state: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """List the options in a schedule's state; those of schedules within it, too."""
+    for name, value in state.items():
+        path = f"{before}{name}"
+        if name == "_schedulers" and isinstance(value, (list, tuple)):
+            for number, inner in enumerate(value):
+                yield from _scalars(inner, f"{path}[{number}].")
+        elif _is_option(str(name)) and _is_plain(value):
+            yield path, value
+
+
+def _is_option(name: str) -> bool:
+    return name == "_milestones" or not (name.startswith("_") or name in _PROGRESS)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):  # milestones of MultiStepLR
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _changes(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Compare what was given; `first` is out of a file, so its form is not believed."""
+    if not now:
+        return []
+    changes: list[Change] = []
+    groups, schedules, fixed = (first.get(name) for name in ("groups", "schedules", "fixed"))
+    if isinstance(groups, list) and len(groups) == len(now["groups"]):
+        for at, (old, new) in enumerate(zip(groups, now["groups"], strict=True)):
+            changes += _differing("group", at, old, new)
+    for key, new in now["schedules"].items():
+        old = schedules.get(key) if isinstance(schedules, Mapping) else None
+        changes += _differing("schedule", key, old, new)
+    if isinstance(fixed, list) and all(isinstance(name, str) for name in fixed):
+        for name in sorted({*fixed} ^ {*now["fixed"]}):
+            is_fixed = name in now["fixed"]
+            changes.append(Change("parameter", name, "requires_grad", is_fixed, not is_fixed))
+    return changes
+
+
+def _differing(kind: str, where: Any, old: Any, new: Mapping[str, Any]) -> list[Change]:
+    before = old if isinstance(old, Mapping) else {}
+    return [
+        Change(kind, where, name, before[name], value)
+        for name, value in new.items()
+        if name in before and before[name] != value
+    ]
+
+
+def _in_words(changes: list[Change], optimizer: Optimizer) -> list[tuple[str, str, str]]:
+    """Say each change once: what differs, as it was, as it is given now."""
+    scheduled = {change.where for change in changes if change.option == _FIRST_RATE}
+    told: dict[tuple[str, str, str, str], list[Any]] = {}
+    for one in changes:
+        if one.option == _RATE and one.where in scheduled:
+            continue  # what a schedule has made of the one that was given
+        option = _RATE if one.option == _FIRST_RATE else one.option
+        told.setdefault((one.kind, option, repr(one.old), repr(one.new)), []).append(one.where)
+    return [
+        (_place(kind, option, places, optimizer), old, new)
+        for (kind, option, old, new), places in told.items()
+    ]
+
+
+def _place(kind: str, option: str, places: list[Any], optimizer: Optimizer) -> str:
+    if kind == "schedule":
+        return ", ".join(f"{option} of `{key}`" for key in places)
+    if kind == "parameter":
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        return f"{option} of `{places[0]}`{more}"
+    if len(places) == len(optimizer.param_groups):
+        return option
+    names = [str(optimizer.param_groups[at].get("name", at)) for at in places]
+    return f"{option} of group {' and '.join(names)}"

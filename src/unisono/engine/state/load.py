@@ -1,0 +1,371 @@
+"""Load weights from a file into a model, whoever wrote them, under whatever wrapper.
+
+Names that differ only in what DDP and ``torch.compile`` put before them are the same. Only values
+are read, and a model is changed only when all of them fit.
+
+Save weights as safetensors, under the names that the plain model gives them.
+
+Wrappers change the names: DDP puts ``module.`` before all of them, ``torch.compile`` an
+``_orig_mod.`` wherever a compiled module is. Weights are written without; see ``state.load`` for
+how they are read.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import pickle
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from unisono.engine.state.saved import bytes_at_most
+from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.folder import (
+    COMMIT,
+    MODEL_FILE,
+    TooLargeError,
+    check_size,
+    read_folder,
+)
+from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.runtime.device import HOST, is_on_host
+from unisono.runtime.dtypes import CODES
+from unisono.runtime.notices import named, shown
+from unisono.runtime.plainfile import written_whole
+
+_NAMES_AT_MOST = 4  # in a message
+_NOT_OF_THE_MODEL = "optimizer."  # parameters that only the optimizer of a checkpoint's run has
+
+
+def load_model(
+    path: str | os.PathLike[str], model: nn.Module, *, strict: bool = True
+) -> tuple[list[str], list[str]]:
+    """Give a model the weights of a file, or leave it as it is.
+
+    Args:
+        path: a safetensors file (that of ``trainer.save``, say), a state dict written by
+            ``torch.save``, a checkpoint's folder, or a run directory (its newest whole
+            checkpoint).
+        model: may be wrapped by DDP or compiled, as may have been the one that was saved.
+        strict: whether names and dtypes must all agree. If not, what has a name in both is
+            loaded and converted to the model's dtype; shapes must agree all the same.
+
+    Returns:
+        The model's names without weights and the file's without a place; both empty if `strict`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CheckpointError: the file is of another format, or does not fit the model.
+    """
+    path = Path(path)
+    tensors = tensors_of(model)
+    where = shown(path, 1000)
+    weights = _read(path, where, bytes_at_most(model, strict=strict)[MODEL_FILE])
+    # Buffers that no state dict holds; a checkpoint does.
+    others = {name: buffer for name, buffer in model.named_buffers() if name not in tensors}
+    targets = {**tensors, **others}
+    if path.is_dir():
+        weights = _named_by_hooks(model, targets, weights)
+    for name, tensor in targets.items():
+        if is_lazy(tensor) or tensor.is_meta:
+            raise ValueError(
+                f"the model must have memory for its weights, but `{shown(name)}` has none: run it "
+                f"once on one batch if it has lazy layers, or make it outside of "
+                f"`torch.device('meta')`."
+            )
+    found = _matched(targets, weights)
+    found |= _tied(targets, found, weights)
+    missing = [name for name in tensors if name not in found]
+    foreign = sorted(weights.keys() - found.values())
+    if path.is_dir():
+        foreign = [name for name in foreign if not name.startswith(_NOT_OF_THE_MODEL)]
+    if missing + foreign and (strict or not found):
+        raise CheckpointError(_told_names(where, missing, foreign, strict))
+    _compare(where, targets, {name: weights[found[name]] for name in found}, strict)
+    model.load_state_dict(
+        {name: weights[there] for name, there in found.items() if name in tensors}, strict=False
+    )
+    with torch.no_grad():
+        for name in found.keys() & others.keys():
+            others[name].copy_(weights[found[name]])
+    return missing, foreign
+
+
+def _read(path: Path, where: str, at_most: int) -> dict[str, torch.Tensor]:
+    """Read whatever `path` is; `where` is its name for messages."""
+    if path.is_dir():
+        return _from_safetensors(where, _read_checkpoint(path, where, {MODEL_FILE: at_most}))
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"`path` must name a file of weights, a checkpoint or a run directory, but "
+            f"{where} is {'none of them' if path.exists() else 'not there'}."
+        )
+    check_size(where, path.stat().st_size, at_most)
+    data = path.read_bytes()
+    is_torch = data[:4] == b"PK\3\4" or data[:1] == b"\x80"  # a zip file, a pickle
+    if is_torch and data[8:9] != b"{":
+        return _from_torch(where, data)
+    return _from_safetensors(where, data)
+
+
+def _read_checkpoint(path: Path, where: str, at_most: Mapping[str, int]) -> bytes:
+    if os.path.lexists(path / COMMIT):
+        try:
+            return read_folder(path, at_most, wanted=(MODEL_FILE,))[MODEL_FILE]
+        except TooLargeError:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"the checkpoint {where} must be whole, but is damaged "
+                f"({str(error).removesuffix('.')}): pass the run directory, of which the newest "
+                f"whole one is taken, or another path."
+            ) from None
+    data, _, passed_over = RunDirectory(path).newest(lambda files: files[MODEL_FILE], at_most)
+    if data is None:
+        seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])
+        raise CheckpointError(
+            f"{where} must be a run directory or a checkpoint's folder, but holds no whole "
+            f"checkpoint{f' ({seen})' if seen else ''}: pass another path."
+        )
+    return data
+
+
+def _from_safetensors(where: str, data: bytes) -> dict[str, torch.Tensor]:
+    try:
+        return from_safetensors(data)
+    except Exception as error:
+        raise CheckpointError(
+            f"{where} must be a safetensors file or a state dict written by torch.save, but: "
+            f"{_first_line(error)}."
+        ) from None
+
+
+def _from_torch(where: str, data: bytes) -> dict[str, torch.Tensor]:
+    """Read a state dict; torch's restricted unpickler runs no code."""
+    try:
+        said = torch.load(io.BytesIO(data), map_location=HOST, weights_only=True)
+    except Exception as error:
+        if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
+            raise CheckpointError(
+                f"{where} must hold nothing but tensors and plain values, but holds other "
+                f"Python objects, and reading those can run any code: where you trust the file, "
+                f"load it with torch and save `model.state_dict()` alone."
+            ) from None
+        raise CheckpointError(
+            f"{where} must be a file written by torch.save, but: {_first_line(error)}."
+        ) from None
+    if not isinstance(said, Mapping):
+        raise CheckpointError(
+            f"{where} must hold a state dict, but holds a {type(said).__name__}: save "
+            f"`model.state_dict()`."
+        )
+    weights = {
+        str(key): value
+        for key, value in said.items()
+        # What modules give in `get_extra_state` has no place here.
+        if isinstance(value, torch.Tensor) or not str(key).endswith("_extra_state")
+    }
+    others = [name for name, value in weights.items() if not _is_plain_tensor(value)]
+    if others:
+        raise CheckpointError(
+            f"{where} must hold a state dict of dense tensors, but {_first(others)} "
+            f"{'are' if len(others) > 1 else 'is'} something else: load it with torch, and save "
+            f"the model's state dict alone."
+        )
+    return weights
+
+
+def _is_plain_tensor(value: object) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and is_on_host(value)
+        and not value.is_quantized
+    )
+
+
+def _named_by_hooks(
+    model: nn.Module, targets: Mapping[str, torch.Tensor], weights: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Rename a checkpoint's weights as the model's state dict hooks do."""
+    plain_here = plain_names(targets)
+    names = {id(tensor): plain_here[name] for name, tensor in targets.items()}
+    own = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+    plain_own, plain_there = plain_names(own), plain_names(weights)
+    hooked = {
+        plain_own[name]: names[id(tensor)]
+        for name, tensor in own.items()
+        if id(tensor) in names and targets.get(name) is not tensor
+    }
+    if not hooked:
+        return weights
+    return {hooked.get(name, name): weights[there] for there, name in plain_there.items()}
+
+
+def _matched(here: Collection[str], there: Collection[str]) -> dict[str, str]:
+    """Find the file's name for each of the model's: the same, or the same without wrappers."""
+    as_they_are = {name: name for name in here if name in there}
+    home_of = {plain: name for name, plain in plain_names(there).items()}
+    plain_here = plain_names(here)
+    plain = {name: home_of[plain_here[name]] for name in here if plain_here[name] in home_of}
+    return plain if len(plain) > len(as_they_are) else as_they_are
+
+
+def _tied(
+    targets: Mapping[str, torch.Tensor],
+    found: Mapping[str, str],
+    weights: Mapping[str, torch.Tensor],
+) -> dict[str, str]:
+    """Find, for names of tied tensors that the file lacks, the name that it has.
+
+    Raises:
+        CheckpointError: a tensor was saved under two names, with different values.
+    """
+    first: dict[object, str] = {}
+    for name in found:
+        other = first.setdefault(place_of(targets[name]), name)
+        if not _is_same(weights[found[name]], weights[found[other]]):
+            raise CheckpointError(
+                f"`{shown(other)}` and `{shown(name)}` are one tensor in the model and must have "
+                f"one value, but have two in the file: untie them in the model."
+            )
+    places = {name: place_of(tensor) for name, tensor in targets.items() if name not in found}
+    return {name: found[first[place]] for name, place in places.items() if place in first}
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one is other:
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*raw)
+
+
+def _compare(
+    where: str,
+    here: Mapping[str, torch.Tensor],
+    there: Mapping[str, torch.Tensor],
+    strict: bool,
+) -> None:
+    for name, old in there.items():
+        new = here[name]
+        if old.shape != new.shape:
+            raise CheckpointError(
+                f"`{shown(name)}` must be of shape {tuple(old.shape)} as in {where}, but "
+                f"is of shape {tuple(new.shape)}: make the model as it was, or pass other weights."
+            )
+        if old.dtype != new.dtype and strict:
+            raise CheckpointError(
+                f"`{shown(name)}` must be {old.dtype} as in {where}, but is {new.dtype}: "
+                f"pass `strict=False` to convert it."
+            )
+
+
+def _told_names(where: str, missing: list[str], foreign: list[str], strict: bool) -> str:
+    advice = (
+        "make the model as it was, or pass `strict=False` to load what has a name in both"
+        if strict
+        else "nothing has a name in both; pass other weights"
+    )
+    return (
+        f"model and {where} must have the same names, but {_first(missing)} "
+        f"{'are' if len(missing) > 1 else 'is'} only in the model and {_first(foreign)} only in "
+        f"the file: {advice}."
+    )
+
+
+def _first(names: list[str]) -> str:
+    return named(names, _NAMES_AT_MOST) if names else "nothing"
+
+
+def _first_line(error: Exception) -> str:
+    return shown((str(error).splitlines() or [type(error).__name__])[0]).rstrip(".")
+
+
+def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Give the model's state dict under plain names; tied tensors once, under the first name."""
+    weights: dict[str, torch.Tensor] = {}
+    seen: set[object] = set()
+    tensors = tensors_of(model)
+    plain = plain_names(tensors)
+    for name, tensor in tensors.items():
+        place = place_of(tensor)
+        if place not in seen:
+            seen.add(place)
+            weights[plain[name]] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return weights
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse, with a ValueError, weights of a dtype that safetensors files cannot hold."""
+    for name, tensor in tensors_of(model).items():
+        if str(tensor.dtype) not in CODES:
+            raise ValueError(
+                f"weights must have a dtype that safetensors files hold, but `{name}` is "
+                f"{tensor.dtype}: convert it, or write `model.state_dict()` with torch.save."
+            )
+
+
+def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the model's weights; a reader finds the old file or the whole new one.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written.
+        ValueError: there are weights that no such file can hold.
+    """
+    check_weights(model)
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"the folder of {shown(path, 1000)} must exist, but does not: make it first, or save "
+            f"elsewhere."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"`path` must name a file, but {shown(path, 1000)} is a folder: save to a file in it."
+        )
+    try:
+        with written_whole(path) as file:
+            file.write(to_safetensors(plain_weights(model)))
+    except PermissionError as error:
+        raise PermissionError(
+            f"the folder of {shown(path, 1000)} must be writable, but is not ({error.strerror}): "
+            f"change its permissions, or save elsewhere."
+        ) from None
+
+
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Name the tensors of the state dict, each as often as it has names."""
+    named = model.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
+
+
+def plain_names(names: Collection[str]) -> dict[str, str]:
+    """Find the names that tensors have in the plain model.
+
+    ``module`` is a wrapper's only where everything is below it, and no two names become one.
+    """
+    paths = {name: name.split(".") for name in names}
+    inner = {
+        name: [*(word for word in path[:-1] if word != "_orig_mod"), path[-1]]
+        for name, path in paths.items()
+    }
+    while inner and all(len(path) > 1 and path[0] == "module" for path in inner.values()):
+        inner = {name: path[1:] for name, path in inner.items()}
+    plain = {name: ".".join(path) for name, path in inner.items()}
+    return plain if len(set(plain.values())) == len(plain) else {name: name for name in names}
+
+
+def place_of(tensor: torch.Tensor) -> object:
+    """Identify a tensor, whatever object it is: by its memory, if it has any."""
+    if is_lazy(tensor) or tensor.numel() == 0 or tensor.is_meta:
+        return id(tensor)
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.device

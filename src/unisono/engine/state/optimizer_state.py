@@ -1,0 +1,246 @@
+"""An optimizer's state by name: tensors, plain values, and the options of its groups.
+
+State that belongs to no parameter (a count of all steps, say) goes under the name "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.packing import check_plain, keep_in, pack, unpack
+from unisono.engine.state.program_state import STATE_PREFIX
+from unisono.errors import CheckpointError
+from unisono.runtime.device import is_on_host
+from unisono.runtime.notices import shown
+
+_MISSING = object()
+_PLAIN = (bool, int, float, str, tuple)
+_NONE = ""  # the name of no parameter
+
+
+def named_states(
+    optimizer: Optimizer, named: Mapping[str, nn.Parameter]
+) -> dict[str, Mapping[Any, Any]]:
+    """Find an optimizer's state for each parameter, and for none."""
+    return {
+        **{name: optimizer.state.get(parameter, {}) for name, parameter in named.items()},
+        _NONE: {key: optimizer.state[key] for key in _own_keys(optimizer)},
+    }
+
+
+def take_state(
+    optimizer: Optimizer, named: Mapping[str, nn.Parameter]
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """Take an optimizer's state apart.
+
+    Returns:
+        Its tensors as ``KEY/PARAMETER``, those within lists and dicts as ``KEY/PLACE/PARAMETER``;
+        and the rest by parameter and key, as plain JSON that names those.
+
+    Raises:
+        CheckpointError: there is something that cannot be kept.
+    """
+    states = named_states(optimizer, named)
+    tensors = {
+        f"{key}/{name}": value
+        for name, state in states.items()
+        for key, value in state.items()
+        if _is_direct(key, value)
+    }
+    rest = {name: _take_rest(name, state, tensors) for name, state in states.items()}
+    return tensors, {name: packed for name, packed in rest.items() if packed}
+
+
+def join_state(
+    tensors: Mapping[str, torch.Tensor],
+    rest: Mapping[str, Mapping[str, Any]],
+    named: Collection[str],
+) -> dict[str, dict[str, Any]]:
+    """Put together, by parameter and key, what :func:`take_state` took apart.
+
+    Args:
+        tensors: copied; those of the program are left out.
+        rest: by parameter and key.
+
+    Raises:
+        CheckpointError: it is not of the form that it gives, or of other parameters.
+    """
+    own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
+    direct = dict(own)
+
+    def take(label: str) -> torch.Tensor:
+        direct.pop(label, None)
+        return own[label].clone()
+
+    states = {name: unpack(state, take, "the optimizer's state") for name, state in rest.items()}
+    for label, tensor in direct.items():
+        key, slash, name = label.partition("/")
+        if not slash:
+            raise CheckpointError(
+                f"the optimizer's tensors must be named KEY/PARAMETER, but one is "
+                f"`{shown(label, 80)}`."
+            )
+        # A copy lies where torch would put it; products may depend on that.
+        states.setdefault(name, {})[key] = tensor.clone()
+    for name in sorted(states):
+        if name and name not in named:
+            raise CheckpointError(
+                f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
+                f"make it over the same parameters, or give each run its own `directory`."
+            )
+    return states
+
+
+def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """List the options of an optimizer's groups as plain JSON.
+
+    Raises:
+        CheckpointError: there is something that is no plain value.
+    """
+    return [
+        {
+            key: _plain(f"the optimizer's `{key}`", value)
+            for key, value in group.items()
+            if key not in ("params", "param_names")
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def put_back_state(
+    optimizer: Optimizer,
+    named: Mapping[str, nn.Parameter],
+    states: Mapping[str, dict[str, Any]],
+) -> None:
+    """Set an optimizer's state to what :func:`join_state` has put together."""
+    for key in _own_keys(optimizer):
+        del optimizer.state[key]
+    optimizer.state.update(states.get(_NONE, {}))  # type: ignore[arg-type]
+    for name, parameter in named.items():
+        optimizer.state.pop(parameter, None)
+        if name in states:
+            optimizer.state[parameter] = states[name]
+    move_state(optimizer)
+
+
+def move_state(optimizer: Optimizer) -> None:
+    """Bring state to the devices of its parameters.
+
+    As torch's ``load_state_dict``, a count of steps stays on the host unless the optimizer computes
+    with it on the device (``fused``, ``capturable``).
+    """
+    for group in optimizer.param_groups:
+        counts_there = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state is None or is_on_host(parameter):
+                continue
+            for key, value in state.items():
+                if key != "step" or counts_there:
+                    state[key] = moved(value, parameter.device)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Move the tensors within lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(moved(item, device) for item in value)
+    return value
+
+
+def apply_state(
+    optimizer: Optimizer,
+    named: Mapping[str, nn.Parameter],
+    facts: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Set an optimizer's state, for these parameters and for none, from what is kept of a run."""
+    put_back_state(optimizer, named, join_state(tensors, facts["numbers"], named))
+
+
+def check_told(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that keeps more than its `state` and the options of its groups.
+
+    Raises:
+        CheckpointError: its `state_dict` says more than torch's, or it wraps another optimizer.
+    """
+    for member in members_of(optimizer).values():
+        for trouble in _untold(member):
+            raise CheckpointError(
+                f"an optimizer must have all its state in `optimizer.state` to be kept with a run, "
+                f"but {trouble}: use an optimizer that has, or train without checkpoints."
+            )
+
+
+def _untold(optimizer: Optimizer) -> Iterator[str]:
+    name = type(optimizer).__name__
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        beside = _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
+        yield from (f"{name}'s `state_dict` also has `{path}`" for path in beside)
+    for key, value in vars(optimizer).items():
+        if isinstance(value, Optimizer) and value.state is not optimizer.state:
+            yield f"{name}'s `{key}` is another optimizer with state of its own"
+
+
+def _plain(what: str, value: Any) -> Any:
+    """Make a value plain JSON, or refuse it; `what` names it."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(what, item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(what, item) for item in value]
+    return check_plain(what, value)
+
+
+def _own_keys(optimizer: Optimizer) -> list[Any]:
+    return [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+
+
+def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
+    """Find the places where a state dict says something that torch's does not."""
+    if isinstance(said, Mapping) and isinstance(known, Mapping):
+        for key, value in said.items():
+            yield from _beside(f"{path}/{key}".lstrip("/"), value, known.get(key, _MISSING))
+    elif isinstance(said, list) and isinstance(known, list) and len(said) == len(known):
+        for at, (value, there) in enumerate(zip(said, known, strict=True)):
+            yield from _beside(f"{path}/{at}", value, there)
+    elif isinstance(said, torch.Tensor) and isinstance(known, torch.Tensor):
+        if said.dtype != known.dtype or not torch.equal(said, known):
+            yield path
+    elif said is not known and not (isinstance(said, _PLAIN) and said == known):
+        yield path
+
+
+def _take_rest(
+    name: str, state: Mapping[Any, Any], tensors: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    for key in state:
+        if not isinstance(key, str):
+            raise CheckpointError(
+                f"an optimizer must name its state by texts to have it kept, but has {key!r:.80}."
+            )
+    keep = keep_in(tensors, lambda path: f"{path}/{name}")
+    return {
+        key: pack(value, key, keep, _told)
+        for key, value in state.items()
+        if not _is_direct(key, value)
+    }
+
+
+def _is_direct(key: Any, value: Any) -> bool:
+    """Tell whether a value is a tensor that is named by its key and its parameter alone."""
+    return isinstance(value, torch.Tensor) and "/" not in str(key)
+
+
+def _told(path: str) -> str:
+    return f"the optimizer's `{path}`"

@@ -1,0 +1,276 @@
+"""Which optimizers can be cut into pieces, which see whole parameters, which cannot run here.
+
+Several optimizers of one run, seen as one: all their groups, all their state.
+
+What looks at a whole run (exchanges, checkpoints, digests) has one optimizer. What updates has each
+by itself; see :func:`members_of`. A run with one optimizer is the case of one member.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import optim
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from unisono.runtime.device import HOST
+
+ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
+    optim.Adam,
+    optim.AdamW,
+    optim.SGD,
+    optim.RMSprop,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.ASGD,
+    optim.Rprop,
+)
+_MODULE = operator.attrgetter("__module__")
+_WRAPPING = (optim.Optimizer.__module__, optim.lr_scheduler.LRScheduler.__module__)
+
+
+def is_elementwise(optimizer: optim.Optimizer) -> bool:
+    """Tell whether each element's update depends on that element alone.
+
+    Exactly torch's own classes: a subclass may look at whole parameters. Fused SGD computes the
+    last elements of a range otherwise than the others, and with several threads every thread has
+    such a range; then the parameters stay whole. So they do for code around ``step()``, which may
+    look at whatever it likes: it clips gradients by their norm, say. Of several, all must.
+    """
+    return all(map(_is_elementwise, members_of(optimizer).values()))
+
+
+def _is_elementwise(optimizer: optim.Optimizer) -> bool:
+    if type(optimizer) not in ELEMENTWISE or is_surrounded(optimizer):
+        return False
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    return not (type(optimizer) is optim.SGD and fused and torch.get_num_threads() > 1)
+
+
+def is_surrounded(optimizer: optim.Optimizer) -> bool:
+    """Tell whether somebody else's code runs before, after or around ``step()``.
+
+    A hook, or what a program has put in the place of ``step`` of one optimizer or of its class. A
+    schedule puts something there, too, only to be told that the optimizer has stepped.
+    """
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        # AdamW has Adam's `step`.
+        or _module_of(_unwrapped_step(optimizer)) not in map(_MODULE, type(optimizer).__mro__)
+    )
+
+
+def needs_closure(optimizer: optim.Optimizer) -> bool:
+    """Tell whether ``step()`` cannot be called without a closure."""
+    closures = [
+        inspect.signature(type(member).step).parameters.get("closure")
+        for member in members_of(optimizer).values()
+    ]
+    return any(c is not None and c.default is inspect.Parameter.empty for c in closures)
+
+
+def takes_closure(optimizer: optim.Optimizer) -> bool:
+    """Tell whether ``step()`` may be called with a closure."""
+    parameters = inspect.signature(type(optimizer).step).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return "closure" in parameters or inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
+    """Find what ``step()`` of an element-wise optimizer does in the end.
+
+    torch wraps it for its profiler, for hooks and for its compiler. Beside a small model's update
+    these take as long as the update itself. Where the program is being profiled, this is ``step``
+    as it is.
+
+    Returns:
+        What to call instead, with gradients switched off.
+    """
+    if torch.autograd.profiler._is_profiler_enabled:
+        return optimizer.step
+    return functools.partial(_unwrapped_step(optimizer), optimizer)
+
+
+def _unwrapped_step(optimizer: optim.Optimizer) -> Any:
+    """Take off what torch and its schedules have put around ``step``; what others have stays."""
+    step: Any = vars(optimizer).get("step", type(optimizer).step)
+    while _module_of(step) in _WRAPPING and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step
+
+
+def _module_of(function: Any) -> str:
+    """Find where a function was written, whatever name a wrapper has taken over."""
+    try:
+        return str(function.__globals__["__name__"])
+    except (AttributeError, KeyError):
+        return ""
+
+
+def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
+    """Refuse, before any training, what cannot be split over workers with the same bits.
+
+    Args:
+        on_host: whether it updates on the CPU.
+
+    Raises:
+        TypeError: it is no torch optimizer.
+        ValueError: it needs sparse gradients or differentiable updates, or torch's
+            own kernel for it gives other bits each time.
+    """
+    if not isinstance(optimizer, optim.Optimizer):
+        raise TypeError(
+            f"`optimizer` must be a torch.optim.Optimizer, but is of type "
+            f"{type(optimizer).__name__}: pass `torch.optim.Adam(model.parameters())`, say."
+        )
+    for member in members_of(optimizer).values():
+        _check_one(member, on_host=on_host)
+
+
+def _check_one(optimizer: optim.Optimizer, *, on_host: bool) -> None:
+    name = type(optimizer).__name__
+    if isinstance(optimizer, optim.SparseAdam):
+        raise ValueError(
+            f"gradients must be dense, but {name} takes sparse ones alone: make the embeddings "
+            f"with `sparse=False` and use Adam."
+        )
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise ValueError(f"`differentiable` must be off, but is on for {name}: leave it out.")
+        if group.get("capturable") and on_host:
+            raise ValueError(
+                f"`capturable` must be off on CPU workers, but is on for {name}: leave it out."
+            )
+        if isinstance(optimizer, optim.SGD) and group.get("fused") and group.get("momentum"):
+            _check_halves(group["params"])
+
+
+def _check_halves(parameters: Sequence[torch.Tensor]) -> None:
+    # torch 2.13's kernel leaves garbage in the last elements of their momentum.
+    for dtype in {parameter.dtype for parameter in parameters} & {torch.bfloat16, torch.float16}:
+        raise ValueError(
+            f"`fused` must be off for SGD with momentum on {dtype} parameters, as torch's kernel "
+            f"computes the last of their elements from memory that nobody has written, but is on: "
+            f"leave it out."
+        )
+
+
+def state_like(
+    optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Find out which tensors an element-wise optimizer keeps for a `dtype` parameter of `group`.
+
+    A copy of the optimizer takes one step on a parameter of four elements.
+
+    Returns:
+        By name, an example: of four elements where the tensor is like the parameter.
+    """
+    members = members_of(optimizer).values()
+    optimizer = next(m for m in members if any(one is group for one in m.param_groups))
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=dtype, device=HOST))
+    parameter.grad = torch.zeros_like(parameter)
+    probe = copy.copy(optimizer)
+    probe.param_groups = [{**group, "params": [parameter]}]
+    probe.state = defaultdict(dict)
+    if isinstance(optimizer, optim.Adagrad):
+        count = torch.zeros((), device=HOST)
+        probe.state[parameter] = {"step": count, "sum": torch.zeros_like(parameter)}
+    probe.step()
+    state = probe.state[parameter]
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+class SeveralOptimizers(Optimizer):
+    """The optimizers of one run. Final.
+
+    Args:
+        members: by name; no two update the same parameter.
+    """
+
+    def __init__(self, members: Mapping[str, Optimizer]) -> None:
+        self.members = dict(members)  # torch's own attributes are those of the members
+        self._state = _States(self.members)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all, one optimizer after the other."""
+        return [group for member in self.members.values() for group in member.param_groups]
+
+    @property
+    def state(self) -> MutableMapping[Any, Any]:  # type: ignore[override]
+        """The state of all by parameter; what belongs to none by ``NAME.KEY``."""
+        return self._state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Each optimizer steps by itself."""
+        raise RuntimeError("leave the steps of a run's optimizers to the run.")
+
+
+class _States(MutableMapping[Any, Any]):
+    """The state of several optimizers: each entry is in that of the one that it belongs to."""
+
+    def __init__(self, members: Mapping[str, Optimizer]) -> None:
+        self._members, self._owners = members, dict[torch.Tensor, Optimizer]()
+
+    def __getitem__(self, key: Any) -> Any:
+        state, own = self._at(key)
+        if own not in state:  # torch's would make an entry
+            raise KeyError(key)
+        return state[own]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        state, own = self._at(key)
+        state[own] = value
+
+    def __delitem__(self, key: Any) -> None:
+        state, own = self._at(key)
+        del state[own]
+
+    def __iter__(self) -> Iterator[Any]:
+        for name, member in self._members.items():
+            for key in member.state:
+                yield key if isinstance(key, torch.Tensor) else f"{name}.{key}"
+
+    def __len__(self) -> int:
+        return sum(len(member.state) for member in self._members.values())
+
+    def _at(self, key: Any) -> tuple[Any, Any]:
+        """Find the state that has a key, and the key there."""
+        if not isinstance(key, torch.Tensor):
+            name, _, own = str(key).partition(".")
+            return self._members[name].state, own
+        if key not in self._owners:  # groups may be added between two loops
+            self._owners = {
+                parameter: member
+                for member in self._members.values()
+                for group in member.param_groups
+                for parameter in group["params"]
+            }
+        return self._owners[key].state, key
+
+
+def members_of(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """Give each of a run's optimizers by its name; one alone has the name ""."""
+    return optimizer.members if isinstance(optimizer, SeveralOptimizers) else {"": optimizer}
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """Name the class of an optimizer, or that of each of several."""
+    return ", ".join(
+        f"{name}: {type(member).__qualname__}" if name else type(member).__qualname__
+        for name, member in members_of(optimizer).items()
+    )

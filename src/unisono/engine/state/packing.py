@@ -1,0 +1,186 @@
+"""Values that optimizers, schedules and programs keep: to plain JSON and tensors, and back.
+
+What JSON has is itself. All else is an object whose only key begins with ``$`` and says what it
+is: ``{"$tensor": label}``, ``{"$tuple": [1, 2]}``, ``{"$counter": [[30, 1], [60, 1]]}``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.errors import CheckpointError
+from unisono.runtime.device import array_of
+from unisono.runtime.dtypes import CODES
+
+Keep = Callable[[str, torch.Tensor], str]
+"""Takes the path of a tensor within a value, and the tensor, to the label that it is found by."""
+Take = Callable[[str], torch.Tensor]
+"""Takes the label of a tensor to a copy of it."""
+
+_PLAIN = {type(None), bool, int, float, str}
+# What unpacking raises for what was not written here.
+_MALFORMED = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
+_FACTORIES: dict[str, Callable[[], Any] | None] = {"int": int, "float": float, "list": list}
+_FACTORIES |= {"dict": dict, "": None}
+_NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
+"""numpy's truth values, floats of 16 to 64 bits and integers of 8 to 64 bits, by name."""
+
+
+def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
+    """Take a value apart.
+
+    Args:
+        value: what is to be kept.
+        path: where it is; of what is in it, with ``/`` and its place added.
+        keep: gets the tensors.
+        tell: names a path to people.
+
+    Raises:
+        CheckpointError: something in it cannot be kept.
+    """
+
+    def inner(place: object, item: Any) -> Any:
+        return pack(item, f"{path}/{place}", keep, tell)
+
+    if isinstance(value, torch.Tensor):
+        check_dtype(tell(path), value)
+        return {"$tensor": keep(path, value.detach())}
+    if isinstance(value, Mapping):
+        items = [[key, inner(key, item)] for key, item in value.items()]
+        return _pack_items(value, items, tell(path))
+    if type(value) is list and {*map(type, value)} <= _PLAIN:
+        return list(value)  # it may be long
+    if isinstance(value, (list, tuple, deque, set)):
+        elements = [inner(at, item) for at, item in enumerate(value)]
+        if isinstance(value, deque):
+            return {"$deque": [value.maxlen, elements]}
+        if isinstance(value, set):
+            return {"$set": elements}
+        return {"$tuple": elements} if isinstance(value, tuple) else elements
+    if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
+        return {"$array": keep(path, _as_tensor(value))}
+    if isinstance(value, np.generic) and value.dtype.name in _NUMBERS:
+        return {"$number": [value.dtype.name, value.item()]}
+    return check_plain(tell(path), value)
+
+
+def unpack(packed: Mapping[str, Any], take: Take, what: str) -> dict[str, Any]:
+    """Put together, by key, what :func:`pack` took apart.
+
+    Raises:
+        CheckpointError: it is not of the form that it gives; `what` names it.
+    """
+    try:
+        return {key: _unpack(value, take) for key, value in packed.items()}
+    except _MALFORMED as error:
+        raise CheckpointError(
+            f"{what} must have the form that this version writes, but has not ({error!r:.200})."
+        ) from None
+
+
+def keep_in(tensors: dict[str, torch.Tensor], label: Callable[[str], str]) -> Keep:
+    """Collect tensors under what `label` makes of their paths; no two get the same."""
+
+    def keep(path: str, tensor: torch.Tensor) -> str:
+        name = label(path)
+        while name in tensors:
+            name += "+"
+        tensors[name] = tensor
+        return name
+
+    return keep
+
+
+def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Find the tensors within containers, each with its path."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, f"{path}/{key}")
+    elif isinstance(value, (list, tuple, deque)):
+        for at, item in enumerate(value):
+            yield from tensors_in(item, f"{path}/{at}")
+
+
+def check_plain(what: str, value: Any) -> Any:
+    """Refuse, with a CheckpointError, what is not None, a truth value, a number or a text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(
+        f"{what} must be a tensor, a number or a text to be kept, but is of type "
+        f"{type(value).__name__}."
+    )
+
+
+def check_dtype(what: str, tensor: torch.Tensor) -> None:
+    """Refuse, with a CheckpointError, a tensor that no file of a checkpoint can hold."""
+    if str(tensor.dtype) not in CODES:
+        raise CheckpointError(
+            f"{what} must have a dtype that safetensors files hold to be kept, but is "
+            f"{tensor.dtype}: convert it (two real tensors hold a complex one), or train without "
+            f"checkpoints."
+        )
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(np.array(array, _NUMBERS[array.dtype.name], order="K"))
+
+
+def _pack_items(value: Mapping[Any, Any], items: list[list[Any]], what: str) -> Any:
+    for item in items:
+        key = item[0].item() if isinstance(item[0], np.generic) else item[0]
+        item[0] = check_plain(f"a key of {what}", key)
+    if isinstance(value, Counter):
+        return {"$counter": items}
+    if isinstance(value, defaultdict):
+        factory = getattr(value.default_factory, "__name__", "")
+        if _FACTORIES.get(factory) is not value.default_factory:
+            raise CheckpointError(
+                f"{what} must be a defaultdict of int, float, list or dict to be kept, but is one "
+                f"of {value.default_factory!r}: keep a dict instead."
+            )
+        return {"$default": [factory, items]}
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+        return dict(items)
+    return {"$items": items}
+
+
+def _unpack(value: Any, take: Take) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, take) for item in value]
+    if not isinstance(value, dict):
+        return value
+    mark: str = next(iter(value), "")
+    content: Any = value.get(mark)
+    if not mark.startswith("$"):
+        return {key: _unpack(item, take) for key, item in value.items()}
+    if mark == "$tensor":
+        return take(content)
+    if mark == "$array":
+        return array_of(take(content))
+    if mark == "$number":
+        return _NUMBERS[content[0]].type(content[1])
+    if mark == "$tuple":
+        return tuple(_unpack(content, take))
+    if mark == "$set":
+        return set(_unpack(content, take))
+    if mark == "$deque":
+        return deque(_unpack(content[1], take), content[0])
+    return _unpack_items(mark, content, take)
+
+
+def _unpack_items(mark: str, content: Any, take: Take) -> Any:
+    if mark == "$default":
+        factory, content = content
+        into: dict[Any, Any] = defaultdict(_FACTORIES[factory])
+    else:
+        into = {"$items": dict, "$counter": Counter}[mark]()
+    for key, item in content:
+        into[key] = _unpack(item, take)
+    return into

@@ -1,0 +1,205 @@
+"""A run's whole state, taken apart and put back: for snapshots, checkpoints and replacements.
+
+:meth:`RunState.collect` gives plain JSON and named tensors; :meth:`RunState.apply` and
+:meth:`RunState.apply_beside` take them. What an exchange holds (parameters, buffers, perhaps the
+optimizer's state) it saves and loads itself.
+
+How far a run has come.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping
+from dataclasses import InitVar, asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from unisono.engine.state.contents import named_parameters
+from unisono.engine.state.given import Given
+from unisono.engine.state.optimizer_state import check_told, group_options, take_state
+from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.packing import check_dtype
+from unisono.engine.state.program_state import pack, unpack, unpacked
+from unisono.engine.state.saved import (
+    FORMAT,
+    Snapshot,
+    apply,
+    apply_groups,
+    apply_modes,
+    check_groups,
+    modes_of,
+)
+from unisono.errors import UnisonoError
+from unisono.runtime.checkpoint.slots import Places, files_of, read_facts
+from unisono.runtime.workers.launcher_messages import Passed
+from unisono.runtime.workers.team import Team
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run has come."""
+
+    step: int = 0  # steps done, over the whole run
+    epoch: int = 0  # epochs done
+    batch: int = 0  # global batches done in the epoch under way
+
+    def move_to(self, step: int, epoch: int, batch: int) -> None:
+        """Go to another place."""
+        self.step, self.epoch, self.batch = step, epoch, batch
+
+    def as_json(self) -> dict[str, int]:
+        """Write it as plain JSON."""
+        return asdict(self)
+
+
+_TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
+
+
+@dataclass(slots=True)
+class RunState:
+    """What a run has come to. Final."""
+
+    model: nn.Module  # whose values they are
+    optimizer: Optimizer  # likewise
+    resume_options: InitVar[str] = "checkpoint"
+    position: Position = field(default_factory=Position)  # how far the run has come
+    state: dict[str, Any] = field(default_factory=dict)  # what the program wants kept
+    # what the last step said, and what else the trainer notes; plain JSON
+    last: dict[str, Any] = field(default_factory=dict)
+    given: Given = field(init=False)  # what the program gave when the run first began
+    _flags: tuple[Any, ...] = ()
+    _named: dict[str, Any] = field(default_factory=dict)  # what `_flags` mean
+    _before: dict[str, Any] = field(default_factory=dict)  # of the snapshot before
+
+    def __post_init__(self, resume_options: str) -> None:
+        self.given = Given(self.model, self.optimizer, self.state, resume_options)
+
+    @property
+    def has_lost_schedule(self) -> bool:
+        """Whether a schedule steps with an optimizer that is not among what is kept."""
+        kept = [value for value in self.state.values() if isinstance(value, LRScheduler)]
+        return any(
+            getattr(member.step, "_wrapped_by_lr_sched", False)
+            and not any(not name or schedule.optimizer is member for schedule in kept)
+            for name, member in members_of(self.optimizer).items()
+        )
+
+    def collect(
+        self, identity: Mapping[str, Any], *, with_optimizer: bool, was_left: bool = False
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Take it apart into plain JSON and tensors.
+
+        Args:
+            with_optimizer: whether to include the optimizer's state of parameters; else the
+                exchange holds it.
+            was_left: whether the program has left a loop early, perhaps during a validation.
+
+        Raises:
+            CheckpointError: something cannot be kept.
+        """
+        packed, own = pack(self.state)
+        named = named_parameters(self.model, self.optimizer) if with_optimizer else {}
+        tensors, numbers = take_state(self.optimizer, named)
+        facts = {
+            "format": FORMAT,
+            "position": self.position.as_json(),
+            "identity": dict(identity),
+            "state": packed,
+            "last": self.last,
+            "given": self.given.first,
+            "groups": group_options(self.optimizer),
+            "modes": self._modes_now(was_left=was_left),
+            "numbers": numbers,
+        }
+        return facts, {**tensors, **own}
+
+    def note_modes(self) -> None:
+        """Note the model's modes at a snapshot that another worker describes."""
+        self._modes_now(was_left=False)
+
+    def check_keepable(self) -> None:
+        """Refuse, before any training, what cannot be kept.
+
+        Raises:
+            CheckpointError: something in `state`; or the optimizer keeps something that is neither
+                tensor nor plain value, or elsewhere than in its `state`; or a tensor is of a dtype
+                that no file can hold.
+        """
+        pack(self.state)
+        check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
+        check_told(self.optimizer)
+        named = named_parameters(self.model, self.optimizer)
+        tensors, _ = take_state(self.optimizer, named)
+        for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
+            check_dtype(f"`{name}`", tensor)
+
+    def apply(self, snapshot: Snapshot) -> None:
+        """Set the whole state from a checkpoint.
+
+        Raises:
+            CheckpointError: it does not fit model and optimizer; nothing has changed then.
+        """
+        unpacked(snapshot.facts["state"], snapshot.others)
+        apply(snapshot, self.model, self.optimizer)
+        self._apply_rest(snapshot.facts, snapshot.others)
+
+    def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Set what is kept beside a snapshot whose tensors an exchange has loaded."""
+        apply_groups(facts["groups"], self.optimizer)
+        apply_modes(facts["modes"], self.model, self.optimizer)
+        self._before = facts["modes"]
+        self._apply_rest(facts, tensors)
+
+    def apply_ended(self, entry: Passed, team: Team) -> None:
+        """Set, on a replacement, the state that the others had at the end of a loop."""
+        assert entry.loop is not None
+        end = json.loads(entry.payload)
+        places = Places.from_json(dict(entry.loop))
+        memory = team.memory(places.key, places.num_bytes)
+        slot = places.newest(memory.read)
+        number: int = end.get("snapshot", 0)
+        if max(places.marks(memory.read)) < number:
+            # The last one here to know that it is whole was lost before it could say so.
+            slot = 0 if slot is None else 1 - slot
+            memory.write(places.mark_at(slot), number.to_bytes(8, "little"))
+        if slot is None:
+            raise UnisonoError(
+                f"the end of a loop must still be in memory for a replacement to pass it, but that "
+                f"of step {end['position']['step']} is not: only the newest of many are kept."
+            )
+        view = memory.view(places.slots_at[slot], places.slot_bytes)
+        kept_step = read_facts(view, places.blob_at)["position"]["step"]
+        if kept_step < end["position"]["step"]:
+            raise UnisonoError(
+                f"the end of a loop must be in memory for a replacement to pass it, but of step "
+                f"{end['position']['step']} only step {kept_step} is: the leader was lost while it "
+                f"kept what the loop had led to."
+            )
+        files = {name: b"".join(chunks) for name, chunks in files_of(view, places.blob_at).items()}
+        self.apply(Snapshot.from_files(files))
+        self.position.move_to(**end["position"])
+        self.last = end["last"]
+
+    def _apply_rest(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self.position.move_to(**facts["position"])
+        self.last, self.given.first = facts["last"], facts["given"]
+        unpack(facts["state"], tensors, self.state)
+
+    def _modes_now(self, *, was_left: bool) -> dict[str, Any]:
+        modules = [*self.model.modules()]
+        parameters = named_parameters(self.model, self.optimizer).values()
+        flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, parameters)])
+        if flags != self._flags:  # to name them takes longer, and few programs change any
+            self._flags, self._named = flags, modes_of(self.model, self.optimizer)
+        modes = dict(self._named)
+        if was_left and not self.model.training and self._before:
+            # Perhaps during a validation: the next step needs the modes of the steps before.
+            modes["evaluating"] = self._before["evaluating"]
+        self._before = modes
+        return modes

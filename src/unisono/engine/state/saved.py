@@ -1,0 +1,276 @@
+"""What a checkpoint's files say, and how model and optimizer get it back.
+
+::
+
+    model.safetensors       NAME of a parameter or buffer
+    optimizer.safetensors   KEY/NAME of the optimizer  │  run.state/KEY of the program
+    run.json                format, position, identity, groups, numbers, modes, strides, state, last
+
+Only values travel: tensors in safetensors, numbers and texts in JSON. Every name, shape and dtype
+is compared with the model's and the optimizer's before anything is changed.
+
+Which parameters have ``requires_grad=False``, and which layers are in ``eval()``.
+
+A program may change both during training, and what passes compute depends on them, so they are kept
+with a run. Usually there are few, so only those are named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load as from_safetensors
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.state.contents import is_dense, named_parameters, updated_parameters
+from unisono.engine.state.optimizer_state import join_state, put_back_state
+from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
+from unisono.runtime.device import HOST
+from unisono.runtime.notices import named, shown
+
+FORMAT = 1  # of run.json
+
+OTHERWISE = 'make the model as it was, or pass another `directory` or `resume="never"`'
+
+_OPTIONAL = ("state", "last", "strides", "modes", "given")  # older versions did not write them
+_OBJECTS = ("position", "identity", "numbers", *_OPTIONAL)
+_TIMES = 16  # a wider dtype, buffers that are gone, a larger model of the same kind
+_BESIDES = 1 << 30  # names, and small models
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A checkpoint's contents in memory."""
+
+    tensors: dict[str, torch.Tensor]  # parameters and buffers by name
+    # the optimizer's tensors, by `KEY/PARAMETER`, and those of `run.state`
+    others: dict[str, torch.Tensor]
+    # the rest: position, identity, hyperparameters, numbers of the optimizer's state, the plain
+    # values of `run.state`, what the last step said, strides of those tensors above that do not
+    # lie row by row, which parameters were fixed and which layers evaluated
+    facts: dict[str, Any]
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
+        """Read it from the three files.
+
+        What older versions did not write is empty.
+
+        Raises:
+            CheckpointError: a file is not of its format.
+        """
+        try:
+            facts = json.loads(files[RUN_FILE])
+            tensors = from_safetensors(files[MODEL_FILE])
+            others = from_safetensors(files[OPTIMIZER_FILE])
+        except Exception as error:
+            raise CheckpointError(
+                f"its files must have their formats, but: {shown(error)}."
+            ) from None
+        if isinstance(facts, dict):
+            facts = {name: {} for name in _OPTIONAL} | facts
+        _check_facts(facts)
+        for name in facts["strides"].keys() & others.keys():
+            others[name] = _laid_out(name, others[name], facts["strides"][name])
+        return cls(tensors, others, facts)
+
+
+def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
+    """Say how large each file of a checkpoint may be: generous, but not endless.
+
+    A file may be as large as it says and still be mostly holes: it takes no place on the disk, and
+    hours to read. The bounds are far above what anything needs, so that a file of another model is
+    still read, and what differs is named. An optimizer's state and ``run.state`` may be of any
+    size that fits into memory; so may, if not `strict`, the model's tensors.
+    """
+    in_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    needed = _TIMES * num_bytes + _BESIDES
+    return {
+        MODEL_FILE: min(needed, in_memory) if strict else in_memory,
+        OPTIMIZER_FILE: in_memory,
+        RUN_FILE: min(_BESIDES, in_memory),
+    }
+
+
+def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+    """Give model and optimizer the state of a snapshot, or leave both as they are.
+
+    Raises:
+        CheckpointError: names, shapes or dtypes differ from the model's.
+    """
+    homes = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
+    _compare(homes, snapshot.tensors)
+    parameters = updated_parameters(model, optimizer)
+    states = join_state(snapshot.others, snapshot.facts["numbers"], parameters)
+    check_groups(snapshot.facts["groups"], optimizer)
+    with torch.no_grad():
+        for name, home in homes.items():
+            home.copy_(snapshot.tensors[name])
+    optimizer.state.clear()
+    put_back_state(optimizer, parameters, states)
+    apply_groups(snapshot.facts["groups"], optimizer)
+    apply_modes(snapshot.facts["modes"], model, optimizer)
+
+
+def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Give an optimizer's groups the options of a checkpoint, or leave all as they are.
+
+    Raises:
+        CheckpointError: there are more or fewer groups, or a value is of another kind.
+    """
+    check_groups(groups, optimizer)
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in values.items():
+            if key in group and key != "params":
+                here = group[key]
+                if isinstance(here, torch.Tensor):
+                    here.fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(here, tuple) else value
+
+
+def _check_facts(facts: Any) -> None:
+    """Refuse a run.json of another form."""
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise CheckpointError(f"run.json must have format {FORMAT}, but has not.")
+    if (
+        not all(isinstance(facts.get(name), dict) for name in _OBJECTS)
+        or not isinstance(facts.get("groups"), list)
+        or not all(isinstance(one, dict) for one in [*facts["groups"], *facts["numbers"].values()])
+        or facts["position"].keys() != {"step", "epoch", "batch"}
+        or not all(type(n) is int and 0 <= n < 2**62 for n in facts["position"].values())
+        or not are_modes(facts["modes"])
+    ):
+        raise CheckpointError("run.json must have the form that this version writes, but has not.")
+
+
+def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
+    """Copy a tensor into the strides that a file gives, which must need no more memory."""
+    if (
+        not isinstance(stride, list)
+        or not all(type(step) is int and 0 <= step < 2**62 for step in stride)
+        or len(stride) != tensor.ndim
+        or not is_dense(tensor.shape, stride)
+    ):
+        raise CheckpointError(
+            f"the strides of `{shown(name)}` must put its shape {tuple(tensor.shape)} into one "
+            f"block of memory, but are {stride!r:.80}."
+        )
+    empty = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=HOST)
+    return empty.copy_(tensor)
+
+
+def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Refuse options that are not of the kind that an optimizer has; see :func:`apply_groups`."""
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
+            f"{len(optimizer.param_groups)}: before the first loop, add those that were added "
+            f'until then, or pass another `directory` or `resume="never"`.'
+        )
+    for number, (group, values) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        for key, value in values.items():
+            if key in group and key != "params" and not _is_alike(group[key], value):
+                raise CheckpointError(
+                    f"`{key}` of parameter group {number} must be {value!r:.80} as in the "
+                    f"checkpoint, but is {group[key]!r:.80}, which is of another kind."
+                )
+
+
+def _is_alike(here: Any, value: Any) -> bool:
+    """Tell whether an option may take a value; None and numbers take each other's place."""
+    if isinstance(here, torch.Tensor):
+        return _is_number(value)
+    if isinstance(here, (list, tuple)):
+        return (
+            isinstance(value, list) and len(here) == len(value) and all(map(_is_alike, here, value))
+        )
+    if isinstance(here, Mapping):
+        return isinstance(value, dict) and here.keys() == value.keys()
+    if isinstance(here, str):
+        return isinstance(value, str)
+    if value is None:
+        return here is None or isinstance(here, bool)
+    return (here is None or _is_number(here)) and _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
+
+
+def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]) -> None:
+    missing, foreign = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
+    if missing or foreign:
+        raise CheckpointError(
+            f"the model must have the checkpoint's tensors, but {named(missing) or 'none'} are "
+            f"only in the model and {named(foreign) or 'none'} only in the checkpoint: {OTHERWISE}."
+        )
+    for name, tensor in here.items():
+        old, new = there[name], tensor
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise CheckpointError(
+                f"`{shown(name)}` must be {old.dtype} of shape {tuple(old.shape)} as in the "
+                f"checkpoint, but is {new.dtype} of shape {tuple(new.shape)}: {OTHERWISE}."
+            )
+
+
+_NAMES_AT_MOST = 3  # in a message
+
+
+def modes_of(model: nn.Module, optimizer: Optimizer) -> dict[str, list[str]]:
+    """Name the parameters that are fixed, and the layers that evaluate; plain JSON."""
+    named = named_parameters(model, optimizer)
+    return {
+        "fixed": [name for name, parameter in named.items() if not parameter.requires_grad],
+        "evaluating": [name for name, module in model.named_modules() if not module.training],
+    }
+
+
+def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Put what :func:`modes_of` names in a few words, which differ if the names do."""
+    modes = modes_of(model, optimizer)
+    return {
+        "the parameters with `requires_grad=False`": _told(modes["fixed"]),
+        "the layers in `eval()`": _told(modes["evaluating"]),
+    }
+
+
+def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    """Set parameters and layers as :func:`modes_of` has named them; empty: leave all alone."""
+    if not modes:
+        return
+    fixed, evaluating = set(modes["fixed"]), set(modes["evaluating"])
+    for name, parameter in named_parameters(model, optimizer).items():
+        if parameter.requires_grad == (name in fixed):
+            parameter.requires_grad_(name not in fixed)
+    for name, module in model.named_modules():
+        if module.training == (name in evaluating):
+            module.training = name not in evaluating
+
+
+def are_modes(said: Any) -> bool:
+    """Tell whether a value from a file has the form that :func:`modes_of` gives, or is {}."""
+    return isinstance(said, dict) and (
+        not said
+        or (
+            said.keys() == {"fixed", "evaluating"}
+            and all(isinstance(names, list) for names in said.values())
+            and all(isinstance(name, str) for names in said.values() for name in names)
+        )
+    )
+
+
+def _told(names: list[str]) -> str:
+    if len(names) <= _NAMES_AT_MOST:
+        return ", ".join(f"`{name or 'model'}`" for name in names) or "none"
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    return f"`{names[0] or 'model'}` to `{names[-1]}` ({len(names)}, {digest})"

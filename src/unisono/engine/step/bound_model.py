@@ -1,0 +1,319 @@
+"""Checks that nobody but the optimizer changes the model within a step.
+
+Once a step or once a shard: passes leave parameters as they are, gradients come from the
+shards' losses alone, and the model keeps its layers, parameters and buffers: what a forward pass
+adds has no place in the arena and in snapshots, and the optimizer does not know it.
+
+Setting a placeholder for each gradient costs a small model's step some percent. So all are set in
+the first steps of a loop, and then in one step of 64; in the others one parameter in turn has its
+own, which is enough to notice code that edits all gradients.
+
+Placeholders in ``.grad``, which refuse to be edited.
+
+Clipping, masking or zeroing a gradient there would change nothing: what counts is the sum over all
+shards, which is complete when the step's block ends. Each use is refused where it is made.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.state.contents import updated_parameters
+
+_VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
+_FULL_AT_FIRST, _FULL_EVERY = 2, 64  # steps
+
+
+class BoundModel:
+    """A model that an exchange has bound. Final.
+
+    Args:
+        model, optimizer: the user's.
+        fixed: the parameters that the optimizer does not update.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        fixed: Sequence[nn.Parameter],
+    ) -> None:
+        self._optimizer = optimizer
+        updated = updated_parameters(model, optimizer)
+        self._names, self._parameters = list(updated), list(updated.values())
+        self._placeholders = [Placeholder(name, p) for name, p in updated.items()]
+        self._none: list[Placeholder | None] = [None] * len(updated)
+        self._left: Sequence[Placeholder | None] = self._none  # what is to be found
+        self._everywhere = range(len(updated))
+        self._where = self._everywhere[:0]
+        self._num_steps = self._turn = 0
+        self._all = [*updated.values(), *fixed]
+        self._structure = Structure(model)
+        self._places = list(map(torch.Tensor.data_ptr, self._parameters))
+        self._num_groups = len(optimizer.param_groups)
+        self.remember()
+
+    @property
+    def looks_closely(self) -> bool:
+        """Whether the step has the checks that are dear."""
+        return self._is_full
+
+    def begin(self, step: int) -> None:
+        """Be ready for the passes of a step, which allocate every gradient."""
+        self._structure.begin()
+        self.clear_gradients()
+        self._num_steps += 1
+        self._is_full = self._num_steps <= _FULL_AT_FIRST or step % _FULL_EVERY == 0
+        self._left, self._where = self._none, self._everywhere[:0]
+
+    def clear_gradients(self) -> None:
+        """Have the next backward pass allocate every gradient."""
+        for parameter in self._all:
+            parameter.grad = None
+
+    def set_placeholders(self) -> None:
+        """Put placeholders where gradients have been taken."""
+        if self._where:
+            return
+        if self._is_full:
+            self._left, self._where = self._placeholders, self._everywhere
+        else:
+            self._turn = (self._turn + 1) % len(self._placeholders)
+            self._where = self._everywhere[self._turn : self._turn + 1]
+            self._left = self._none.copy()
+            self._left[self._turn] = self._placeholders[self._turn]
+        for at in self._where:
+            self._parameters[at].grad = self._placeholders[at]
+
+    def remove_placeholders(self) -> None:
+        """Take placeholders away, so that a backward pass allocates each gradient.
+
+        Raises:
+            RuntimeError: the program has put something else there.
+        """
+        if not self._where:
+            return
+        if self._is_full:
+            self.check_gradients()
+        for at in self._where:
+            parameter = self._parameters[at]
+            if parameter.grad is self._placeholders[at]:  # else the next check tells
+                parameter.grad = None
+        self._left, self._where = self._none, self._everywhere[:0]
+
+    def remember(self) -> None:
+        """Note the parameters' versions, which most changes in place increment."""
+        self._versions = list(map(_VERSION, self._parameters))
+
+    def check_passes(self) -> None:
+        """Do the checks that are due once a worker's passes are done; raises RuntimeError."""
+        self.check_untouched()
+        self.check_gradients()
+        self._structure.check()
+
+    def check_gradients(self) -> None:
+        """Refuse gradients that no shard's loss has led to, or that were put or taken away.
+
+        `optimizer.zero_grad()` may take all away, as programs do from habit.
+
+        Raises:
+            RuntimeError: there is something else than was left there.
+        """
+        gradients = list(map(_GRADIENT, self._parameters))
+        if all(map(operator.is_, gradients, self._left)):
+            return
+        if not any(gradient is not None for gradient in gradients):
+            return
+        for name, there, left in zip(self._names, gradients, self._left, strict=True):
+            if there is not left:
+                raise (
+                    another_backward()
+                    if left is None
+                    else refusal(name, "it was taken away" if there is None else "it was replaced")
+                )
+
+    def check_groups(self) -> None:
+        """Refuse to go on if the optimizer has got or lost groups; raises RuntimeError."""
+        if len(self._optimizer.param_groups) != self._num_groups:
+            raise RuntimeError(
+                f"an optimizer must keep its parameter groups while a loop is under way, but has "
+                f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
+                f"between two loops."
+            )
+
+    def check_untouched(self) -> None:
+        """Refuse to go on if a pass, or what is between passes and update, changed parameters."""
+        versions = list(map(_VERSION, self._parameters))
+        places = list(map(torch.Tensor.data_ptr, self._parameters))
+        if versions == self._versions and places == self._places:
+            return
+        now, before = (
+            zip(versions, places, strict=True),
+            zip(self._versions, self._places, strict=True),
+        )
+        each = zip(self._names, now, before, strict=True)
+        raise changed_in_a_pass(next(name for name, here, there in each if here != there))
+
+
+def changed_in_a_pass(name: str) -> RuntimeError:
+    """Refuse a step whose passes have changed a parameter."""
+    return RuntimeError(
+        f"forward and backward passes must leave parameters that an optimizer updates as they are, "
+        f"as each worker computes only some of them, but `{name}` was changed: change it between "
+        f"two steps, or keep what passes change in a buffer (`register_buffer`)."
+    )
+
+
+class Structure:
+    """What a model consists of when a loop begins. Final.
+
+    The identity of everything that modules hold is compared; names only where that has changed, as
+    layers without tensors may come and go.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names = _named(model)
+        self._note()
+
+    def begin(self) -> None:
+        """Accept buffers that evaluation between two steps has made, for example masks."""
+        if [*map(len, self._buffers)] != self._num_buffers:
+            self._names = {**_named_buffers(self._model), **self._names}
+            self._note()
+
+    def check(self) -> None:
+        """Refuse to go on with a model that has got or lost parameters or buffers.
+
+        Raises:
+            RuntimeError: it has; names the first.
+        """
+        if self._ids() == self._noted and [*map(len, self._buffers)] == self._num_buffers:
+            return
+        now, before = _named(self._model), self._names
+        if now != before:
+            raise RuntimeError(
+                f"a model must keep its layers, parameters and buffers while a loop is under way, "
+                f"but {_difference(before, now)}: if a forward pass does that, run the model once "
+                f"on one batch, then make the optimizer and train; else do it between two loops."
+            )
+        self._note()
+
+    def _note(self) -> None:
+        # TorchScript keeps what a module holds elsewhere, where it cannot change.
+        modules = [m for m in self._model.modules() if isinstance(m._parameters, dict)]
+        self._tables: list[dict[str, Any]] = [
+            table for m in modules for table in (m._modules, m._parameters)
+        ]
+        self._buffers = [m._buffers for m in modules]
+        self._kept = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._noted = self._ids()
+        self._num_buffers = [*map(len, self._buffers)]
+
+    def _ids(self) -> list[int]:
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+
+def _named(model: nn.Module) -> dict[str, int | None]:
+    """Name what has a place of its own: parameters by identity; buffers may be replaced."""
+    return {name: id(p) for name, p in model.named_parameters()} | _named_buffers(model)
+
+
+def _named_buffers(model: nn.Module) -> dict[str, int | None]:
+    return {
+        f"{prefix}.{name}".lstrip("."): None
+        for prefix, module in model.named_modules()
+        for name, _ in module._buffers.items()
+    }
+
+
+def _difference(before: dict[str, int | None], now: dict[str, int | None]) -> str:
+    for name in now:
+        if name not in before:
+            return f"`{name}` has been added"
+    for name in before:
+        if name not in now:
+            return f"`{name}` has been removed"
+    name = next(name for name in now if now[name] != before[name])
+    return f"`{name}` has been replaced"
+
+
+_ACCUMULATION = ("aten::add_", "aten::add")
+
+
+class Placeholder(torch.Tensor):
+    """Stands for one parameter's gradient; has its shape, and no memory. Final."""
+
+    _name: str
+
+    @staticmethod
+    def __new__(cls, name: str, parameter: torch.Tensor) -> Placeholder:
+        """Make one; `name` is the parameter's."""
+        made: Placeholder = torch.Tensor._make_wrapper_subclass(
+            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
+        made._name = name
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Say what it is, for debuggers and prints."""
+        return f"<the gradient of `{self._name}`, left to the run until the step's block ends>"
+
+    __str__ = __repr__
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refuse what a program calls."""
+        is_property = func.__name__ in ("__get__", "__set__")
+        used = func.__self__.__name__ if is_property else func.__name__
+        raise refusal(_name_in([args, kwargs]), f"`{used}` was used on it")
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refuse what torch calls by itself: another backward pass adds its gradient."""
+        if func._schema.name in _ACCUMULATION:
+            raise another_backward()
+        raise refusal(_name_in([args, kwargs]), f"`{func}` was used on it")
+
+
+def refusal(name: str, done: str) -> RuntimeError:
+    """Make the error for a use of the gradient of the parameter `name`."""
+    return RuntimeError(
+        f"the gradient of `{name}` must be left to the run while a step is under way, since it is "
+        f"one shard's part of a sum that is complete when the block ends, but {done}: to clip, "
+        f"pass `clip_norm=` or `clip_value=` to the run; to mask or scale, give the parameter a "
+        f"hook before the loop (`register_hook`); leave `optimizer.step()` to the run; read the "
+        f"norm as `step.gradient_norm`, with `clip_norm=math.inf` where it should not be clipped."
+    )
+
+
+def another_backward() -> RuntimeError:
+    """Make the error for gradients of another backward pass."""
+    return RuntimeError(
+        "gradients must come from the loss that is returned, or given to `step.backward`, "
+        "but another `backward` has left some: return the sum of all losses, or find "
+        "other gradients with `torch.autograd.grad`, or call `optimizer.zero_grad()` after. "
+        "What a program itself puts into `.grad` does not count either."
+    )
+
+
+def _name_in(arguments: Any) -> str:
+    """Find the first placeholder's name in the arguments of a call."""
+    if isinstance(arguments, Placeholder):
+        return arguments._name
+    if isinstance(arguments, Mapping):
+        arguments = arguments.values()
+    elif not isinstance(arguments, (list, tuple)):
+        return ""
+    return next(filter(None, map(_name_in, arguments)), "")

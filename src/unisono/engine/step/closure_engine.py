@@ -1,0 +1,103 @@
+"""Steps of optimizers that ask for the loss again: LBFGS, SAM, whatever takes a closure.
+
+::
+
+    shards ── sum ── optimizer.step(closure)
+                         │  closure: the same shards, with the parameters as they are now ── sum
+                         └─ … as often as the optimizer asks
+
+Every worker has a replica and calls the optimizer with the same sums, so all ask for the loss
+equally often and come to the same bits. Each time generators are seeded as the first time; buffers
+go on from evaluation to evaluation, as in a loop of one process. Whoever is lost on the way leaves
+its shards to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unisono.engine.step.engine import StepEngine
+from unisono.errors import NonFiniteLossError
+from unisono.runtime.forbidden import IN_AN_UPDATE, forbid
+
+
+class ClosureEngine(StepEngine):
+    """Computes the steps of one loop. Final; arguments as of :class:`StepEngine`.
+
+    Attributes:
+        compute_again: computes all shards of the step once more, and meets the others; set by the
+            step under way.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.compute_again: Callable[[], None] | None = None
+        self._gradients: list[torch.Tensor | None] = []
+        self._loss = torch.zeros(())
+        self._versions: list[int] = []
+        self._num_evaluations = 0
+
+    def finish(self) -> tuple[dict[str, float], bool]:
+        """See :class:`StepEngine`; the means are those of the first evaluation."""
+        means = self._take_gradients()
+        self._team.faults.meet("update", self._step)
+        before = forbid(IN_AN_UPDATE)
+        optimizer: Any = self._optimizer  # torch's annotation says that a closure gives a float
+        values = [*self.exchange.parameters, *self.exchange.buffers.values().values()]
+        noted = [value.detach().clone() for value in values]
+        self._num_evaluations = 0
+        self.passes.seed("update")
+        self.exchange.buffers.settle()
+        try:
+            optimizer.step(self._closure)
+        except NonFiniteLossError:
+            with torch.no_grad():
+                torch._foreach_copy_(values, noted)
+            raise
+        finally:
+            forbid(before)
+            self._bound.clear_gradients()
+        return means, self._settle()
+
+    def _closure(self) -> torch.Tensor:
+        """Give the mean loss with the parameters as they are now, and leave gradients in `.grad`.
+
+        Returns:
+            A tensor without dimensions, in float64.
+        """
+        exchange = self.exchange
+        if self._versions != [parameter._version for parameter in exchange.parameters]:
+            exchange.share(f"evaluation in step {self._step}")
+            self.passes.commit()
+            self._bound.remember()
+            self.begin_again()
+            assert self.compute_again is not None
+            with torch.enable_grad():
+                self.compute_again()
+            self._take_gradients()
+            self._num_evaluations += 1
+            self.passes.seed("update", self._num_evaluations)
+            forbid(IN_AN_UPDATE)
+        self._put_gradients()
+        return self._loss.clone()
+
+    def _take_gradients(self) -> dict[str, float]:
+        """Sum the gradients of the passes that are done. Collective; gives the means."""
+        totals, present = self._sum()
+        assert present is not None  # nobody is lost with what the others have not
+        exchange = self.exchange
+        sums = zip(exchange.whole, present, strict=True)
+        # Copies: the optimizer may change them, and ask for the same again.
+        self._gradients = [total.clone() if is_there else None for total, is_there in sums]
+        self._loss = torch.tensor(totals.means["loss"], dtype=torch.float64)
+        self._versions = [parameter._version for parameter in exchange.parameters]
+        self._put_gradients()
+        return totals.means
+
+    def _put_gradients(self) -> None:
+        pairs = zip(self.exchange.parameters, self._gradients, strict=True)
+        for parameter, gradient in pairs:
+            parameter.grad = None if gradient is None else gradient.clone()

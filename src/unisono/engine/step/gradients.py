@@ -1,0 +1,127 @@
+"""Add the gradients of a worker's shards into its parts, in canonical order.
+
+Autograd allocates each gradient (cheaper than zeroing and accumulating in place). A parameter that
+got no gradient from a shard adds nothing to the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from unisono.plan.summation import Node, additions_after
+from unisono.runtime.device import by_device
+
+Gradients = list["torch.Tensor | None"]
+
+
+class GradientStack:
+    """The parts that one worker adds up in a step. Final.
+
+    Args:
+        parameters: those that the optimizer updates.
+        parts: the worker's parts, from left to right.
+
+    Attributes:
+        last_shard: the one that ends the last part; None: there are no parts.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], parts: Sequence[Node]) -> None:
+        self._parameters = parameters
+        self._is_divided = len({parameter.device for parameter in parameters}) > 1
+        self._additions = {
+            shard: count
+            for part in parts
+            for shard, count in zip(range(part.lo, part.hi), additions_after(part), strict=True)
+        }
+        self._part_ending = {part.hi - 1: part for part in parts}
+        self.last_shard = parts[-1].hi - 1 if parts else None
+        self._stack: list[Gradients] = []
+        self._early: dict[int, _Early] = {}
+
+    def discard(self) -> None:
+        """Forget what a step that will not be finished has pushed."""
+        self._stack.clear()
+        self._early.clear()
+
+    def add_early(self, index: int, gradient: torch.Tensor) -> tuple[Node, torch.Tensor]:
+        """Add up one parameter's part as soon as the backward pass of the last shard has left it.
+
+        What has been pushed is not changed: the same parameter may come again, with another
+        gradient, and :meth:`push` takes what counts in the end.
+
+        Args:
+            gradient: what is in its ``.grad`` now.
+
+        Returns:
+            The last part, and the parameter's sum over it.
+        """
+        assert self.last_shard is not None
+        count, total = self._additions[self.last_shard], gradient
+        with torch.no_grad():
+            for gradients in reversed(self._stack[len(self._stack) - count :]):
+                left = gradients[index]
+                total = total if left is None else left + total
+        self._early[index] = _Early(gradient, gradient._version, total)
+        return self._part_ending[self.last_shard], total
+
+    def push_nothing(self, shard: int) -> tuple[Node, Gradients] | None:
+        """Take an empty shard into account; see :meth:`push`."""
+        return self._push(shard, [None] * len(self._parameters))
+
+    def push(self, shard: int) -> tuple[Node, Gradients] | None:
+        """Take the gradients that a backward pass has just left in ``.grad``.
+
+        Returns:
+            The part that ends with this shard, if one does, and its sums.
+        """
+        gradients: Gradients = []
+        for parameter in self._parameters:
+            gradients.append(parameter.grad)
+            parameter.grad = None
+        if self._early:
+            self._take_early(gradients, self._additions[shard])
+        return self._push(shard, gradients)
+
+    def _take_early(self, gradients: Gradients, count: int) -> None:
+        """Put sums that are known in the place of what would be added up to them now."""
+        for index, early in self._early.items():
+            if gradients[index] is early.gradient and early.gradient._version == early.version:
+                gradients[index] = early.total
+                for pushed in self._stack[len(self._stack) - count :]:
+                    pushed[index] = None
+        self._early.clear()
+
+    def _push(self, shard: int, gradients: Gradients) -> tuple[Node, Gradients] | None:
+        self._stack.append(gradients)
+        for _ in range(self._additions[shard]):
+            right, left = self._stack.pop(), self._stack.pop()
+            self._stack.append(_added(left, right, is_divided=self._is_divided))
+        part = self._part_ending.get(shard)
+        return None if part is None else (part, self._stack.pop())
+
+
+class _Early(NamedTuple):
+    """A gradient, its version when it was added to what is below it on the stack, and the sum."""
+
+    gradient: torch.Tensor
+    version: int
+    total: torch.Tensor
+
+
+def _added(left: Gradients, right: Gradients, *, is_divided: bool) -> Gradients:
+    """Add those of two sub-trees, in the memory of the left ones.
+
+    Args:
+        left, right: of each parameter.
+        is_divided: whether parameters are on several devices.
+    """
+    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    if both:
+        lists = [a for a, _ in both], [b for _, b in both]
+        with torch.no_grad():
+            for into, more in by_device(*lists) if is_divided else (lists,):
+                torch._foreach_add_(into, more)
+    return [b if a is None else a for a, b in zip(left, right, strict=True)]

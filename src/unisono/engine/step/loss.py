@@ -1,0 +1,306 @@
+"""What a loss function returns, as a tensor to differentiate and sums to average.
+
+A loss function returns, for one shard,
+
+* a scalar: the mean over the shard's samples, or
+* a pair ``(sum, weight)``: the mean is then taken over the true global weight (e.g. of tokens), or
+* a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way;
+  those that are integers or booleans are counts, and are added up. In it, ``"per_sample"`` is a
+  dict of tensors with a row for each sample, which come together.
+
+Losses and scalars of a step that are still on an accelerator: read all at once.
+
+Reading one number makes the host wait for all that the device has been given to do. So the numbers
+of all shards are copied together, when the shards' passes have been issued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.errors import NonFiniteLossError
+from unisono.runtime.arrivals import pinned
+from unisono.runtime.device import HOST, Copies
+
+PER_SAMPLE = "per_sample"
+_COUNT = "\0"  # before the names of counts
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """A number that an accelerator has yet to give: that of a tensor, times a factor."""
+
+    tensor: torch.Tensor
+    times: int
+
+
+Scalar = float | OnDevice
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLoss:
+    """One shard's loss."""
+
+    tensor: torch.Tensor  # what to differentiate: the mean, or the sum of a pair
+    is_sum: bool  # whether it is the sum of a pair
+    # by name (`"loss"` first; of counts: see `name_of`) the sum over the shard and its weight
+    scalars: dict[str, tuple[Scalar, Scalar]]
+    # by name, tensors with a row for each sample of the shard
+    per_sample: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def on_device(self) -> list[OnDevice]:
+        """The numbers that are not here yet."""
+        pairs = self.scalars.values()
+        return [number for pair in pairs for number in pair if isinstance(number, OnDevice)]
+
+    def numbers(self) -> dict[str, tuple[float, float]]:
+        """Give :attr:`scalars` as numbers; waits for the device.
+
+        Raises:
+            ValueError: a weight is negative.
+        """
+        here = self.with_numbers(number.tensor.item() for number in self.on_device)
+        return here.scalars  # type: ignore[return-value]
+
+    def with_numbers(self, numbers: Iterator[float]) -> ShardLoss:
+        """Fill in the numbers of :attr:`on_device`, in that order.
+
+        Raises:
+            ValueError: a weight is negative.
+        """
+        scalars: dict[str, tuple[Scalar, Scalar]] = {}
+        for name, pair in self.scalars.items():
+            total, weight = (
+                next(numbers) * one.times if isinstance(one, OnDevice) else one for one in pair
+            )
+            scalars[name] = (total, _checked_weight(name, weight))
+        return replace(self, scalars=scalars)
+
+
+def read_loss(value: Any, num_samples: int) -> ShardLoss:
+    """Make one shard's loss uniform.
+
+    Args:
+        value: what the loss function returned.
+        num_samples: the shard's samples, the weight of means.
+
+    Raises:
+        TypeError: it is none of the three forms, or gives something else than rows per sample.
+        ValueError: it has more than one element, or a weight is negative.
+    """
+    values = value if isinstance(value, Mapping) else {"loss": value}
+    if "loss" not in values:
+        raise TypeError(
+            f'a loss function that returns a dict must have "loss" in it, but the keys are '
+            f'{list(values)}: name the value to minimise "loss".'
+        )
+    loss = values["loss"]
+    is_sum = is_pair(loss)
+    tensor = loss[0] if is_sum else loss
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a loss function must return a scalar tensor, (sum, weight) or a dict, but returned "
+            f"{type(tensor).__name__}: return the batch's mean loss, as `F.cross_entropy` does."
+        )
+    scalars = {"loss": _sum_and_weight("loss", loss, num_samples)}
+    for name, other in values.items():
+        if name in ("loss", PER_SAMPLE):
+            continue
+        if _is_count(other):
+            scalars[f"{_COUNT}{name}"] = _number(str(name), other), 1.0
+        else:
+            scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
+    rows = _rows(values[PER_SAMPLE], num_samples) if PER_SAMPLE in values else {}
+    return ShardLoss(tensor, is_sum, scalars, rows)
+
+
+def _rows(values: Any, num_samples: int) -> dict[str, torch.Tensor]:
+    """Check what a loss function gives per sample."""
+    for name, value in dict(values if isinstance(values, Mapping) else {"": values}).items():
+        if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != num_samples:
+            seen = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TypeError(
+                f'`"{PER_SAMPLE}"` of a loss function must be a dict of tensors with a row for '
+                f"each of the {num_samples} samples, but {name or 'it'!r} is {seen}: compute the "
+                f'loss of each sample (`reduction="none"`), for example.'
+            )
+    if not isinstance(values, Mapping):
+        raise TypeError(f'`"{PER_SAMPLE}"` must be a dict of tensors: give this one a name.')
+    return {str(name): value.detach() for name, value in values.items()}
+
+
+def name_of(key: str) -> tuple[str, bool]:
+    """Say what a scalar is called, and whether it is a count; `key`: of `ShardLoss.scalars`."""
+    return key.removeprefix(_COUNT), key.startswith(_COUNT)
+
+
+def is_known_bad(loss: ShardLoss) -> bool:
+    """Tell whether it is known already that a loss is NaN or infinite."""
+    total = loss.scalars["loss"][0]
+    return not isinstance(total, OnDevice) and not math.isfinite(total)
+
+
+def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
+    """Make the error that every worker raises when the loss of one shard is not finite."""
+    return NonFiniteLossError(
+        f"the loss must be finite, but is {value} in step {step} for shard {shard}; the "
+        f"parameters are still those before step {step}: lower the learning rate, or look at "
+        f"that shard's samples for values that are not finite.",
+        step=step,
+        shard=shard,
+        value=value,
+    )
+
+
+def non_finite_norm(value: float, step: int, parameters: tuple[str, ...]) -> NonFiniteLossError:
+    """Make the error that every worker raises when gradients to be clipped are not finite.
+
+    Args:
+        value: their norm.
+        parameters: those whose gradients are not finite, as far as this worker knows.
+    """
+    return NonFiniteLossError(
+        f"the norm of the gradients must be finite, but is {value} in step {step}, though every "
+        f"loss is; the parameters are still those before step {step}: lower the learning rate, or "
+        f"look for a division by zero or a square root of zero in the model.",
+        step=step,
+        shard=None,
+        value=value,
+        parameters=parameters,
+    )
+
+
+def non_finite_unscaled(
+    scale: float, step: int, bad: tuple[int, float] | None, parameters: tuple[str, ...]
+) -> NonFiniteLossError:
+    """Make the error that every worker raises when no scale of the loss helps.
+
+    Args:
+        scale: which it has come down to.
+        step: counted over the whole run.
+        bad: a shard whose loss is not finite, and that loss, if there is one.
+        parameters: those whose gradients are not finite, as far as this worker knows.
+    """
+    shard, value = (None, math.nan) if bad is None else bad
+    because = "" if bad is None else f" (the loss of shard {shard} is {value})"
+    return NonFiniteLossError(
+        f"gradients must become finite as the scale of the loss falls, but in step {step} they are "
+        f"not{because}, though it has come down to {scale:g}; the parameters are those from before "
+        f"the steps that were skipped: look for values that are not finite in the samples and in "
+        f"the model, or compute in bfloat16, which overflows as late as float32.",
+        step=step,
+        shard=shard,
+        value=value,
+        parameters=parameters,
+    )
+
+
+def check_differentiable(loss: ShardLoss) -> None:
+    """Refuse a loss that no parameter had a part in.
+
+    Raises:
+        ValueError: it carries no graph.
+    """
+    if not loss.tensor.requires_grad:
+        raise ValueError(
+            "the loss must depend on the model's parameters, but has no gradient: compute it from "
+            "the model's output, without `.item()`, `.detach()` or `torch.no_grad()`."
+        )
+
+
+def is_pair(value: Any) -> bool:
+    """Tell whether a value is a sum and its weight."""
+    return isinstance(value, tuple) and len(value) == 2
+
+
+def _is_count(value: Any) -> bool:
+    """Tell whether a scalar is of an integer or boolean type."""
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return not isinstance(value, (float, tuple)) and np.asarray(value).dtype.kind in "biu"
+
+
+def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[Scalar, Scalar]:
+    if not is_pair(value):
+        return _number(name, value, num_samples), float(num_samples)
+    weight = _number(f"the weight of {name}", value[1])
+    if not isinstance(weight, OnDevice):
+        _checked_weight(name, weight)
+    return _number(name, value[0]), weight
+
+
+def _checked_weight(name: str, weight: float) -> float:
+    if not weight >= 0:
+        raise ValueError(f"the weight of {name} must be at least 0, but is {weight}.")
+    return weight
+
+
+def _number(name: str, value: Any, times: int = 1) -> Scalar:
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(
+            f"{name} must be a scalar, but has shape {tuple(value.shape)}: take the mean over the "
+            f"batch (`.mean()`), or return (sum, weight)."
+        )
+    if isinstance(value, torch.Tensor) and value.device.type != HOST and not value.is_complex():
+        # A copy: the program may go on counting in the same tensor.
+        return OnDevice(value.detach().reshape(()).to(torch.float64, copy=True), times)
+    try:
+        return float(value.item() if isinstance(value, torch.Tensor) else value) * times
+    except (TypeError, ValueError, RuntimeError):
+        kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+        raise TypeError(
+            f"{name} must be a real number or a tensor with one, but is of type {kind}: return "
+            f"the mean over the batch."
+        ) from None
+
+
+class PendingLosses:
+    """The losses of a step that have numbers on an accelerator. Final.
+
+    Attributes:
+        losses: by shard.
+    """
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self.losses: list[tuple[int, ShardLoss]] = []
+        self._host = torch.empty(0, dtype=torch.float64, device=HOST)
+
+    def read(self) -> Iterator[tuple[int, ShardLoss]]:
+        """Give every shard's loss with its numbers, once all copies are made. Waits for the device.
+
+        Raises:
+            ValueError: a weight is negative.
+        """
+        losses, self.losses = self.losses, []
+        tensors = [number.tensor for _, loss in losses for number in loss.on_device]
+        if self._host.numel() != len(tensors):
+            self._host = pinned(torch.empty(len(tensors), dtype=torch.float64, device=HOST))
+        order: Sequence[int] = range(len(tensors))
+        if tensors:  # a program may have brought all to the host
+            together, order = _together(tensors, self._copies.device)
+            self._copies.to_host(self._host, together)
+            self._copies.wait()
+        read = dict(zip(order, self._host.tolist(), strict=True))
+        numbers = iter([read[at] for at in range(len(tensors))])
+        for shard, loss in losses:
+            yield shard, loss.with_numbers(numbers)
+
+
+def _together(
+    tensors: Sequence[torch.Tensor], device: torch.device
+) -> tuple[torch.Tensor, Sequence[int]]:
+    """Make one vector of numbers on a device, and say which number is where."""
+    places = defaultdict(list)
+    for at, tensor in enumerate(tensors):
+        places[tensor.device].append(at)
+    stacks = [torch.stack([tensors[at] for at in each]).to(device) for each in places.values()]
+    return stacks[0] if len(stacks) == 1 else torch.cat(stacks), sum(places.values(), [])

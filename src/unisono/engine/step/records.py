@@ -1,0 +1,213 @@
+"""A shard's loss and scalars of a step, read by all workers and summed exactly alike.
+
+A record is written by the worker that computed the shard::
+
+    form u32 │ number of names u32 │ bytes of names u32 │ rows u32 │ options u32 │ seen u32 │
+    (sum f64, weight f64)… │ names, JSON
+
+Sums over shards are taken in the canonical order, so means have the same bits everywhere.
+
+Timers for the phases of a step on one worker.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+from unisono.engine.step.loss import ShardLoss, name_of
+from unisono.errors import MismatchError
+from unisono.plan.summation import tree_sum
+
+_HEAD = struct.Struct("<IIIIII")
+_PAIR_BYTES = 16
+
+
+class Form(enum.IntEnum):
+    """Which form of loss a shard had."""
+
+    EMPTY = 0
+    MEAN = 1
+    SUM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """The records of all shards of a step, added up."""
+
+    is_sum: bool  # whether the losses of shards are sums, which `weight` makes a mean
+    means: dict[str, float]  # by name, the mean over all samples (or the true weight) of the step
+    weight: float  # the global weight of the loss
+
+
+class Record(NamedTuple):
+    """One shard's record, as read.
+
+    Attributes:
+        form: see :class:`Form`.
+        pairs: sum, weight, sum, weight, … of its scalars.
+        names: theirs, the loss first, in JSON.
+        has_rows: whether there are values per sample.
+        options: stands for the options that the writer's optimizers had.
+        seen: stands for the writer's replica of parameters and optimizer state; 0: not looked at.
+    """
+
+    form: int
+    pairs: tuple[float, ...]
+    names: bytes
+    has_rows: int
+    options: int
+    seen: int
+
+
+class Records:
+    """Writes and reads the records of one run's shards. Final.
+
+    Args:
+        rows: where they lie, one for each shard.
+
+    Attributes:
+        options: stands for the options of this worker's optimizers in the step under way.
+        seen: stands for its replica of parameters and optimizer state; 0: not looked at.
+    """
+
+    def __init__(self, rows: Sequence[memoryview]) -> None:
+        self._rows, self.options, self.seen = rows, 0, 0
+
+    def write(self, shard: int, loss: ShardLoss | None) -> None:
+        """Publish one shard's record; None for an empty shard.
+
+        Raises:
+            ValueError: there are more names than a record can hold.
+        """
+        row = self._rows[shard]
+        if loss is None:
+            _HEAD.pack_into(row, 0, Form.EMPTY, 0, 0, 0, 0, self.seen)
+            return
+        names = _text_of(tuple(loss.scalars))
+        pairs = [number for pair in loss.scalars.values() for number in pair]
+        form, has_rows = Form.SUM if loss.is_sum else Form.MEAN, bool(loss.per_sample)
+        head = _HEAD.pack(form, len(pairs) // 2, len(names), has_rows, self.options, self.seen)
+        record = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
+        if len(record) > len(row):
+            raise ValueError(
+                f"the scalars of a loss must fit {len(row)} bytes with their names, but "
+                f"{len(loss.scalars)} scalars take {len(record)}: return fewer, or shorter names."
+            )
+        row[: len(record)] = record
+
+    def read(self) -> list[Record]:
+        """Read the records of all shards; the same on every worker."""
+        return [_read(row) for row in self._rows]
+
+    def totals(self, records: Sequence[Record]) -> StepTotals:
+        """Add up the records of all shards.
+
+        Raises:
+            MismatchError: shards disagree about the form of the loss or the names.
+            ValueError: the weights add up to nothing.
+        """
+        speaker = next(shard for shard, record in enumerate(records) if record.form != Form.EMPTY)
+        first = records[speaker]
+        for shard, record in enumerate(records):
+            if record.form == Form.EMPTY:
+                continue
+            if record.options != first.options:
+                raise MismatchError(
+                    f"an optimizer's options must be the same on every worker, but they are not "
+                    f"where shards {speaker} and {shard} are computed: set them on every worker "
+                    f"alike, not under `if rank == 0`, and not from the time."
+                )
+            if record.form != first.form or record.names != first.names:
+                raise MismatchError(
+                    f"the loss function must return the same form and the same names for every "
+                    f"shard, but shards {speaker} and {shard} differ: return the same keys always, "
+                    f"each as an integer (a count) always or never."
+                )
+        nothing = (0.0,) * len(first.pairs)
+        pairs: list[Sequence[float]] = [record.pairs or nothing for record in records]
+        total = tree_sum(pairs, lambda *two: [a + b for a, b in zip(*two, strict=True)])
+        sums, weights = total[0::2], total[1::2]
+        if not weights[0] > 0:
+            raise ValueError(
+                f"the weights of a step's shards must add up to more than 0, but give "
+                f"{weights[0]}: return (sum, weight) with the number of things summed."
+            )
+        means = {
+            name: value if is_count else value / weight if weight else math.nan
+            for (name, is_count), value, weight in zip(
+                _names_in(first.names), sums, weights, strict=True
+            )
+        }
+        return StepTotals(first.form == Form.SUM, means, weights[0])
+
+
+def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:
+    """Find the first shard whose loss is NaN or infinite, and that loss."""
+    for shard, record in enumerate(records):
+        if record.form != Form.EMPTY:
+            total, weight = record.pairs[:2]
+            if not math.isfinite(total):
+                return shard, total / weight if weight else total
+    return None
+
+
+def _read(row: memoryview) -> Record:
+    form, num_names, num_bytes, has_rows, options, seen = _HEAD.unpack_from(row)
+    pairs = struct.unpack_from(f"<{2 * num_names}d", row, _HEAD.size)
+    names_at = _HEAD.size + num_names * _PAIR_BYTES
+    names = bytes(row[names_at : names_at + num_bytes])
+    return Record(form, pairs, names, has_rows, options, seen)
+
+
+# Every step has the same names.
+@functools.lru_cache(maxsize=64)
+def _names_in(text: bytes) -> tuple[tuple[str, bool], ...]:
+    return tuple(map(name_of, json.loads(text)))
+
+
+@functools.lru_cache(maxsize=64)
+def _text_of(names: tuple[str, ...]) -> bytes:
+    return json.dumps(names).encode()
+
+
+class Phase(enum.IntEnum):
+    """What a worker does in a step; the index of its seconds in :attr:`PhaseTimers.times`."""
+
+    LOADING = 1
+    FORWARD = 2
+    BACKWARD = 3
+    WAITING = 4
+    SUMMING = 5
+    UPDATING = 6
+
+
+class PhaseTimers:
+    """Adds up the seconds of each phase. Final.
+
+    Attributes:
+        times: when the step began, on the clock of ``perf_counter``, then the seconds of each
+            phase. That clock is the same one for all processes of a Linux host.
+    """
+
+    def __init__(self) -> None:
+        self.times = [0.0] * (len(Phase) + 1)
+        self._at_s = 0.0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._at_s = perf_counter()
+        self.times = [self._at_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+    def lap(self, phase: Phase) -> None:
+        """Count the time since the lap before for `phase`."""
+        now_s = perf_counter()
+        self.times[phase] += now_s - self._at_s
+        self._at_s = now_s

@@ -1,0 +1,191 @@
+"""A shard's passes once more, in a step that fails, with hooks that look at them.
+
+::
+
+    forward     each module: is what goes in, and what comes out, finite? which nodes does it make?
+    backward    each node: it is executed
+
+torch numbers nodes as they are made, so a module's are those between its begin and its end. The
+program's lines are in what its anomaly mode notes. Passes that succeed have no hooks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import linecache
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from traceback import walk_stack
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves
+
+from unisono.runtime.notices import shown
+
+_FRAME = re.compile(r'\s*File "([^"\n]+)", line (\d+)')
+_NOT_THE_PROGRAM = (
+    f"{os.path.dirname(torch.__file__)}{os.sep}",
+    f"{Path(__file__).resolve().parents[2]}{os.sep}",
+    "<",
+)
+
+
+class CallSite(NamedTuple):
+    """Where an operation is called: the name of a module and its class, a line of the program."""
+
+    module: str | None = None
+    kind: str = ""
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        if self == CallSite():
+            return "a shard"
+        where = "a function outside of the model" if self.module is None else "the model"
+        if self.module:
+            where = f"`{self.module}` of the model"
+        if self.kind:
+            where += f" ({self.kind})"
+        if self.file:
+            code = shown(linecache.getline(self.file, self.line).strip())
+            with suppress(OSError):  # there is no working directory any more
+                where += f", {self.file.removeprefix(os.getcwd() + os.sep)}, line {self.line}"
+            where += f", `{code}`" if code else ""
+        return where
+
+
+class Finiteness(enum.IntEnum):
+    """Whether all values of some tensors are finite."""
+
+    FINITE = 0
+    MASK = 1  # −inf alone, as in attention masks
+    BAD = 2
+
+
+class BadOutput(NamedTuple):
+    """A module's output that is not finite: where it is called, what it gives, and is given."""
+
+    place: CallSite
+    values: Finiteness
+    given: Finiteness
+
+
+class SecondLook:
+    """Hooks on a model's modules, and on the graph that they make, until it is closed. Final.
+
+    Attributes:
+        output: the first output of a module that is not finite. One that holds −inf beside finite
+            values may be a mask: it counts no more once a module that is given such values has
+            finite output.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+        self._inside: list[tuple[str, Finiteness]] = []
+        self._begun: list[tuple[int, str | None]] = []  # a node's number, whose come from there on
+        self._executed: Node | None = None
+        self.output: BadOutput | None = None
+        self._stack = ExitStack()
+        anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        self._stack.callback(torch.set_anomaly_enabled, *anomaly)
+        torch.set_anomaly_enabled(True, False)
+        if "torch._dynamo" in sys.modules:  # compiled code calls no hooks
+            self._stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for name, module in model.named_modules():
+            with suppress(Exception):  # as a module of TorchScript
+                enter, leave = partial(self._enter, name), partial(self._leave, name)
+                begun = module.register_forward_pre_hook(enter, with_kwargs=True)
+                self._stack.callback(begun.remove)
+                ended = module.register_forward_hook(leave, always_call=True)
+                self._stack.callback(ended.remove)
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        self._stack.close()
+
+    def watch(self, returned: Any) -> None:
+        """Look at the backward pass that comes next, of what a loss function has returned."""
+        torch.set_anomaly_enabled(False)  # lines are noted, and torch need not print them
+        for node in graph_of(tree_leaves(returned)):
+            node.register_prehook(partial(self._execute, node))
+
+    @property
+    def last(self) -> CallSite:
+        """Where the node was made that was executed last."""
+        if self._executed is None:
+            return CallSite()
+        metadata: Any = self._executed.metadata
+        frames = [_FRAME.match(text) for text in metadata.get("traceback_", [])]
+        place = innermost([(frame[1], int(frame[2])) for frame in frames if frame is not None])
+        number = self._executed._sequence_nr()
+        at = bisect.bisect_right(self._begun, number, key=lambda begun: begun[0]) - 1
+        module = self._begun[at][1] if at >= 0 else None
+        return place if module is None else place._replace(module=module, kind=self._kinds[module])
+
+    def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+        self._inside.append((name, values_of((args, kwargs))))
+        self._note_number()
+
+    def _leave(self, name: str, _: nn.Module, __: Any, output: Any) -> None:
+        given, values = self._inside.pop()[1], values_of(output)
+        self._note_number()
+        if values != Finiteness.FINITE and self.output is None:
+            place = _caller()._replace(module=name, kind=self._kinds[name])
+            self.output = BadOutput(place, values, given)
+        elif (values, given) == (Finiteness.FINITE, Finiteness.MASK) and self.output is not None:
+            self.output = self.output if self.output.values == Finiteness.BAD else None
+
+    def _note_number(self) -> None:
+        next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+        self._begun.append((next_number(), self._inside[-1][0] if self._inside else None))
+
+    def _execute(self, node: Node, _: Any) -> None:
+        self._executed = node
+
+
+@torch.no_grad()
+def values_of(value: Any) -> Finiteness:
+    """Look at all floating-point tensors in something."""
+    worst = Finiteness.FINITE
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            with suppress(Exception):  # a kind of tensor that cannot be asked
+                rest = leaf[~torch.isfinite(leaf)]
+                is_mask = bool((rest == -math.inf).all())
+                kind = Finiteness.MASK if is_mask else Finiteness.BAD
+                worst = max(worst, kind if rest.numel() else Finiteness.FINITE)
+    return worst
+
+
+def graph_of(returned: Sequence[Any]) -> list[Node]:
+    """List the nodes behind some tensors."""
+    waiting = [leaf.grad_fn for leaf in returned if isinstance(leaf, torch.Tensor)]
+    found: dict[Node, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            waiting += [before for before, _ in node.next_functions]
+    return list(found)
+
+
+def innermost(lines: Sequence[tuple[str, int]]) -> CallSite:
+    """Give the innermost line of the program's own."""
+    own = [line for line in lines if not line[0].startswith(_NOT_THE_PROGRAM)]
+    return CallSite(file=own[-1][0], line=own[-1][1]) if own else CallSite()
+
+
+def _caller() -> CallSite:
+    """Find the program's line that has called the module whose hook is running."""
+    return innermost([(frame.f_code.co_filename, line) for frame, line in walk_stack(None)][::-1])

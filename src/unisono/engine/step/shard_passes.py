@@ -1,0 +1,186 @@
+"""The passes over one worker's shards, one after the other.
+
+::
+
+    begin           the buffers are those that every shard starts from
+    start(shard)    generators and buffers are ready for its forward pass
+    add(shard)      its loss is differentiated, and its gradients are added to a part, which is
+                    published with its last shard
+    commit          the buffers are those that the first shard with samples has left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+
+from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.step.gradients import GradientStack
+from unisono.plan.seeds import seed_of
+from unisono.plan.summation import Node
+from unisono.runtime.reach import OwnGenerators
+from unisono.runtime.training_progress import now
+
+Backward = tuple[torch.Tensor, torch.Tensor]
+"""A loss, and its weight."""
+
+
+class ShardPasses:
+    """Computes the shards of one worker in the steps of one loop. Final.
+
+    Args:
+        own: generators of the program's own, which are seeded with the default ones.
+
+    Attributes:
+        at: which step, epoch and batch it is, for :func:`unisono.progress`.
+        shards: those of this worker, in the order in which it computes them.
+        stack: the sums of the step under way.
+    """
+
+    shards: Sequence[int]
+    stack: GradientStack
+
+    def __init__(self, exchange: Exchange, seed: int, own: OwnGenerators | None = None) -> None:
+        self._exchange, self._seed = exchange, seed
+        self._own = own if own is not None and own.found else None
+        self._device, self._num_shards = exchange.device, exchange.division.num_shards
+        self._others: Sequence[nn.Parameter] = ()
+        self._now, self.at = now(), (0, 0, 0)
+        self._step = self._first_shard = self._turn = 0
+
+    def divide(self) -> None:
+        """Be ready for what is this worker's now."""
+        division = self._exchange.division
+        self.shards = division.shards
+        self.stack = GradientStack(self._exchange.parameters, division.mine)
+
+    def take_over(self, parts: Sequence[Node]) -> list[int]:
+        """Be ready for parts that a lost worker has left; gives their shards in order."""
+        self.stack = GradientStack(self._exchange.parameters, parts)
+        return [shard for part in parts for shard in range(part.lo, part.hi)]
+
+    def begin(self, step: int, first_shard: int, turn: int = 0, others: Sequence[int] = ()) -> None:
+        """Be ready for the passes of an update; what one before has not finished is forgotten.
+
+        Args:
+            step: counted over the whole run.
+            first_shard: the first one that has samples; the buffers that it leaves are kept.
+            turn: how many updates the step has had.
+            others: the positions of parameters that stay as they are in this update, as they belong
+                to other optimizers: their gradients are dropped.
+        """
+        self._step, self._first_shard, self._turn = step, first_shard, turn
+        self._others = [self._exchange.parameters[index] for index in others]
+        self._exchange.buffers.begin(step)
+        self.stack.discard()
+
+    def seed(self, stream: str, again: int = 0) -> None:
+        """Seed generators for what is computed once in the update, or once more."""
+        self._now.at = (*self.at, None)
+        word = seed_of(stream, self._seed, self._step, self._turn + again)
+        self._device.seed(word)
+        if self._own is not None:
+            self._own.seed(word)
+
+    @contextmanager
+    def generators_put_back(self) -> Iterator[None]:
+        """Leave generators as they were, the program's own, too."""
+        own = nullcontext() if self._own is None else self._own.put_back()
+        with self._device.generators_put_back(), own:
+            yield
+
+    @contextmanager
+    def seeded(self, stream: str) -> Iterator[None]:
+        """Seed generators likewise, and put them back after it."""
+        with self.generators_put_back(), self._now.put_back():
+            self.seed(stream)
+            yield
+
+    def start(self, shard: int) -> None:
+        """Prepare for one shard's forward pass."""
+        place = self._step * self._num_shards + shard
+        word = seed_of("train", self._seed, place, self._turn)
+        self._device.seed(word)
+        if self._own is not None:
+            self._own.seed(word)
+        self._exchange.buffers.restore()
+        self._now.at = (*self.at, shard)
+
+    def leave_shards(self) -> None:
+        """Compute none of them, until the next one is started."""
+        self._now.at = (*self.at, None)
+
+    def add(self, shard: int, backward: Backward | None) -> None:
+        """Take a shard's loss, once its forward pass is issued.
+
+        Args:
+            backward: what to differentiate; None: nothing, as the loss is not finite.
+        """
+        if backward is None:
+            self.skip(shard)
+            return
+        exchange, stack = self._exchange, self.stack
+        if shard != stack.last_shard or not exchange.takes_early:
+            self._device.backward(*backward)
+        else:
+            with published_early(exchange.parameters, stack, exchange, self._others):
+                self._device.backward(*backward)
+        for parameter in self._others:
+            parameter.grad = None
+        finished = stack.push(shard)
+        for parameter in exchange.fixed:
+            parameter.grad = None
+        if shard == self._first_shard:
+            exchange.buffers.keep()
+        if finished is not None:
+            exchange.publish(*finished)
+
+    def skip(self, shard: int) -> None:
+        """Take into account that a shard adds nothing to its part."""
+        finished = self.stack.push_nothing(shard)
+        if finished is not None:
+            self._exchange.publish(*finished)
+
+    def commit(self) -> None:
+        """Finish a step, or an evaluation within it, once its update is everybody's."""
+        self._exchange.buffers.commit()
+
+
+@contextmanager
+def published_early(
+    parameters: Sequence[torch.nn.Parameter],
+    stack: GradientStack,
+    exchange: Exchange,
+    others: Sequence[torch.nn.Parameter] = (),
+) -> Iterator[None]:
+    """Publish each gradient that the backward pass in the block leaves, summed over the last part.
+
+    Bytes travel while the rest is still computed. Hooks are set before that pass and removed after
+    it, so they come behind all hooks of the program.
+
+    Args:
+        parameters: those that the optimizers update.
+        stack: has the shards before this one, which is the last.
+        others: those of `parameters` that stay as they are in this update.
+    """
+
+    def publish(index: int, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            part, total = stack.add_early(index, parameter.grad)
+            exchange.publish_early(part, index, total)
+
+    unwanted = set(map(id, others))
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(publish, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
+        if parameter.requires_grad and id(parameter) not in unwanted
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,270 @@
+"""Update parameters from summed gradients: in pieces by all workers, or whole.
+
+Both use the optimizer that the user made, with its hooks and schedules; during ``step()`` its
+parameters and state are those of this worker.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from unisono.engine.exchange.homes import Homes
+from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.state.optimizers import bare_step, is_surrounded
+from unisono.engine.step.transforms import Clipping, LossScaling
+from unisono.plan.shards import Piece
+
+_PLAIN = (bool, int, float, str, tuple)
+
+
+def pass_for_stepped(optimizer: Optimizer) -> None:
+    """Mark an optimizer as stepped, which schedules check."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def updated_by(optimizer: Optimizer, exchange: Exchange) -> dict[int, torch.nn.Parameter]:
+    """Find the parameters of one of a run's optimizers, by their positions in the exchange."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    each = enumerate(exchange.parameters)
+    return {index: parameter for index, parameter in each if id(parameter) in own}
+
+
+class Options:
+    """The options of an optimizer's groups, which all workers must have alike. Final."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer, self._number = optimizer, 0
+        self._seen: list[tuple[Any, ...]] = []
+
+    def note(self) -> int:
+        """Note them before passes; gives 32 bits that are the same where they are."""
+        now = self._now()
+        if now != self._seen:
+            self._seen = now
+            plain = [
+                {name: value for name, value in group.items() if isinstance(value, _PLAIN)}
+                for group in self._optimizer.param_groups
+            ]
+            self._number = zlib.crc32(repr(plain).encode())
+        return self._number
+
+    def check(self) -> None:
+        """Refuse passes that have set them since they were noted; raises RuntimeError."""
+        if self._now() == self._seen:
+            return
+        name = next(
+            name
+            for group, noted in zip(self._optimizer.param_groups, self._seen, strict=False)
+            for (name, now), was in zip(group.items(), noted, strict=False)
+            if now != was
+        )
+        raise RuntimeError(
+            f"the loss function and the model must depend on the shard alone, but they set "
+            f"`{name}` of the optimizer, whose options all workers must have alike: pass "
+            f"`schedule=`, or set it before the step, as in a callback's `on_step_begin`."
+        )
+
+    def _now(self) -> list[tuple[Any, ...]]:
+        return [tuple(group.values()) for group in self._optimizer.param_groups]
+
+
+@dataclass(slots=True)
+class Member:
+    """One of a run's optimizers in the steps of one loop.
+
+    Attributes:
+        name: its own among several; one alone has "".
+        clipping: how the gradients of its parameters are clipped.
+        scaling: how losses are scaled for it; None: not at all.
+        parameters: those that it updates, by their positions in the exchange.
+        update: what this worker does of it now.
+    """
+
+    name: str
+    optimizer: Optimizer
+    clipping: Clipping
+    scaling: LossScaling | None
+    parameters: dict[int, torch.nn.Parameter] = field(init=False)
+    update: SlicedUpdate | WholeUpdate = field(init=False)
+
+    def follow(self, exchange: Exchange) -> None:
+        """Be ready to update what an exchange says is this worker's now."""
+        self.parameters = updated_by(self.optimizer, exchange)
+        if exchange.homes is None:
+            self.update = WholeUpdate(self, exchange)
+        else:
+            self.update = SlicedUpdate(self, exchange.pieces, exchange.totals, exchange.homes)
+
+
+class SlicedUpdate:
+    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final.
+
+    Args:
+        pieces, totals: this worker's, with the sums of their gradients.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        pieces: Sequence[Piece],
+        totals: Sequence[torch.Tensor],
+        homes: Homes,
+    ) -> None:
+        self._optimizer, self._parameters = member.optimizer, member.parameters
+        self._homes, self._keys = homes, homes.keys
+        each = zip(pieces, totals, strict=True)
+        own = [(piece, total) for piece, total in each if piece.index in self._parameters]
+        pieces = self._pieces = [piece for piece, _ in own]
+        self._totals = [total for _, total in own]
+        self._leaves = [torch.nn.Parameter(homes.parameter(piece)) for piece in pieces]
+        self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
+        self._groups = self._group_leaves()
+        self._strangers = {n for n, piece in enumerate(pieces) if self._keys[piece.index]}
+        self._sizes: list[int] = []
+        self._known = b""
+        self._dense = False
+        self._adopt_existing()
+        self.commit()
+
+    def apply(self, present: Sequence[bool]) -> None:
+        """Update this worker's pieces of the parameters that have a gradient.
+
+        Args:
+            present: for each parameter, whether it has a gradient in this step.
+
+        Raises:
+            RuntimeError: code was put around the optimizer's `step` since the loop began, or it
+                keeps other state now.
+        """
+        if is_surrounded(self._optimizer):
+            raise RuntimeError(
+                "hooks of an optimizer's `step`, and what is put around it, must be there before "
+                "a loop begins, but came under way: register or wrap before, or between two loops."
+            )
+        if not (self._dense and all(present)):
+            for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
+                leaf.grad = total if present[piece.index] else None
+            self._dense = all(present)
+        pass_for_stepped(self._optimizer)  # where this worker has no pieces, too
+        if self._leaves:
+            self._step_in_place_of_the_whole()
+            self._check_state()
+        for position in sorted(self._strangers):
+            self._adopt_new(position)
+
+    def _check_state(self) -> None:
+        """Refuse state that was not there when the loop began, and so has no place in the arena."""
+        sizes = [len(state) for state in self._state.values()]
+        if sizes == self._sizes:
+            return
+        self._sizes = sizes
+        for leaf, piece in zip(self._leaves, self._pieces, strict=True):
+            if len(self._state[leaf]) > len(self._keys[piece.index]) and any(
+                isinstance(value, torch.Tensor) and name not in self._keys[piece.index]
+                for name, value in self._state[leaf].items()
+            ):
+                raise RuntimeError(
+                    f"an optimizer's options must not change which state it keeps while a loop is "
+                    f"under way, but it has {sorted(self._state[leaf])} now: end the loop first."
+                )
+
+    def commit(self) -> None:
+        """Show the user's optimizer the whole state of parameters that have got theirs."""
+        known = bytes(self._homes.known)
+        if known == self._known:
+            return
+        for index, parameter in self._parameters.items():
+            if known[index] and self._known[index : index + 1] != b"\1":
+                self._optimizer.state[parameter] = self._homes.shown(index)
+        self._known = known
+
+    def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
+        owners = [id(self._parameters[piece.index]) for piece in self._pieces]
+        groups = [set(map(id, group["params"])) for group in self._optimizer.param_groups]
+        return [
+            [leaf for leaf, owner in zip(self._leaves, owners, strict=True) if owner in group]
+            for group in groups
+        ]
+
+    def _step_in_place_of_the_whole(self) -> None:
+        optimizer = self._optimizer
+        whole = [group["params"] for group in optimizer.param_groups]
+        state, step = optimizer.state, bare_step(optimizer)
+        try:
+            optimizer.state = self._state
+            for group, leaves in zip(optimizer.param_groups, self._groups, strict=True):
+                group["params"] = leaves
+            with torch.no_grad():
+                step()
+        finally:
+            optimizer.state = state
+            for group, parameters in zip(optimizer.param_groups, whole, strict=True):
+                group["params"] = parameters
+
+    def _adopt_existing(self) -> None:
+        """Give pieces the state that is already known."""
+        known = self._homes.known
+        for position, piece in enumerate(self._pieces):
+            if known[piece.index]:
+                for name, key in self._keys[piece.index].items():
+                    home = self._homes.of_piece(piece, key)
+                    shared = key.is_array or piece.is_first
+                    self._state[self._leaves[position]][name] = home if shared else home.clone()
+                self._strangers.discard(position)
+
+    def _adopt_new(self, position: int) -> None:
+        """Move state that the optimizer has just made for a piece to its home.
+
+        A scalar's home belongs to the worker of the first piece; the others keep copies, which
+        count the same steps.
+        """
+        piece, state = self._pieces[position], self._state[self._leaves[position]]
+        if not any(isinstance(value, torch.Tensor) for value in state.values()):
+            return
+        for name, key in self._keys[piece.index].items():
+            if key.is_array or piece.is_first:
+                home = self._homes.of_piece(piece, key)
+                home.copy_(state[name].reshape(home.shape))
+                state[name] = home
+        if piece.is_first:
+            self._homes.known[piece.index] = 1
+        self._strangers.discard(position)
+
+
+class WholeUpdate:
+    """Whole parameters, by one worker for all or by each worker for its replica. Final.
+
+    The optimizer's state stays in the processes of those who update.
+    """
+
+    def __init__(self, member: Member, exchange: Exchange) -> None:
+        self._optimizer, self._parameters = member.optimizer, member.parameters
+        self._exchange, self._acts = exchange, exchange.acts
+
+    def apply(self, present: Sequence[bool]) -> None:
+        """Update the parameters that have a gradient, once everybody's sums are finished."""
+        if not self._acts:
+            pass_for_stepped(self._optimizer)  # elsewhere it has
+            return
+        self._exchange.buffers.settle()
+        # Now: where a worker was lost while all added up, the sums of those left lie elsewhere.
+        sums = self._exchange.whole
+        for index, parameter in self._parameters.items():
+            parameter.grad = sums[index] if present[index] else None
+        try:
+            with self._exchange.updating():
+                self._optimizer.step()
+        finally:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+
+    def commit(self) -> None:
+        """See all that the update has changed."""
+        self._exchange.take_fixed()

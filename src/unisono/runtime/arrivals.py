@@ -1,0 +1,151 @@
+"""Brings batches to an accelerator beside what that computes.
+
+::
+
+    the host     read, pin ─► issue ──────────────────► go on; it never waits
+    copies                    copy ─► event ┐
+    computing    … the shard before …       └► wait for the event ─► this shard
+
+So a copy waits for nothing that is computed, and what is computed waits for its own batch alone.
+Tensors are found in tuples, lists, mappings and dataclasses, however deep; one that is there twice
+is copied once. Whatever has a method ``to`` moves itself. Run on a simulated device; not on a GPU
+yet.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from unisono.runtime.notices import say
+
+
+class Arrivals:
+    """The batches that come to one accelerator. Final."""
+
+    def __init__(self, device: torch.device, module: Any) -> None:
+        self._device, self._module = device, module
+        self._stream: Any = None
+
+    def begin(self, batch: Any) -> Callable[[], Any]:
+        """Begin to copy a batch.
+
+        Returns:
+            Gives the batch, once: what the device is given to do from then on comes after the
+            copies. Until it is called, nobody has to wait for them.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room for it.
+        """
+        found: dict[int, torch.Tensor] = {}
+
+        def find(part: Any) -> Any:
+            if self._is_plain(part):
+                found[id(part)] = part
+            return part if callable(getattr(part, "to", None)) else None
+
+        changed_within(batch, find)
+        if self._stream is None:
+            self._stream = self._module.Stream(self._device)
+        with self._module.stream(self._stream):
+            copied = {key: self._copy(tensor) for key, tensor in found.items()}
+        event = self._stream.record_event()
+
+        def arrived(part: Any) -> Any:
+            if isinstance(part, torch.Tensor):
+                there = copied.get(id(part))
+                return self._copy(part) if there is None else there
+            # torch's PackedSequence, say
+            return part.to(self._device) if callable(getattr(part, "to", None)) else None
+
+        def give() -> Any:
+            stream = self._module.current_stream(self._device)
+            stream.wait_event(event)
+            for tensor in copied.values():
+                # Else its memory is given to the next batch while this one is computed.
+                tensor.record_stream(stream)
+            return changed_within(batch, arrived)
+
+        return give
+
+    def _is_plain(self, part: Any) -> bool:
+        """Tell whether a tensor lies on the host, so that nothing computed has to be waited for."""
+        return (
+            type(part) is torch.Tensor
+            and part.is_cpu
+            and part.layout == torch.strided
+            and not part.requires_grad
+        )
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_cpu and tensor.layout == torch.strided:
+            tensor = pinned(tensor)
+        return tensor.to(self._device, non_blocking=True)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor of the host to memory that accelerators copy from and to without waiting.
+
+    Where the system has no such memory to give, that is told once, and the tensor stays as it is.
+    """
+    try:
+        return tensor.pin_memory()
+    except RuntimeError as error:
+        tell_not_pinned("batches and losses", str(error).partition("\n")[0])
+        return tensor
+
+
+@functools.cache
+def tell_not_pinned(what: str, reason: str) -> None:
+    """Say, once in this process, that copies take longer than they should."""
+    say(
+        f"{what} are copied by way of memory that is not pinned, as the system refuses to pin it "
+        f"({reason}): results are the same, copies take longer. Raise the limit of locked memory "
+        f"(`ulimit -l`)."
+    )
+
+
+def changed_within(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """Make a nest of the same kind with its parts changed; give the same one if none is.
+
+    Args:
+        nest: mappings, lists, tuples and dataclasses in one another.
+        change: gives what takes the place of a part; None: the parts within it are changed.
+    """
+    changed = change(nest)
+    if changed is not None:
+        return changed
+    if isinstance(nest, Mapping):
+        items = {key: changed_within(value, change) for key, value in nest.items()}
+        if all(items[key] is value for key, value in nest.items()):
+            return nest
+        return items if type(nest) is dict else _like(nest, items)
+    if isinstance(nest, (list, tuple)):
+        parts = [changed_within(value, change) for value in nest]
+        if all(map(operator.is_, parts, nest)):
+            return nest
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        fields = {field.name: getattr(nest, field.name) for field in dataclasses.fields(nest)}
+        values = {name: changed_within(value, change) for name, value in fields.items()}
+        if all(values[name] is value for name, value in fields.items()):
+            return nest
+        record = copy.copy(nest)
+        for name, value in values.items():
+            object.__setattr__(record, name, value)  # also of frozen ones
+        return record
+    return nest
+
+
+def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Put items into a mapping of the same kind, where that can be made."""
+    try:
+        return type(mapping)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items

@@ -1,0 +1,165 @@
+"""Describes a rank's call in words that are the same on every rank that makes the same call.
+
+Each rank posts its call before the first meeting of it; then all compare the posts as bytes. What
+may differ between ranks (the length of an uneven part, a tensor's address) is not in the words.
+What is wrong on this rank alone (a list that is too short, two dtypes in one call) is refused here
+before anything is posted.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+from unisono.runtime.c10d.group_memory import POST_TEXT_BYTES
+from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
+
+DTYPES = (*map(dtype_of, CODES), torch.complex32, torch.complex128)
+"""Those that can be moved, each with its number, which is the same on all ranks."""
+
+_Vectors = Sequence[torch.Tensor]
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """Return the number of a dtype, the same on all ranks.
+
+    Raises:
+        TypeError: tensors of this dtype cannot be moved.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(f"tensors must be of a plain dtype, but one is {dtype}: convert it first.")
+    return DTYPES.index(dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def encode(
+    kind: str,
+    dtype: torch.dtype | None = None,
+    numel: int | None = None,
+    reduction: str = "",
+    root: int | None = None,
+    sizes: tuple[int, ...] = (),
+    shape: tuple[int, ...] = (),
+) -> bytes:
+    """Say what a call asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
+
+    Args:
+        kind: such as ``all_reduce``.
+        dtype: of the elements, if there are any.
+        numel: how many elements a rank gives or takes, where that is the same on every rank.
+        reduction: its name, or empty.
+        root: the global rank that gives or takes alone.
+        sizes: the numbers of elements for or from each rank, where they differ.
+        shape: of the tensor, where it must be the same on every rank; of a vector `numel` says
+            enough.
+
+    Raises:
+        TypeError: tensors of this dtype cannot be moved.
+    """
+    words = f"{kind}({reduction})" if reduction else kind
+    if dtype is not None:
+        dtype_code(dtype)
+        words += f" of {'' if numel is None else f'{numel:,} '}{dtype_name(dtype)} elements"
+    if len(shape) > 1:
+        words += f" in the shape {tuple(shape)}"
+    if sizes:
+        code = zlib.crc32(struct.pack(f"<{len(sizes)}q", *sizes))
+        words += f" in parts of {len(sizes)} different sizes (fingerprint {code:08x})"
+    if root is not None:
+        words += f" with root {root}"
+    text = words.encode()
+    if len(text) > POST_TEXT_BYTES:
+        end = f" … (fingerprint {zlib.crc32(text):08x})".encode()
+        text = text[: POST_TEXT_BYTES - len(end)] + end
+    return text
+
+
+@functools.lru_cache(maxsize=1024)
+def kind_of(call: bytes) -> str:
+    """Return the kind of a call that :func:`encode` described."""
+    return call.decode().partition("(")[0].partition(" of ")[0]
+
+
+def call_of_each(
+    kind: str,
+    vector: torch.Tensor,
+    of_each: _Vectors,
+    rank: int,
+    num_ranks: int,
+    reduction: str = "",
+) -> bytes:
+    """Encode an all_gather or a reduce_scatter: a vector, and one of or for each rank."""
+    _check_one_each(of_each, num_ranks)
+    _check_same_dtype(vector, *of_each)
+    _check_size(vector, of_each[rank])
+    sizes = tuple(one.numel() for one in of_each)
+    if len(set(sizes)) > 1:
+        return encode(kind, vector.dtype, None, reduction, sizes=sizes)
+    return encode(kind, vector.dtype, sizes[0], reduction)
+
+
+def all_to_all_call(outputs: _Vectors, inputs: _Vectors, num_ranks: int) -> bytes:
+    """Encode an all_to_all; its sizes differ between ranks and are exchanged later."""
+    _check_one_each(inputs, num_ranks)
+    _check_one_each(outputs, num_ranks)
+    _check_same_dtype(*inputs, *outputs)
+    return encode("all_to_all", inputs[0].dtype)
+
+
+def rooted_call(
+    kind: str,
+    vector: torch.Tensor,
+    at_root: _Vectors,
+    root: int,
+    rank: int,
+    names: Sequence[int],
+) -> bytes:
+    """Encode a gather or a scatter: a vector on every rank, a list of them at the root."""
+    check_rank("root", root, len(names))
+    _check_one_each(at_root, len(names) if rank == root else 0)
+    _check_same_dtype(vector, *at_root)
+    for one in at_root:
+        _check_size(vector, one)
+    return encode(kind, vector.dtype, vector.numel(), root=names[root])
+
+
+def check_rank(role: str, rank: int, num_ranks: int) -> None:
+    """Refuse a rank that the group does not have.
+
+    Raises:
+        ValueError: with those that it has.
+    """
+    if not 0 <= rank < num_ranks:
+        raise ValueError(
+            f"the {role} of a call must be one of the group's ranks, 0 to {num_ranks - 1}, but is "
+            f"{rank}."
+        )
+
+
+def _check_same_dtype(*tensors: torch.Tensor) -> None:
+    first = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype != first:
+            raise TypeError(
+                f"the tensors of one call must have one dtype, but are {first} and {tensor.dtype}."
+            )
+
+
+def _check_size(vector: torch.Tensor, other: torch.Tensor) -> None:
+    if vector.numel() != other.numel():
+        raise ValueError(
+            f"what one rank gives and what is made of it must have the same number of elements, "
+            f"but have {vector.numel():,} and {other.numel():,}."
+        )
+
+
+def _check_one_each(tensors: _Vectors, num_ranks: int) -> None:
+    if len(tensors) != num_ranks:
+        raise ValueError(
+            f"the list must have {num_ranks} tensors here, one for each rank (none where a "
+            f"single rank gives or takes and this is another), but has {len(tensors)}."
+        )

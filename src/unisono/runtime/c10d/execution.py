@@ -1,0 +1,296 @@
+"""Runs the calls of one rank in a group, one after the other, in the order in which they were made.
+
+A call runs in the thread that makes it: the other ranks are usually microseconds away, and handing
+it to another thread would take longer. With ``async_op=True`` the caller must not be blocked by a
+late rank, which may itself be waiting for this one elsewhere. Such a call moves after a few
+milliseconds, with all calls after it, to the group's *helper* thread. The helper ends when it is
+idle for a while, and before Python does: a thread that returned from C++ after that would abort
+the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import NoReturn
+
+import torch
+
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.runtime.c10d.meeting import Meeting, Meetings
+
+_PATIENCE_S = 5e-3
+_HELPER_STAYS_S = 1.0
+_LOOK_EVERY_S = 5e-3
+_AT_EXIT_AT_MOST_S = 10.0
+_DENORMAL = 1e-40
+
+
+class Call:
+    """One call of this rank. Final.
+
+    Args:
+        meeting: where the ranks meet.
+        steps: announces the call and carries it out, meeting by meeting. It begins when it is the
+            call's turn.
+
+    Attributes:
+        rank: this rank as the program knows it.
+        is_done: whether the helper has finished it, well or not.
+        error: its failure in the helper.
+    """
+
+    def __init__(self, meeting: Meeting, steps: Meetings) -> None:
+        self._meeting = meeting
+        self._steps = steps
+        self.rank = meeting.names[meeting.rank]
+        self._has_begun = self._is_waiting = self._flushes = False
+        self.is_done = False
+        self.error: BaseException | None = None
+
+    def proceed(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
+        """Run it, or on with it; return False if a meeting took longer than `patience_s`.
+
+        Raises:
+            MismatchError: on every rank, at the same meeting; the group can still be used.
+            BaseException: anything else; the group has ended for this rank.
+        """
+        try:
+            with torch.inference_mode():  # it may write to tensors of either kind
+                if not self._has_begun:
+                    self._has_begun = True
+                    self._is_waiting = self._meeting.is_ahead  # of a call that was refused
+                while True:
+                    if self._is_waiting and not self._meeting.wait(patience_s, spins=spins):
+                        return False
+                    self._is_waiting = False
+                    if next(self._steps, self) is self:
+                        return True
+                    self._meeting.arrive()
+                    self._is_waiting = True
+        except MismatchError:
+            raise
+        except BaseException as error:
+            self.give_up(error)
+            raise
+
+    def proceed_elsewhere(self) -> None:
+        """Run it to its end in another thread than the one that made it."""
+        torch.set_flush_denormal(self._flushes)  # each thread has a mode of its own
+        self.proceed(spins=False)
+
+    def hand_over(self) -> None:
+        """Note what another thread must know to go on with it."""
+        tiny = torch.tensor(_DENORMAL, dtype=torch.float32, device="cpu")
+        self._flushes = (tiny * 1.0).item() == 0.0
+
+    def give_up(self, error: BaseException) -> None:
+        """End the group for this rank: a call that has failed half-way cannot be made again."""
+        self._meeting.give_up(str(error) or type(error).__name__)
+
+
+class _Turn(enum.Enum):
+    """Who may carry out calls now."""
+
+    NOBODY = enum.auto()
+    CALLER = enum.auto()
+    HELPER = enum.auto()
+
+
+class Execution:
+    """The calls of one rank in a group, in their order. Final.
+
+    A mismatch ends a call on every rank, not the group. Calls that this rank made before the
+    program learned of it are not run: other ranks may have learned of it at once and not made them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal's handler may come back here
+        self._changed = threading.Condition(self._lock)
+        self._turn = _Turn.NOBODY
+        self._waiting: deque[Call] = deque()
+        self._caller = 0  # the thread whose turn it is
+        self._under_way: Call | None = None  # in the helper
+        self._helper: threading.Thread | None = None
+        self._is_closed = False
+        self._unheard: MismatchError | None = None
+
+    def carry_out(self, call: Call, *, is_async: bool) -> bool:
+        """Run a call after all that were made before it.
+
+        Args:
+            call: made by this rank.
+            is_async: return within milliseconds, done or not.
+
+        Returns:
+            Whether it is done; always True unless `is_async`.
+
+        Raises:
+            BaseException: its failure, or one of an earlier call that nobody was told of.
+        """
+        with self._lock:
+            if self._unheard is not None:
+                error, self._unheard = self._unheard, None
+                raise error
+            is_first = self._turn is _Turn.NOBODY
+            if is_first:
+                self._turn, self._caller = _Turn.CALLER, threading.get_ident()
+            elif self._turn is _Turn.CALLER and self._caller == threading.get_ident():
+                self._refuse(call)
+            else:
+                call.hand_over()
+                self._waiting.append(call)
+        if is_first:
+            return self._carry_out_here(call, _PATIENCE_S if is_async else math.inf)
+        if is_async:
+            return False
+        try:
+            self.wait(call)
+        except BaseException as error:
+            if not call.is_done:  # interrupted
+                call.give_up(error)
+            raise
+        return True
+
+    def hear(self, call: Call) -> BaseException | None:
+        """Return a call's failure; the program knows of it then."""
+        with self._lock:  # the helper may just have met with another one
+            if self._unheard is call.error:
+                self._unheard = None
+        return call.error
+
+    def wait(self, call: Call, timeout_s: float | None = None) -> None:
+        """Wait until the helper has finished a call.
+
+        Raises:
+            BaseException: the call's failure.
+            WaitTimeoutError: it is not done in `timeout_s` seconds.
+        """
+        with self._lock:
+            if not self._changed.wait_for(lambda: call.is_done, timeout_s):
+                raise WaitTimeoutError(
+                    f"a call with `async_op=True` must be done in the {timeout_s} s that it is "
+                    f"waited for, but goes on: wait for longer, or look at what other ranks do.",
+                    missing=(),
+                    waited_s=timeout_s or 0.0,
+                )
+        if (error := self.hear(call)) is not None:
+            raise error
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until the helper has nothing left to run, at most `timeout_s` seconds."""
+        end = time.monotonic() + timeout_s
+        while self._turn is _Turn.HELPER and time.monotonic() < end:
+            time.sleep(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        """Let the helper end as soon as it is idle."""
+        with self._lock:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def end_helper(self) -> None:
+        """End the helper, and if it is busy, the group for this rank."""
+        self.close()
+        with self._lock:
+            helper = self._helper
+            if self._turn is _Turn.HELPER and self._under_way is not None:
+                self._under_way.give_up(RuntimeError("the program has ended"))
+        if helper is not None:
+            helper.join(_AT_EXIT_AT_MOST_S)
+
+    def _carry_out_here(self, call: Call, patience_s: float) -> bool:
+        is_done = True
+        try:
+            is_done = call.proceed(patience_s)
+        finally:
+            with self._lock:
+                if not is_done:
+                    call.hand_over()
+                    self._waiting.appendleft(call)
+                if self._waiting:
+                    self._call_helper()
+                else:
+                    self._turn = _Turn.NOBODY
+        return is_done
+
+    def _refuse(self, call: Call) -> NoReturn:
+        """Refuse a call that a signal handler makes while this thread is in another one.
+
+        Also after such a handler has raised an exception between two lines of :meth:`carry_out`.
+        """
+        error = PeerLostError(
+            "calls of a process group must be made one after the other, but a signal has held this "
+            "thread up in one, and now it makes another: let the handler set a flag, and make the "
+            "call where the program looks at it.",
+            rank=call.rank,
+        )
+        self._turn = _Turn.NOBODY
+        call.give_up(error)
+        raise error
+
+    def _call_helper(self) -> None:
+        if self._helper is None:
+            helper = threading.Thread(target=self._help, name="unisono-c10d", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError as error:  # there may be no thread more
+                self._turn = _Turn.NOBODY
+                self._waiting[0].give_up(error)
+                self._end(*self._waiting, error=error)
+                self._waiting.clear()
+                raise
+            self._helper = helper
+            _WITH_HELPERS.add(self)
+        self._turn = _Turn.HELPER
+        self._changed.notify_all()
+
+    def _help(self) -> None:
+        while call := self._next():
+            try:
+                call.proceed_elsewhere()
+            except MismatchError as error:
+                with self._lock:
+                    self._unheard = error
+                    self._end(call, *self._waiting, error=error)
+                    self._waiting.clear()
+            except BaseException as error:
+                self._end(call, error=error)
+            else:
+                self._end(call)
+
+    def _end(self, *calls: Call, error: BaseException | None = None) -> None:
+        with self._lock:
+            for call in calls:
+                call.error = error
+                call.is_done = True
+            self._changed.notify_all()
+
+    def _next(self) -> Call | None:
+        with self._lock:
+            if self._turn is _Turn.HELPER and not self._waiting:
+                self._turn = _Turn.NOBODY
+            self._changed.wait_for(
+                lambda: self._turn is _Turn.HELPER or self._is_closed, _HELPER_STAYS_S
+            )
+            if self._turn is not _Turn.HELPER:
+                self._helper = self._under_way = None
+                return None
+            self._under_way = self._waiting.popleft()
+            return self._under_way
+
+
+_WITH_HELPERS: weakref.WeakSet[Execution] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_WITH_HELPERS.clear)  # a child has no threads of its parent's
+
+
+@atexit.register
+def _end_helpers() -> None:
+    for execution in list(_WITH_HELPERS):
+        execution.end_helper()

@@ -1,0 +1,378 @@
+"""torch's ProcessGroup over shared memory: translates torch's calls, one method each.
+
+Collectives run in the caller's thread, unless ``async_op=True`` and other ranks are late. Sends
+never wait; a receive takes its message when it is waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.distributed import BarrierOptions, ProcessGroup
+
+import unisono.runtime.c10d.collectives as collectives
+from unisono.runtime.c10d.calls import (
+    all_to_all_call,
+    call_of_each,
+    check_rank,
+    encode,
+    kind_of,
+    rooted_call,
+)
+from unisono.runtime.c10d.collectives import all_reduce, reduction_of
+from unisono.runtime.c10d.group_member import GroupMember
+from unisono.runtime.c10d.meeting import Meetings
+from unisono.runtime.c10d.vectors import (
+    Vectors,
+    as_vector,
+    check_movable,
+    listed,
+    nested,
+    parts,
+    rows,
+)
+from unisono.runtime.c10d.work import GroupWork, ReceiveWork, never_compiled
+from unisono.runtime.forbidden import check_allowed
+from unisono.runtime.workers.memory import keep_freed_memory
+
+Tensor = torch.Tensor
+Tensors = list[torch.Tensor]
+_NO_TIME = timedelta(0)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_ProcessGroup: Any = ProcessGroup  # torch declares overloads that no caller uses
+_KEPT_AT_MOST = 1024
+_KEPT_BYTES_AT_MOST = 64
+
+
+def create(options: Any, backend_options: object) -> Group:
+    """Make a group for torch. Collective: every rank of the group calls it.
+
+    From then on the process keeps the memory that it frees.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``.
+        backend_options: must be None; the backend has none.
+    """
+    if backend_options is not None:
+        raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
+    keep_freed_memory()
+    names = options.global_ranks_in_group or range(options.group_size)
+    return Group(options.store, options.group_rank, list(names), options.timeout.total_seconds())
+
+
+def _refusals_are_told(method: _Method) -> _Method:
+    """Tell the other ranks when this one's arguments are refused: they are about to wait."""
+
+    @functools.wraps(method)
+    def call(self: Group, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except (TypeError, ValueError):
+            self.member.refuse()
+            raise
+
+    return cast(_Method, call)
+
+
+@never_compiled
+class Group(_ProcessGroup):  # type: ignore[misc]
+    """One rank's view of a group. Final.
+
+    Args:
+        store, rank, names, timeout_s: see :class:`~unisono.runtime.c10d.group_member.GroupMember`.
+
+    Attributes:
+        backend_name: the backend that the program asked for; see ``registration.py``.
+    """
+
+    backend_name = "unisono"
+
+    def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        super().__init__(rank, len(names))
+        self._rank, self._num_ranks, self._names = rank, len(names), names
+        self._name = self._description = ""
+        self._kept: deque[GroupWork] = deque(maxlen=_KEPT_AT_MOST)
+        self.member = GroupMember(store, rank, names, timeout_s)
+        self._board = self.member.board
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
+
+    @_refusals_are_told
+    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> GroupWork:
+        """Reduce one tensor for every rank."""
+        opts = op if opts is None else opts
+        (tensor,) = tensors = listed(tensors)
+        vectors = Vectors(tensors)
+        vector = vectors.filled(tensor)
+        dtype, numel = vector.dtype, vector.numel()
+        reduction = reduction_of(opts, dtype)
+        call = encode("all_reduce", dtype, numel, reduction, shape=tensor.shape)
+        steps = all_reduce(self._board, vector, reduction)
+        work = self._run(call, opts, steps, vectors)
+        if numel == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
+            # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
+            # the half that is C++; without the other, waiting for it would never end.
+            self._kept.append(work)
+        return work
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        """Reduce several tensors."""
+        return self._together(tensors, [self.allreduce(tensor, opts) for tensor in tensors])
+
+    @_refusals_are_told
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """Reduce one tensor for the root; the others keep theirs."""
+        (tensor,) = tensors
+        vectors, root = Vectors(tensors), opts.rootRank
+        check_rank("root", root, self._num_ranks)
+        vector = vectors.filled(tensor) if root == self._rank else vectors.given(tensor)
+        reduction = reduction_of(opts, vector.dtype)
+        call = encode(
+            "reduce", vector.dtype, vector.numel(), reduction, self._names[root], shape=tensor.shape
+        )
+        steps = collectives.reduce(self._board, vector, reduction, root)
+        return self._run(call, opts, steps, vectors)
+
+    @_refusals_are_told
+    def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> GroupWork:
+        """Give every rank the root's tensor."""
+        (tensor,) = tensors = listed(tensors)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        check_rank("root", root, self._num_ranks)
+        vectors = Vectors(tensors)
+        vector = vectors.given(tensor) if root == self._rank else vectors.filled(tensor)
+        call = encode(
+            "broadcast", vector.dtype, vector.numel(), root=self._names[root], shape=tensor.shape
+        )
+        return self._run(call, opts, collectives.broadcast(self._board, vector, root), vectors)
+
+    @_refusals_are_told
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> GroupWork:
+        """Give every rank all ranks' tensors; lengths may differ if all ranks know them."""
+        (outputs,), (tensor,) = nested(output_lists), listed(inputs)
+        vectors = Vectors(outputs)
+        taken = [vectors.filled(output) for output in outputs]
+        return self._all_gather(taken, vectors.given(tensor), opts, vectors)
+
+    @_refusals_are_told
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GroupWork:
+        """Give every rank all ranks' tensors, one after the other in one."""
+        vectors = Vectors([output])
+        taken = rows(vectors.filled(output), self._num_ranks)
+        return self._all_gather(taken, vectors.given(tensor), opts, vectors)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> GroupWork:
+        """Do :meth:`all_gather_single` for several tensors."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._together(outputs, [self.all_gather_single(*pair, opts) for pair in pairs])
+
+    def allgather_coalesced(
+        self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
+    ) -> GroupWork:
+        """Gather several tensors; ``output_lists[rank][position]``."""
+        works = [
+            self.allgather([[outputs[position] for outputs in output_lists]], [tensor], opts)
+            for position, tensor in enumerate(inputs)
+        ]
+        return self._together(output_lists, works)
+
+    @_refusals_are_told
+    def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """Give the root all ranks' tensors."""
+        (tensor,), outputs = inputs, output_lists[0] if output_lists else []
+        vectors, root = Vectors(outputs), opts.rootRank
+        vector, taken = vectors.given(tensor), [vectors.filled(output) for output in outputs]
+        call = rooted_call("gather", vector, taken, root, self._rank, self._names)
+        return self._run(call, opts, collectives.gather(self._board, taken, vector, root), vectors)
+
+    @_refusals_are_told
+    def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> GroupWork:
+        """Give each rank one of the root's tensors."""
+        (output,), inputs = outputs, input_lists[0] if input_lists else []
+        vectors, root = Vectors(outputs), opts.rootRank
+        vector, given = vectors.filled(output), [vectors.given(tensor) for tensor in inputs]
+        call = rooted_call("scatter", vector, given, root, self._rank, self._names)
+        return self._run(call, opts, collectives.scatter(self._board, vector, given, root), vectors)
+
+    @_refusals_are_told
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> GroupWork:
+        """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
+        (output,), (inputs,) = listed(outputs), nested(input_lists)
+        vectors = Vectors([output])
+        given = [vectors.given(tensor) for tensor in inputs]
+        return self._reduce_scatter(output, given, opts, vectors)
+
+    @_refusals_are_told
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GroupWork:
+        """Reduce one tensor; each rank gets an equal part."""
+        vectors = Vectors([output])
+        given = rows(vectors.given(tensor), self._num_ranks)
+        return self._reduce_scatter(output, given, opts, vectors)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> GroupWork:
+        """Do :meth:`reduce_scatter_single` for several tensors."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._together(outputs, [self.reduce_scatter_single(*pair, opts) for pair in pairs])
+
+    @_refusals_are_told
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Give each rank one tensor and take one from each."""
+        vectors = Vectors(outputs)
+        given = [vectors.given(tensor) for tensor in inputs]
+        taken = [vectors.filled(output) for output in outputs]
+        return self._all_to_all(taken, given, opts, vectors)
+
+    @_refusals_are_told
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        opts: Any = None,
+    ) -> GroupWork:
+        """Give each rank a part of one tensor and take a part of one from each."""
+        vectors = Vectors([output])
+        whole = vectors.filled(output).view(output.shape)
+        taken = parts(whole, output_split_sizes, self._num_ranks)
+        given = parts(vectors.given(tensor).view(tensor.shape), input_split_sizes, self._num_ranks)
+        return self._all_to_all(taken, given, opts, vectors)
+
+    def barrier(self, opts: Any = None) -> GroupWork:
+        """Wait until every rank has come."""
+        return self._run(encode("barrier"), opts, collectives.barrier(), Vectors([]))
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until every rank has come; the error names those that do not come in time."""
+        opts = BarrierOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
+
+    def send(self, tensors: Tensors, destination: int, tag: int) -> GroupWork:
+        """Send a tensor; done when it returns."""
+        check_allowed("send")
+        (tensor,) = tensors
+        check_rank("destination", destination, self._num_ranks)
+        self.member.messages.send(as_vector(tensor), destination, tag)
+        return GroupWork(tensors, self.member.execution)
+
+    def recv(self, tensors: Tensors, source: int, tag: int) -> ReceiveWork:
+        """Receive a tensor from another rank, when the Work is waited for."""
+        check_rank("source", source, self._num_ranks)
+        return self._receive(tensors, source, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> ReceiveWork:
+        """Receive a tensor from any rank."""
+        return self._receive(tensors, None, tag)
+
+    # torch's names before 2.11, which its C++ part and older programs still use.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _get_backend(self, device: torch.device) -> Group:
+        """Return the backend of a device: torch asks it what it supports."""
+        if device.type != "cpu":
+            raise RuntimeError(
+                f"the backend `unisono` moves CPU tensors, but was asked for {device}."
+            )
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def getBackendName(self) -> str:
+        """Say which backend this is. DDP's C++ logger would take a "gloo" for torch's class."""
+        return "unisono"
+
+    def _get_backend_name(self) -> str:
+        """Return the name that the program asked for, which torch's Python code compares."""
+        return self.backend_name
+
+    name = _get_backend_name
+
+    def getGroupName(self) -> str:
+        """Return the name that torch has given the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take a name from torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return the description that torch has given the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Take a description from torch."""
+        self._description = description
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Say how long waits may last from now on."""
+        self.member.set_timeout(timeout.total_seconds())
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self.member.leave()
+
+    def abort(self) -> None:
+        """Leave the group and tell the others that this rank cannot go on."""
+        self.member.abort()
+
+    def _run(self, call: bytes, opts: Any, steps: Meetings, vectors: Vectors) -> GroupWork:
+        """Carry a call out as torch's `opts` say; for the others see :meth:`GroupMember.run`."""
+        check_allowed(kind_of(call))
+        timeout = getattr(opts, "timeout", _NO_TIME)  # torch says "none" with a negative one
+        timeout_s = timeout.total_seconds() if timeout > _NO_TIME else None
+        what = call, steps, vectors, timeout_s, getattr(opts, "asyncOp", False)
+        if torch._C._autograd._profiler_enabled():
+            with record_function(f"unisono:{kind_of(call)}"):
+                calls = self.member.run(*what)
+        else:
+            calls = self.member.run(*what)
+        return GroupWork(vectors.result, self.member.execution, calls)
+
+    def _together(self, tensors: list[Any], works: Sequence[GroupWork]) -> GroupWork:
+        """Join the Works of several calls, whose result is `tensors`, into one."""
+        calls = [call for work in works for call in work.calls]
+        return GroupWork(tensors, self.member.execution, calls)
+
+    def _all_gather(self, taken: Tensors, given: Tensor, opts: Any, vectors: Vectors) -> GroupWork:
+        call = call_of_each("all_gather", given, taken, self._rank, self._num_ranks)
+        return self._run(call, opts, collectives.all_gather(self._board, taken, given), vectors)
+
+    def _reduce_scatter(
+        self, output: Tensor, given: Tensors, opts: Any, vectors: Vectors
+    ) -> GroupWork:
+        taken = vectors.filled(output)
+        reduction = reduction_of(opts, taken.dtype)
+        rank, num_ranks = self._rank, self._num_ranks
+        call = call_of_each("reduce_scatter", taken, given, rank, num_ranks, reduction)
+        steps = collectives.reduce_scatter(self._board, taken, given, reduction)
+        return self._run(call, opts, steps, vectors)
+
+    def _all_to_all(self, taken: Tensors, given: Tensors, opts: Any, vectors: Vectors) -> GroupWork:
+        call = all_to_all_call(taken, given, self._num_ranks)
+        return self._run(call, opts, collectives.all_to_all(self._board, taken, given), vectors)
+
+    def _receive(self, tensors: Tensors, source: int | None, tag: int) -> ReceiveWork:
+        check_allowed("recv")
+        (tensor,) = tensors
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        check_movable(tensor)
+        messages = self.member.messages
+        receive = messages.receive(tensor, source, tag)
+        return ReceiveWork(self.member.execution, messages, receive)

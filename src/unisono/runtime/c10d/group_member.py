@@ -1,0 +1,232 @@
+"""What one rank holds of a group, from the rendezvous to the end.
+
+A call that fails half-way ends the group for this rank; the other ranks learn the reason.
+
+Ranks come to share one memory through the store, once. Rank 0 makes a memfd and writes into the
+store where it is: its process, the descriptor, and a name that no other memory has. The others open
+``/proc/<pid>/fd/<fd>``. Once all have mapped it, nothing needs the store or the descriptor. No
+socket, no file with a name, no pickle.
+
+A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
+twice. Its process is gone, its descriptor is another file, or this rank's line in its memory is
+taken. Then the others wait some time for rank 0 of this group to replace it. If rank 0 cannot make
+the memory, it writes the reason there.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from unisono.errors import RendezvousError
+from unisono.runtime.c10d.calls import encode
+from unisono.runtime.c10d.execution import Call, Execution
+from unisono.runtime.c10d.group_memory import PID, Blocks, GroupMemory, Layout, Peers
+from unisono.runtime.c10d.meeting import Board, Meeting, Meetings
+from unisono.runtime.c10d.messages import Messages
+from unisono.runtime.c10d.vectors import Vectors
+from unisono.runtime.procfs import (
+    NotThereError,
+    create_memory,
+    host_name,
+    open_memory,
+    started_at,
+    wait_for,
+)
+from unisono.runtime.workers.meeting_point import Departure
+
+_KEY = "unisono"
+_NONE = -1  # in the place of a descriptor: rank 0 has failed
+_STALE_AT_MOST_S = 60.0
+
+
+@contextmanager
+def shared_memory(
+    store: Store, rank: int, world_size: int, timeout_s: float
+) -> Iterator[GroupMemory]:
+    """Map the memory of a group. Collective: every rank calls it.
+
+    Others can find it until the block of rank 0 ends.
+
+    Args:
+        store: the group's own part of a store.
+        rank: this rank in the group.
+        world_size: the number of ranks in the group.
+        timeout_s: how long rank 0 may take.
+
+    Raises:
+        RendezvousError: what the store leads to is not this group's memory.
+    """
+    layout = Layout.for_this_machine(world_size)
+    if rank == 0:
+        memory, fd = _publish(store, layout)
+        try:
+            yield memory
+        finally:
+            os.close(fd)
+        return
+    try:
+        store.wait([_KEY], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
+            f"did not ({error}): look whether rank 0 was started with the same store."
+        ) from error
+    yield _find(store, rank, layout, timeout_s)
+
+
+def _publish(store: Store, layout: Layout) -> tuple[GroupMemory, int]:
+    fd, name = _NONE, f"unisono-c10d-{os.urandom(8).hex()}"
+    try:
+        fd = create_memory(name, layout.num_bytes)
+        memory = GroupMemory(_map(fd, layout), layout)
+        store.set(_KEY, json.dumps([host_name(), os.getpid(), fd, name]))
+    except BaseException as error:
+        if fd != _NONE:
+            os.close(fd)
+        store.set(_KEY, json.dumps([host_name(), os.getpid(), _NONE, str(error)]))
+        raise
+    return memory, fd
+
+
+def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMemory:
+    def late(error: NotThereError) -> Exception:
+        return RendezvousError(
+            f"rank {rank} must map the memory that rank 0 has published in the store, but the "
+            f"entry there cannot be used: {error}. If it is a left-over, remove the file of "
+            f"`file://` or take a fresh store; if rank 0 is late, start it first."
+        )
+
+    at_most_s = min(timeout_s, _STALE_AT_MOST_S)
+    return wait_for(lambda _: _open(store.get(_KEY), rank, layout), at_most_s, late)
+
+
+def _open(entry: bytes, rank: int, layout: Layout) -> GroupMemory:
+    host, pid, number, name = json.loads(entry)
+    if number == _NONE:
+        # Of this group if its process is there.
+        if host == host_name() and started_at(pid) is not None:
+            raise RendezvousError(f"rank 0 must make the group's memory, but failed: {name}")
+        raise NotThereError(f"rank 0 of an earlier group failed: {name}")
+    if host != host_name():
+        raise NotThereError(
+            "it was made on another host or in another container, and the backend joins processes "
+            "of one host only (take gloo or nccl across hosts)"
+        )
+    fd = open_memory(pid, number, name, layout.num_bytes)
+    try:
+        if any(os.pread(fd, 4, layout.line(rank) + PID)):
+            raise NotThereError(f"a rank {rank} has already come to that of process {pid}")
+        return GroupMemory(_map(fd, layout), layout)
+    finally:
+        os.close(fd)
+
+
+def _map(fd: int, layout: Layout) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, layout.num_bytes)
+    except OSError as error:
+        raise RendezvousError(
+            f"{layout.num_bytes:,} bytes of address space must be free for {layout.world_size} "
+            f"ranks (few of them will ever be memory), but mapping them failed with: {error}. "
+            f"Raise `ulimit -v`, or destroy groups that are needed no more: each takes as much."
+        ) from error
+
+
+LATE_AT_MOST_S = 10.0
+
+
+class GroupMember:
+    """What one rank holds of a group. Collective: every rank makes one. Final.
+
+    Args:
+        store: where rank 0 of the group tells the others of its memory; not kept.
+        rank: this rank in the group.
+        names: each rank of the group as the program knows it, its global rank.
+        timeout_s: how long a wait may last.
+    """
+
+    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        with shared_memory(store, rank, len(names), timeout_s) as self.region:
+            self._peers = Peers(self.region, rank, names)
+            try:
+                self._meeting = Meeting(self.region, self._peers, timeout_s)
+                self._meeting.announce(encode("init_process_group"))
+                self._meeting.meet()
+            except BaseException as error:
+                self._peers.leave(Departure.FAILED, str(error))
+                raise
+        self.board = Board(self.region, self._meeting)
+        blocks = Blocks(self.region.mapping, self.region.layout.heap(rank))
+        self.messages = Messages(self.region, blocks, self._peers, timeout_s)
+        self.execution = Execution()
+
+    def run(
+        self,
+        call: bytes,
+        steps: Meetings,
+        vectors: Vectors,
+        timeout_s: float | None,
+        is_async: bool,
+    ) -> tuple[Call, ...]:
+        """Announce a call and carry it out. Collective: every rank calls it, in the same order.
+
+        Args:
+            call: what :func:`~unisono.runtime.c10d.calls.encode` returned.
+            steps: what to do once it is announced.
+            vectors: what that works on.
+            timeout_s: how long each wait may last; the group's limit if None.
+            is_async: return within milliseconds, whether it is done or not.
+
+        Returns:
+            What is left to wait for: nothing, unless `is_async`.
+        """
+
+        def announced() -> Meetings:
+            vectors.read()
+            self._meeting.announce(call, timeout_s)
+            yield from steps
+            vectors.write_back()
+
+        made = Call(self._meeting, announced())
+        return () if self.execution.carry_out(made, is_async=is_async) else (made,)
+
+    def refuse(self) -> None:
+        """Tell the others that this rank's arguments are wrong, without waiting for them."""
+
+        def refusal() -> Meetings:
+            self._meeting.refuse()
+            yield from ()
+
+        self.execution.carry_out(Call(self._meeting, refusal()), is_async=True)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Say how long waits may last from now on."""
+        self._meeting.timeout_s = self.messages.timeout_s = timeout_s
+
+    def leave(self) -> None:
+        """Leave in order, and free the memory.
+
+        Waits some seconds for calls in the helper, as other ranks may just be late, unless the
+        program is failing.
+        """
+        if sys.exc_info()[0] is None:
+            self.execution.finish(LATE_AT_MOST_S)
+        self._meeting.leave()
+        self._let_go()
+
+    def abort(self) -> None:
+        """Leave because this rank cannot go on; also ends the wait of another thread."""
+        self._meeting.give_up("the process group was aborted.")
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.execution.close()
+        self.board.close()

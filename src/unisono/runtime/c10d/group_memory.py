@@ -1,0 +1,264 @@
+"""The memory that the ranks of a group share: what lies where, and how a rank reads and writes it.
+
+One memfd a group. Pages exist from when they are first written, so generous sizes cost nothing::
+
+    line of rank 0 … W−1 │ ring 0→0, 0→1, … │ slots of rank 0 … W−1 │ heap of rank 0 … W−1
+
+* A *line* says how far a rank has come, which call it is in, and whether it has left.
+* A *ring* holds the messages from one rank to another that nobody has fetched yet.
+* Two *slots* a rank: what a rank shows the others at even and at odd meetings.
+* A *heap* is where a rank keeps the contents of its messages.
+
+All positions are byte offsets from the beginning and multiples of 64; each line and each counter
+that two ranks use has cache lines of its own. The mapping is given back when the last tensor that
+lies in it is gone, so a tensor may outlive its group.
+
+Allocates blocks in a rank's heap: first fit, free neighbours joined.
+
+Only the owning rank allocates and frees. The pages of a large block go back to the kernel.
+
+Which ranks of the group are still there, and how they left.
+
+A rank that leaves, or gives up, marks its seat and wakes whoever sleeps. A killed one cannot: its
+process is looked at.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from unisono.runtime.procfs import started_at
+from unisono.runtime.workers import meeting_point as futex
+from unisono.runtime.workers.meeting_point import Departure, MeetingSeat
+from unisono.runtime.workers.memory import Memory, aligned, give_pages_back
+
+LINE_BYTES = 1024
+# Inside a line.
+PID, CALLS, DOORBELL, POSTS, REASON = 8, ctypes.sizeof(MeetingSeat), 64, 128, 512
+POST_BYTES = 192  # a text, a zero
+POST_TEXT_BYTES = POST_BYTES - 1
+REASON_BYTES = LINE_BYTES - REASON
+# Inside a ring.
+SENT, TAKEN, ENTRIES = 0, 64, 128
+RING_ENTRIES = 1024
+ENTRY_BYTES = 32
+RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
+
+SLOT_BYTES = 2 << 20  # shown at one meeting, which costs more than a cache that is missed
+_HEAPS_AT_MOST_BYTES = 1 << 40  # processes have 2⁴⁷ bytes of addresses, programs many groups
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The positions of everything, from three numbers that all ranks agree on."""
+
+    world_size: int  # the number of ranks in the group
+    heap_bytes: int  # how much each rank can have in its heap; a multiple of the page size
+
+    @classmethod
+    def for_this_machine(cls, world_size: int) -> Layout:
+        """Give every rank a heap as large as the machine's memory, or its part of a tebibyte."""
+        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        heap_bytes = min(machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
+        return cls(world_size, _whole_pages(heap_bytes))
+
+    @property
+    def control_bytes(self) -> int:
+        """The length of lines and rings together."""
+        return _whole_pages(self.ring(self.world_size, 0))
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the whole."""
+        return self.heap(self.world_size).start
+
+    def line(self, rank: int) -> int:
+        """Where the line of `rank` begins."""
+        return rank * LINE_BYTES
+
+    def post(self, rank: int, num_calls: int) -> int:
+        """Where `rank` posts its call of that number, in turns in one of two places."""
+        return self.line(rank) + POSTS + num_calls % 2 * POST_BYTES
+
+    def ring(self, source: int, destination: int) -> int:
+        """Where the ring of messages from `source` to `destination` begins."""
+        lines_end = self.line(self.world_size)
+        return lines_end + (source * self.world_size + destination) * RING_BYTES
+
+    def slot(self, rank: int, parity: int) -> int:
+        """Where the slot begins that `rank` fills for even (0) or odd (1) meetings."""
+        return self.control_bytes + (2 * rank + parity) * SLOT_BYTES
+
+    def heap(self, rank: int) -> range:
+        """Which bytes are the heap of `rank`."""
+        start = self.slot(self.world_size, 0) + rank * self.heap_bytes
+        return range(start, start + self.heap_bytes)
+
+
+class GroupMemory:
+    """One rank's mapping of the group's memory. Final.
+
+    Words are at offsets that lie before the slots.
+
+    Attributes:
+        seats: of each rank, with which its line begins.
+    """
+
+    def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
+        self.layout = layout
+        self.mapping = mapping
+        lines = map(layout.line, range(layout.world_size))
+        self.seats = [MeetingSeat.from_buffer(mapping, line) for line in lines]
+        self.memory = Memory(mapping)
+        self.words = (ctypes.c_uint32 * (layout.control_bytes // 4)).from_buffer(mapping)
+        self.address = ctypes.addressof(self.words)
+
+    def word(self, offset: int) -> int:
+        """Read the 32-bit word at `offset`."""
+        return self.words[offset // 4]
+
+    def set_word(self, offset: int, value: int) -> None:
+        """Write the 32-bit word at `offset`."""
+        self.words[offset // 4] = value
+
+    def add_and_wake(self, offset: int, amount: int = 1) -> None:
+        """Add to a word after everything written before, and wake whoever sleeps on it."""
+        futex.add_and_wake(self.address + offset, amount)
+
+    def wake(self, offset: int) -> None:
+        """Wake whoever sleeps on the word at `offset`."""
+        futex.wake(self.address + offset)
+
+    def sleep_while(self, offset: int, seen: int, timeout_s: float) -> None:
+        """Sleep while the word at `offset` is `seen`, at most `timeout_s` seconds."""
+        futex.wait(self.address + offset, seen, timeout_s)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+_KEEP_PAGES_UP_TO_BYTES = 64 << 20
+
+
+class HeapFullError(MemoryError):
+    """More was asked for than a heap, which is as large as the machine's memory, has left."""
+
+
+class Blocks:
+    """The free and the taken blocks of one heap. Final.
+
+    Args:
+        mapping: the memory that the heap lies in.
+        heap: which part of it.
+    """
+
+    def __init__(self, mapping: mmap.mmap, heap: range) -> None:
+        self._mapping = mapping
+        self._free = [heap]
+        self._size_of: dict[int, int] = {}
+        self._returned: deque[int] = deque()
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> int:
+        """Reserve a block and return where it begins, a multiple of 64.
+
+        Raises:
+            HeapFullError: no gap is large enough.
+        """
+        with self._lock:
+            self._accept_returned()
+            return self._first_fit(max(aligned(num_bytes), 64))
+
+    def give_back(self, offset: int) -> None:
+        """Return the block that begins at `offset`; from any thread, also inside a collection."""
+        self._returned.append(offset)
+
+    def _first_fit(self, size: int) -> int:
+        for position, gap in enumerate(self._free):
+            if len(gap) >= size:
+                self._free[position : position + 1] = (
+                    [range(gap.start + size, gap.stop)] if len(gap) > size else []
+                )
+                self._size_of[gap.start] = size
+                return gap.start
+        taken = sum(self._size_of.values())
+        raise HeapFullError(
+            f"messages nobody has received must fit into the machine's memory, but {taken:,} bytes "
+            f"are taken and no gap holds {size:,} more: receive what was sent."
+        )
+
+    def _accept_returned(self) -> None:
+        while self._returned:
+            offset = self._returned.popleft()
+            size = self._size_of.pop(offset)
+            if size > _KEEP_PAGES_UP_TO_BYTES:
+                give_pages_back(self._mapping, offset, offset + size)
+            self._join(offset, offset + size)
+
+    def _join(self, start: int, stop: int) -> None:
+        position = bisect.bisect(self._free, start, key=lambda gap: gap.start)
+        if position < len(self._free) and self._free[position].start == stop:
+            stop = self._free.pop(position).stop
+        if position > 0 and self._free[position - 1].stop == start:
+            position -= 1
+            start = self._free.pop(position).start
+        self._free.insert(position, range(start, stop))
+
+
+# A death tells more than a rank that has left, and that more than one that has given up.
+_TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)
+
+
+class Peers:
+    """The other ranks as one rank sees them. Final.
+
+    Args:
+        region: the group's memory.
+        rank: this rank in the group.
+        names: each rank of the group as the program knows it, its global rank.
+    """
+
+    def __init__(self, region: GroupMemory, rank: int, names: Sequence[int]) -> None:
+        self._region = region
+        self.rank = rank
+        self.names = names
+        self.has_left = False
+        self.why_left = ""
+        region.seats[rank].take(os.getpid(), started_at(os.getpid()) or 0)
+
+    def lost(self, ranks: Iterable[int]) -> list[tuple[int, Departure]]:
+        """Find those of `ranks` that will never come, most telling first."""
+        seats = self._region.seats
+        found = [
+            (rank, Departure.DIED if seats[rank].has_died else Departure(seats[rank].departure))
+            for rank in ranks
+        ]
+        gone = [one for one in found if one[1] != Departure.PRESENT]
+        return sorted(gone, key=lambda one: _TELLING.index(one[1]))
+
+    def why(self, rank: int, how: Departure) -> str:
+        """Say why a rank will never come."""
+        if how == Departure.DIED:
+            return f"its process {self._region.seats[rank].pid} has ended"
+        if how == Departure.FINISHED:
+            return "it has destroyed the process group"
+        place = self._region.layout.line(rank) + REASON
+        text = self._region.memory.read(place, REASON_BYTES).rstrip(b"\0")
+        return f'it has given up, saying "{text.decode(errors="replace")}"'
+
+    def leave(self, how: Departure, reason: str = "") -> None:
+        """Tell the others that this rank will not come again, and why."""
+        self.why_left, self.has_left = reason, True
+        text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
+        self._region.memory.write(self._region.layout.line(self.rank) + REASON, text)
+        self._region.seats[self.rank].leave(how)
+        for other in range(len(self.names)):
+            self._region.wake(self._region.layout.line(other) + DOORBELL)

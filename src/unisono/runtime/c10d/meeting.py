@@ -1,0 +1,276 @@
+"""Where the ranks of a group meet for a call, and how they find out that they make different ones.
+
+A call has one meeting or more (see ``meeting_point``). Before the first, each rank posts its call;
+after it, all compare.
+
+Each rank alternates between two posts. That is enough: none posts the next but one call before
+all have come to the next one, and so have compared this one.
+
+Moves bytes between ranks: each shows some, all meet, each takes.
+
+A rank writes into its own slot, comes to a meeting, and then reads the others' slots. Slots
+alternate between even and odd meetings, so the next thing can be written while somebody still
+reads the last one, and a journey of n chunks costs n meetings:
+
+    rank 0   write A₀ │ meet │ read B₀, write A₁ │ meet │ read B₁ …
+    rank 1   write B₀ │ meet │ read A₀, write B₁ │ meet │ read A₁ …
+
+What was shown at a meeting may be read until this rank comes to the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+
+import torch
+
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.runtime.c10d.calls import encode
+from unisono.runtime.c10d.group_memory import CALLS, POST_TEXT_BYTES, SLOT_BYTES, GroupMemory, Peers
+from unisono.runtime.notices import say
+from unisono.runtime.workers.context import ShownWait, context
+from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoint, spin_s
+
+
+class Meeting:
+    """One rank's view of the meeting point. Final.
+
+    Args:
+        region: the group's memory.
+        peers: the processes of the others.
+        timeout_s: how long a wait may last unless the call says otherwise.
+    """
+
+    def __init__(self, region: GroupMemory, peers: Peers, timeout_s: float) -> None:
+        self._region = region
+        self._peers = peers
+        self.rank = peers.rank
+        self.names = peers.names
+        self.num_ranks = len(peers.names)
+        self._others = [other for other in range(self.num_ranks) if other != self.rank]
+        self._lines = [region.layout.line(rank) for rank in range(self.num_ranks)]
+        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
+        self._point = MeetingPoint(region.seats, self.rank, self)
+        # There are at least as many processes as the greatest global rank says.
+        self._point.spin_s = spin_s(max(self.names) + 1)
+        self._shown = ShownWait()
+        self.num_met = 0
+        self._num_calls = 0
+        self._post = b""
+        self._is_compared = True
+        self.is_ahead = False  # whether we have come to a meeting that we have not waited for
+        self._ended = ""
+        self._ending = threading.RLock()  # a signal's handler may come back here
+
+    def announce(self, call: bytes, timeout_s: float | None = None) -> None:
+        """Post the call that the next meeting begins; this rank must not be ahead.
+
+        Args:
+            call: what :func:`~unisono.runtime.c10d.calls.encode` returned.
+            timeout_s: how long each wait of this call may last.
+
+        Raises:
+            PeerLostError: the group has ended.
+        """
+        self._check_usable()
+        self._num_calls += 1
+        self._post = call + b"\0"
+        start = self._region.layout.post(self.rank, self._num_calls)
+        self._region.mapping[start : start + len(self._post)] = self._post
+        self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % COUNTER)
+        self._is_compared = False
+        self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
+
+    def meet(self) -> None:
+        """Arrive and wait. Collective: every rank calls it, in the same order."""
+        self.arrive()
+        self.wait()
+
+    def arrive(self) -> None:
+        """Come, without waiting yet: the others may read what this rank has shown."""
+        self.num_met = (self.num_met + 1) % COUNTER
+        self._point.arrive()
+        self.is_ahead = True
+
+    def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
+        """Wait until all have come where this rank has, and compare calls.
+
+        Args:
+            patience_s: how long at most; then it may be called again.
+            spins: spin for a moment before sleeping.
+
+        Returns:
+            Whether all have come.
+
+        Raises:
+            MismatchError: a rank came with another call; all learn it here.
+            PeerLostError: a rank that has not come never will.
+            WaitTimeoutError: a rank did not come in time.
+        """
+        try:
+            if not self._point.wait(
+                self._others, self.num_met, self._timeout_s, patience_s, spins=spins
+            ):
+                return False
+        finally:
+            self._shown.close()
+        self.is_ahead = False
+        if not self._is_compared:
+            self._is_compared = True
+            self._compare()
+        return True
+
+    def refuse(self) -> None:
+        """Come to a meeting only to say that this rank's arguments are wrong.
+
+        Returns at once; the others find a mismatch when they come.
+        """
+        with suppress(PeerLostError):  # else nobody waits
+            self.announce(encode("a call with wrong arguments"))
+            self._is_compared = True
+            self.arrive()
+
+    def give_up(self, reason: str) -> None:
+        """End the group: this rank cannot go on with it, and the others learn why."""
+        self._end(Departure.FAILED, reason, f"a call failed half-way: {reason}")
+
+    def leave(self) -> None:
+        """End the group for this rank, in order."""
+        self._end(Departure.FINISHED, "", "it was destroyed.")
+
+    def _end(self, how: Departure, reason: str, ended: str) -> None:
+        with self._ending:  # whoever ends it first says why
+            if not self._ended:
+                self._ended = ended
+                self._peers.leave(how, reason)
+
+    def _check_usable(self) -> None:
+        if self._ended:
+            raise PeerLostError(
+                f"a process group must not be used after its end, but this one has ended, as "
+                f"{self._ended} Make a new one.",
+                rank=self.names[self.rank],
+            )
+
+    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
+        self._check_usable()  # another thread may have aborted the group
+        return self._peers.lost(missing)
+
+    def lose(self, rank: int, how: Departure) -> None:
+        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
+        name = self.names[rank]
+        raise PeerLostError(
+            f"every rank must come to {self._here()}, but rank {name} never will, since "
+            f"{self._peers.why(rank, how)} ({self._last_seen(rank)}).",
+            rank=name,
+        )
+
+    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
+        """See :class:`Waiter`; one rank speaks, or a launcher."""
+        self._shown.look(waited_s, self._here)
+        here = min(set(self._others) - set(missing), default=self.rank + 1)
+        if is_long and self.rank < here and not context().supervisor.explains_waits:
+            say(f"in {self._here()} {self._sight(missing, f'has waited {waited_s:.0f} s')}.")
+
+    def give_up_on(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
+        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
+        return WaitTimeoutError(
+            f"every rank must come to {self._here()}, but after {waited_s:.1f} s "
+            f"{self._sight(missing, 'still waits')}: look at what it does there, for code that not "
+            f"every rank runs, or for groups whose calls ranks wait for in another order.",
+            missing=tuple(self.names[rank] for rank in missing),
+            waited_s=waited_s,
+        )
+
+    def _compare(self) -> None:
+        """Compare all posts of this call with ours."""
+        post, mapping = self._post, self._region.mapping
+        for other in self._others:
+            start = self._region.layout.post(other, self._num_calls)
+            if mapping[start : start + len(post)] != post:
+                raise self._mismatch(other)
+
+    def _call_of(self, rank: int, num_calls: int) -> str:
+        start = self._region.layout.post(rank, num_calls)
+        text = self._region.memory.read(start, POST_TEXT_BYTES)
+        return text.partition(b"\0")[0].decode(errors="replace")
+
+    def _mismatch(self, other: int) -> MismatchError:
+        rank, number, names = self.rank, self._num_calls, self.names
+        return MismatchError(
+            f"every rank must make the same calls in the same order, but in call {number} rank "
+            f"{names[rank]} came to {self._call_of(rank, number)} and rank {names[other]} to "
+            f"{self._call_of(other, number)}: look for code that not every rank runs, or for "
+            f"tensors whose dtype or size differs."
+        )
+
+    def _sight(self, missing: Sequence[int], does: str) -> str:
+        names = self.names
+        there = " and ".join(f"rank {names[r]} ({self._last_seen(r)})" for r in missing)
+        return f"rank {names[self.rank]} {does} for {there}"
+
+    def _here(self) -> str:
+        return f"{self._call_of(self.rank, self._num_calls)} (call {self._num_calls})"
+
+    def _last_seen(self, other: int) -> str:
+        number = self._region.word(self._lines[other] + CALLS)
+        if not number:
+            return "never seen"
+        return f"last seen in {self._call_of(other, number)}, call {number}"
+
+
+_VIEWS_AT_MOST = 512
+
+Meetings = Generator[None, None, None]
+"""What a collective is: it yields wherever everybody must come before it can go on."""
+
+
+class Board:
+    """One rank's view of everybody's slots. Final."""
+
+    def __init__(self, region: GroupMemory, meeting: Meeting) -> None:
+        self.meeting = meeting
+        self.rank = meeting.rank
+        self.num_ranks = meeting.num_ranks
+        # Making views takes longer than a short reduction.
+        self._slots = functools.lru_cache(_VIEWS_AT_MOST)(functools.partial(_slots_of, region))
+
+    def mine(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """View where this rank writes what it shows at the next meeting."""
+        return self._slots(dtype, numel)[(self.meeting.num_met + 1) % 2][self.rank]
+
+    def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
+        """Cut a vector so that `parts` chunks fit side by side into a slot.
+
+        Returns:
+            (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
+        """
+        each = max(SLOT_BYTES // (parts * dtype.itemsize), 1)
+        if numel <= each:
+            return iter(((0, numel),))
+        return ((start, min(start + each, numel)) for start in range(0, numel, each))
+
+    def shown(self, dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
+        """View what each rank has shown at the last meeting."""
+        return self._slots(dtype, numel)[self.meeting.num_met % 2]
+
+    def close(self) -> None:
+        """Forget all views, so that the memory can go."""
+        self._slots.cache_clear()
+
+
+def _slots_of(
+    region: GroupMemory, dtype: torch.dtype, numel: int
+) -> tuple[list[torch.Tensor], ...]:
+    """View the slots of even and of odd meetings, one of each a rank."""
+    slot, ranks = region.layout.slot, range(region.layout.world_size)
+    return tuple(
+        [region.memory.flat(slot(rank, parity), numel, dtype) for rank in ranks]
+        for parity in (0, 1)
+    )

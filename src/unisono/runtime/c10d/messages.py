@@ -1,0 +1,291 @@
+"""Messages from one rank to another: a send never waits for the receive.
+
+The sender copies its tensor into a block of its own heap and puts an entry into the ring towards
+the receiver; the block outlives the sender. So a send is done when it returns, and two ranks may
+send to each other before either receives. The receiver fetches entries, matches them with its
+posted receives (same tag and source, both in order), copies, and marks the block as read; the
+sender frees such blocks when it sends again::
+
+    sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
+    receiver arrived: entries that nobody has asked for yet     posted: receives not yet matched
+
+Only a full ring (1,024 entries) makes a sender wait. Meanwhile it fetches its own messages, so two
+ranks that send to each other never wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.runtime.c10d.calls import DTYPES, dtype_code
+from unisono.runtime.c10d.group_memory import (
+    DOORBELL,
+    ENTRIES,
+    ENTRY_BYTES,
+    RING_ENTRIES,
+    SENT,
+    TAKEN,
+    Blocks,
+    GroupMemory,
+    Peers,
+)
+from unisono.runtime.dtypes import dtype_name
+from unisono.runtime.workers.context import ShownWait
+from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S, Departure, spin_s
+
+_ENTRY = struct.Struct("<qqqq")
+_READ_FLAG_BYTES = 64
+_READ = b"\x01"
+
+
+class MessageHeader(NamedTuple):
+    """One message as the ring tells it."""
+
+    tag: int
+    numel: int
+    offset: int
+    dtype_code: int
+
+    def __str__(self) -> str:
+        return f"{self.numel:,} {dtype_name(DTYPES[self.dtype_code])} elements"
+
+
+@dataclass(eq=False, slots=True)
+class Receive:
+    """A receive that was asked for. `source` None takes from anybody."""
+
+    tensor: torch.Tensor
+    source: int | None
+    tag: int
+    arrived_from: int | None = None
+    error: MismatchError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a message has been matched."""
+        return self.arrived_from is not None
+
+    def __str__(self) -> str:
+        return f"{self.tensor.numel():,} {dtype_name(self.tensor.dtype)} elements"
+
+
+class Messages:
+    """One rank's sends and receives. Final.
+
+    Args:
+        region: the group's memory.
+        blocks: this rank's heap.
+        peers: the processes of the others.
+        timeout_s: how long a wait may last unless the caller says otherwise.
+    """
+
+    def __init__(self, region: GroupMemory, blocks: Blocks, peers: Peers, timeout_s: float) -> None:
+        self._region = region
+        self._blocks = blocks
+        self._peers = peers
+        self.timeout_s = timeout_s
+        rank, num_ranks = peers.rank, len(peers.names)
+        self._rank = rank
+        self._outgoing = [region.layout.ring(rank, other) for other in range(num_ranks)]
+        self._incoming = [region.layout.ring(other, rank) for other in range(num_ranks)]
+        self._doorbell = region.layout.line(rank) + DOORBELL
+        self._unread: deque[int] = deque()
+        self._arrived: list[deque[MessageHeader]] = [deque() for _ in range(num_ranks)]
+        self._posted: list[Receive] = []
+        self._lock = threading.RLock()
+        self._spin_s = spin_s(max(peers.names) + 1)
+
+    def send(self, vector: torch.Tensor, destination: int, tag: int) -> None:
+        """Leave a copy of a contiguous vector for another rank.
+
+        Raises:
+            PeerLostError: the ring is full and its reader will never come.
+            WaitTimeoutError: the ring is full and stays so.
+        """
+        code = dtype_code(vector.dtype)
+        with self._lock:
+            self._take_back()
+            offset = self._blocks.take(_READ_FLAG_BYTES + vector.numel() * vector.itemsize)
+            self._region.memory.write(offset, b"\0")
+            contents = offset + _READ_FLAG_BYTES
+            self._region.memory.flat(contents, vector.numel(), vector.dtype).copy_(vector)
+            self._unread.append(offset)
+        entry = MessageHeader(tag, vector.numel(), offset, code)
+        self._wait(
+            lambda: self._put(entry, destination),
+            self._outgoing[destination] + TAKEN,
+            [destination],
+            f"fetch one of {RING_ENTRIES:,} messages that rank {self._name(self._rank)} has sent",
+            self.timeout_s,
+        )
+
+    def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> Receive:
+        """Ask for a message, which :meth:`wait` then leaves in the tensor."""
+        dtype_code(tensor.dtype)
+        receive = Receive(tensor, source, tag)
+        with self._lock:
+            self._posted.append(receive)
+            self._progress()
+        return receive
+
+    def wait(self, receive: Receive, timeout_s: float | None = None) -> None:
+        """Wait until the message has come.
+
+        Raises:
+            MismatchError: it has another size or dtype.
+            PeerLostError: the sender will never send it.
+            WaitTimeoutError: it did not come in time.
+        """
+        sources = [receive.source]
+        if receive.source is None:
+            sources = [other for other in range(len(self._incoming)) if other != self._rank]
+        self._wait(
+            lambda: self.is_done(receive),
+            self._doorbell,
+            [source for source in sources if source is not None],
+            f"send {receive} with tag {receive.tag} to rank {self._name(self._rank)}",
+            self.timeout_s if timeout_s is None else timeout_s,
+        )
+        if receive.error is not None:
+            raise receive.error
+
+    def is_done(self, receive: Receive) -> bool:
+        """Return whether the message has come, and take it if so."""
+        if not receive.is_done:
+            with self._lock:
+                self._progress()
+        return receive.is_done
+
+    def _put(self, entry: MessageHeader, destination: int) -> bool:
+        """Put an entry into a ring unless it is full."""
+        ring = self._outgoing[destination]
+        with self._lock:
+            sent = self._region.word(ring + SENT)
+            if (sent - self._region.word(ring + TAKEN)) % COUNTER >= RING_ENTRIES:
+                self._progress()  # the reader may be waiting for us to fetch
+                return False
+            place = ring + ENTRIES + sent % RING_ENTRIES * ENTRY_BYTES
+            self._region.memory.write(place, _ENTRY.pack(*entry))
+            self._region.add_and_wake(ring + SENT)
+            self._region.add_and_wake(self._region.layout.line(destination) + DOORBELL)
+            return True
+
+    def _progress(self) -> None:
+        """Fetch what is in the rings and give it to the receives that were posted first."""
+        for source, ring in enumerate(self._incoming):
+            self._fetch(source, ring)
+        if self._posted:
+            self._posted = [receive for receive in self._posted if not self._match(receive)]
+
+    def _fetch(self, source: int, ring: int) -> None:
+        taken = self._region.word(ring + TAKEN)
+        count = (self._region.word(ring + SENT) - taken) % COUNTER
+        if not count:
+            return
+        self._region.add_and_wake(ring + SENT, 0)  # orders the reads below after this look
+        for number in range(taken, taken + count):
+            place = ring + ENTRIES + number % RING_ENTRIES * ENTRY_BYTES
+            data = self._region.memory.read(place, ENTRY_BYTES)
+            self._arrived[source].append(MessageHeader(*_ENTRY.unpack(data)))
+        self._region.add_and_wake(ring + TAKEN, count)
+
+    def _match(self, receive: Receive) -> bool:
+        everybody = range(len(self._arrived))
+        for source in everybody if receive.source is None else (receive.source,):
+            for entry in self._arrived[source]:
+                if entry.tag == receive.tag:
+                    self._arrived[source].remove(entry)
+                    self._deliver(entry, receive, source)
+                    return True
+        return False
+
+    def _deliver(self, entry: MessageHeader, receive: Receive, source: int) -> None:
+        tensor = receive.tensor
+        if (entry.numel, DTYPES[entry.dtype_code]) == (tensor.numel(), tensor.dtype):
+            contents = entry.offset + _READ_FLAG_BYTES
+            vector = self._region.memory.flat(contents, entry.numel, tensor.dtype)
+            with torch.inference_mode():  # the tensor may be made in it, or not
+                tensor.copy_(vector.view(tensor.shape))
+        else:
+            receive.error = MismatchError(
+                f"a message and its receive must agree, but rank {self._name(source)} has sent "
+                f"{entry} with tag {entry.tag} and rank {self._name(self._rank)} receives "
+                f"{receive}: give both the same size and dtype."
+            )
+        self._region.memory.write(entry.offset, _READ)
+        receive.arrived_from = source
+
+    def _take_back(self) -> None:
+        """Free the blocks of this rank's messages that have been read."""
+        for _ in range(len(self._unread)):
+            offset = self._unread.popleft()
+            if self._region.memory.read(offset, 1) == _READ:
+                self._blocks.give_back(offset)
+            else:
+                self._unread.append(offset)
+
+    def _wait(
+        self, is_done: Callable[[], bool], word: int, others: list[int], what: str, timeout_s: float
+    ) -> None:
+        """Try again whenever a word changes, as long as one of the others may change it."""
+        start = time.monotonic()
+        with closing(ShownWait()) as shown:
+            while True:
+                seen = self._region.word(word)
+                if is_done():
+                    return
+                waited_s = time.monotonic() - start
+                if waited_s < self._spin_s:
+                    os.sched_yield()
+                    continue
+                self._check_usable()
+                lost = self._peers.lost(others)
+                if lost and len(lost) == len(others) and not is_done():
+                    raise self._lost(lost[0], what)
+                if waited_s >= timeout_s:
+                    raise self._late(others, what, waited_s)
+                shown.look(
+                    waited_s, lambda: f"a call that waits for {self._named(others)} to {what}"
+                )
+                self._region.sleep_while(word, seen, min(SLEEP_AT_MOST_S, timeout_s - waited_s))
+
+    def _check_usable(self) -> None:
+        if self._peers.has_left:
+            name = self._name(self._rank)
+            raise PeerLostError(
+                f"rank {name} must be in the process group while it waits for a message, but it "
+                f"has left{self._peers.why_left and ', saying '}{self._peers.why_left}: make a new "
+                f"group.",
+                rank=name,
+            )
+
+    def _lost(self, lost: tuple[int, Departure], what: str) -> PeerLostError:
+        name = self._name(lost[0])
+        why = self._peers.why(*lost)
+        return PeerLostError(f"rank {name} must {what}, but never will, since {why}.", rank=name)
+
+    def _late(self, others: list[int], what: str, waited_s: float) -> WaitTimeoutError:
+        return WaitTimeoutError(
+            f"{self._named(others)} must {what}, but did not in {waited_s:.1f} s: look at what it "
+            f"does there.",
+            missing=tuple(self._name(other) for other in others),
+            waited_s=waited_s,
+        )
+
+    def _named(self, others: list[int]) -> str:
+        names = ", ".join(str(self._name(other)) for other in others)
+        return f"rank {names}" if len(others) == 1 else f"one of ranks {names}"
+
+    def _name(self, rank: int) -> int:
+        return self._peers.names[rank]

@@ -1,0 +1,146 @@
+"""Registers the backend with torch, whichever of torch and Unisono is imported first.
+
+torch keeps its backends in ``torch.distributed.distributed_c10d``. Once that module is imported,
+the backend is registered; this does not import it, as the launcher never loads torch. The
+backend's own code is loaded when the first group is made.
+
+It also replaces gloo, for libraries that accept only the name "gloo" on CPUs. Accelerate,
+transformers and Lightning compare the backend's name with those they know. So our backend makes the
+gloo groups, and ``get_backend()`` still returns the name that was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from unisono.runtime.notices import say
+
+NAME = "unisono"
+_WHERE_TORCH_KEEPS_BACKENDS = "torch.distributed.distributed_c10d"
+
+
+def register() -> None:
+    """Make ``init_process_group("unisono")`` known to torch, now or when torch is imported."""
+    module = sys.modules.get(_WHERE_TORCH_KEEPS_BACKENDS)
+    if module is not None and hasattr(module, "Backend"):
+        _register_in(module)
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+class _Watch(MetaPathFinder):
+    """Has the other finders find one module, once, and registers the backend in it. Final."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of torch's module, with the registration after its execution."""
+        if name != _WHERE_TORCH_KEEPS_BACKENDS:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            _register_after(spec.loader)
+        return spec
+
+
+def _register_after(loader: Any) -> None:
+    execute = loader.exec_module
+
+    def execute_and_register(module: ModuleType) -> None:
+        del loader.exec_module
+        execute(module)
+        _register_in(module)
+
+    loader.exec_module = execute_and_register  # on this one loader of this one module, once
+
+
+def _register_in(module: ModuleType) -> None:
+    if NAME not in module.Backend.backend_list:
+        module.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, backend_options: object) -> Any:
+    from unisono.runtime.c10d.group import create
+
+    return create(options, backend_options)
+
+
+GLOO = "gloo"
+BACKENDS = (GLOO, NAME)
+
+
+def check_backend(option: str, name: object) -> None:
+    """Check what was passed to ``unisono run --backend`` or ``launch(backend=)``.
+
+    Raises:
+        ValueError: it is neither "gloo" nor "unisono".
+    """
+    if name not in BACKENDS:
+        raise ValueError(
+            f"`{option}` must be {GLOO} or {NAME}, but is {name!r}: pass {NAME!r} to run the "
+            f"program's gloo groups on Unisono's backend."
+        )
+
+
+def replace_gloo(rank: int) -> None:
+    """Make our backend the backend of all gloo groups that this process creates from now on.
+
+    Holds for forks of this process, too; processes that it spawns have torch's gloo.
+
+    Args:
+        rank: the rank of this worker; rank 0 reports groups that stay on gloo.
+    """
+    from torch.distributed import distributed_c10d as torchs
+
+    made: Callable[..., Any] = torchs._new_process_group_helper
+    signature = inspect.signature(made)
+
+    @functools.wraps(made)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        asked = given.arguments["backend"]
+        backends = torchs.BackendConfig(asked).get_device_backend_map()
+        if backends.get("cpu") != GLOO or _has_gpus_too(asked, backends, rank):
+            return made(*args, **kwargs)
+        given.arguments.update(backend=NAME, backend_options=None)  # gloo reads no options
+        group, store = made(*given.args, **given.kwargs)
+        _name_as_asked(torchs, group, asked)
+        return group, store
+
+    torchs._new_process_group_helper = make
+
+
+def _has_gpus_too(asked: str, backends: Mapping[str, str], rank: int) -> bool:
+    """Return whether a group has another backend for GPUs: ours cannot be combined with it."""
+    import torch
+
+    if set(backends.values()) == {GLOO} or not torch.cuda.is_available():
+        return False
+    if rank == 0:
+        say(
+            f'the process group "{asked}" combines gloo with a backend for GPUs and stays on '
+            f"gloo: `--backend {NAME}` replaces gloo only where it is alone."
+        )
+    return True
+
+
+def _name_as_asked(torchs: Any, group: Any, asked: str) -> None:
+    """Have torch report the backend that the program asked for."""
+    from unisono.runtime.c10d.group import Group
+
+    if not isinstance(group, Group):
+        return  # this rank is no member
+    group.backend_name = GLOO
+    _, store = torchs._world.pg_map[group]
+    torchs._world.pg_map[group] = (asked, store)
+    torchs._world.pg_backend_config[group] = str(torchs.BackendConfig(asked))

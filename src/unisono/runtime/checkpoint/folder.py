@@ -1,0 +1,206 @@
+"""One checkpoint as a folder: whole or not there, and verified before it is used.
+
+::
+
+    step-000000000812/
+      model.safetensors       parameters and buffers
+      optimizer.safetensors   the optimizer's tensors
+      run.json                everything else
+      commit.json             name, size and SHA-256 of the three; written last
+
+Written beside under another name, synced, renamed. Reading opens these four names and no others,
+follows no link, and trusts no size before it is compared with the file's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+from unisono.errors import CheckpointError, NotPlainFileError
+from unisono.runtime.plainfile import open_in, sync_folder
+
+MODEL_FILE, OPTIMIZER_FILE, RUN_FILE = "model.safetensors", "optimizer.safetensors", "run.json"
+FILES = (MODEL_FILE, OPTIMIZER_FILE, RUN_FILE)
+COMMIT = "commit.json"
+_COMMIT_BYTES_AT_MOST = 64 * 1024
+_CHUNK_BYTES = 4 << 20  # at a time, so that other threads get their turn in between
+
+_BYTES_AT_MOST = 1 << 62  # of a file that a commit file may speak of
+
+Content = bytes | memoryview | Iterable[bytes | memoryview]
+
+
+class TooLargeError(CheckpointError):
+    """A file is larger than any model or run could need. Final."""
+
+
+def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
+    """Write a checkpoint; when this returns it is on the disk, whole.
+
+    Args:
+        path: the folder to make; must not exist.
+        contents: the bytes of each of :data:`FILES`, at once or as chunks in their order.
+
+    Raises:
+        OSError: the disk is full, say; nothing is left behind then.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        facts = {name: _write_synced(beside / name, contents[name]) for name in FILES}
+        digests = {name: digest for name, (_, digest) in facts.items()}
+        commit = commit_of(digests, {name: size for name, (size, _) in facts.items()})
+        _write_synced(beside / COMMIT, commit)
+        sync_folder(beside)
+        os.rename(beside, path)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def commit_of(digests: Mapping[str, str], sizes: Mapping[str, int]) -> bytes:
+    """Make the commit file from the SHA-256 and the bytes of each file."""
+    facts = {name: {"bytes": sizes[name], "sha256": digests[name]} for name in FILES}
+    return json.dumps(facts, indent=1).encode()
+
+
+def read_folder(
+    path: Path,
+    at_most: Mapping[str, int] = MappingProxyType({}),
+    wanted: Collection[str] = FILES,
+) -> dict[str, bytes]:
+    """Read a checkpoint, all of whose files must be what its commit file says.
+
+    Args:
+        at_most: by file, how many bytes there is a use for; all of any other file is read.
+        wanted: the files to return; others are only compared, without holding them in memory.
+
+    Raises:
+        TooLargeError: one is as large as its commit file says, but larger than that; none is read.
+        CheckpointError: one is missing, a link, cannot be read, is of another size, or has other
+            contents.
+    """
+    facts = _read_commit(path)
+    for name in FILES:
+        with _reading(path, name) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size != facts[name]["bytes"]:
+            raise CheckpointError(f"{name} must have {facts[name]['bytes']} bytes, but has {size}.")
+        check_size(name, size, at_most.get(name, size))
+    contents = {name: _compared(path, name, facts[name], name in wanted) for name in FILES}
+    return {name: contents[name] for name in wanted}
+
+
+def check_folder(path: Path) -> dict[str, int]:
+    """Compare a checkpoint's files with its commit file; return their sizes in bytes.
+
+    Raises:
+        CheckpointError: as for :func:`read_folder`.
+    """
+    read_folder(path, wanted=())
+    return {name: fact["bytes"] for name, fact in _read_commit(path).items()}
+
+
+def digest_of_state(path: Path) -> str:
+    """Read the SHA-256 of a checkpoint's tensors, as its commit file says them.
+
+    Raises:
+        CheckpointError: as for :func:`read_folder`.
+    """
+    facts = _read_commit(path)
+    return " ".join(facts[name]["sha256"] for name in (MODEL_FILE, OPTIMIZER_FILE))
+
+
+def check_size(name: str, size: int, at_most: int) -> None:
+    """Refuse, with a TooLargeError, a file that is larger than there is a use for."""
+    if size > at_most:
+        raise TooLargeError(
+            f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but "
+            f"has "
+            f"{size:,}: pass another directory, or remove this one if somebody has tampered with "
+            f"it."
+        )
+
+
+def _compared(path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool) -> bytes:
+    """Compare a file with its SHA-256; return what it holds if that is wanted."""
+    digest, contents = hashlib.sha256(), b""
+    # No further than it is long now: it may be made to grow as quickly as it is read.
+    rest = fact["bytes"] + 1
+    with _reading(path, name) as file:
+        while rest > 0 and (chunk := file.read(rest if is_wanted else min(rest, _CHUNK_BYTES))):
+            digest.update(chunk)
+            rest -= len(chunk)
+            if is_wanted:
+                contents += chunk
+    if digest.hexdigest() != fact["sha256"]:
+        raise CheckpointError(f"{name} must have the SHA-256 that commit.json says, but has not.")
+    return contents
+
+
+def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
+    with _reading(path, COMMIT) as file:
+        text = file.read(_COMMIT_BYTES_AT_MOST + 1)
+    try:
+        facts = json.loads(text) if len(text) <= _COMMIT_BYTES_AT_MOST else None
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict) or set(facts) != set(FILES):
+        raise CheckpointError(f"{COMMIT} must name {', '.join(FILES)}, but does not.")
+    for name, fact in facts.items():
+        if (
+            not isinstance(fact, dict)
+            or type(fact.get("bytes")) is not int
+            or not 0 <= fact["bytes"] < _BYTES_AT_MOST
+            or not isinstance(fact.get("sha256"), str)
+        ):
+            raise CheckpointError(f"{COMMIT} must give size and SHA-256 of {name}, but does not.")
+    return facts
+
+
+@contextmanager
+def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
+    """Open a file of the folder; whatever cannot be read is damaged."""
+    try:
+        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = open_in(folder, Path(name), os.O_RDONLY)
+        finally:
+            os.close(folder)
+        with os.fdopen(fd, "rb") as file:
+            yield file
+    except NotPlainFileError as error:
+        raise CheckpointError(str(error)) from None
+    except OSError as error:
+        raise CheckpointError(f"{name} must be a file, but: {error.strerror}.") from None
+    except (MemoryError, OverflowError):
+        raise CheckpointError(f"{name} must fit into memory, but does not.") from None
+
+
+def _write_synced(path: Path, content: Content) -> tuple[int, str]:
+    """Write a file; returns its bytes and their SHA-256."""
+    digest = hashlib.sha256()
+    with open(path, "xb") as file:
+        for piece in _pieces(content):
+            file.write(piece)
+            digest.update(piece)
+        size = file.tell()
+        file.flush()
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()
+
+
+def _pieces(content: Content) -> Iterator[memoryview]:
+    for chunk in (content,) if isinstance(content, (bytes, memoryview)) else content:
+        view = memoryview(chunk)
+        for start in range(0, view.nbytes, _CHUNK_BYTES):
+            yield view.cast("B")[start : start + _CHUNK_BYTES]

@@ -1,0 +1,210 @@
+"""A run directory's checkpoints: list them, find the newest that is whole, keep only the last.
+
+A checkpoint that a loop over steps has ended with has a mark in its folder that says which loop.
+What a program does between two loops it does again when it is started again, and finds the state
+there that it had.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from unisono.errors import CheckpointError, NotPlainFileError
+from unisono.runtime.checkpoint.folder import (
+    Content,
+    TooLargeError,
+    check_folder,
+    digest_of_state,
+    read_folder,
+    write_folder,
+)
+from unisono.runtime.plainfile import open_plain, written_whole
+
+Contents = TypeVar("Contents")
+
+_NAME = re.compile(r"step-(\d{12})")
+_MARK, _MARK_BYTES_AT_MOST = "end-of-loop", 1024
+_ENDS_AT_MOST = 8  # kept beside the newest checkpoints
+# How a loop can end: as it was to, or left by the program before that.
+ENDED, LEFT = "ended ", "left "
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """One checkpoint, as found."""
+
+    path: Path  # its folder
+    step: int  # steps done, from the folder's name
+    num_bytes: int  # of its files; 0 where it is not whole
+    trouble: str  # why it cannot be used; empty where it is whole
+
+
+class RunDirectory:
+    """The checkpoints below ``directory/checkpoints``. Final.
+
+    All that are found lead to the present step: others are set aside when a run begins.
+
+    Args:
+        directory: the run directory; made when the first checkpoint is written.
+        keep: how many checkpoints stay, at least 1.
+    """
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        self.folder = Path(directory) / "checkpoints"
+        self._keep = keep
+
+    def entries(self) -> list[CheckpointEntry]:
+        """List all checkpoints, newest first, each checked to the last byte."""
+        entries = []
+        for step, path in reversed(self._found()):
+            try:
+                entries.append(CheckpointEntry(path, step, sum(check_folder(path).values()), ""))
+            except CheckpointError as error:
+                entries.append(CheckpointEntry(path, step, 0, str(error)))
+        return entries
+
+    def digests(self) -> dict[int, str]:
+        """Tell by step what is in each checkpoint that is whole: equal if model and optimizer are.
+
+        Each is checked to the last byte.
+        """
+        return {one.step: digest_of_state(one.path) for one in self.entries() if not one.trouble}
+
+    def has(self, step: int) -> bool:
+        """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
+        return _is_checkpoint(self._path(step))
+
+    def write(self, step: int, files: Mapping[str, Content]) -> Path:
+        """Write a checkpoint of step `step`, then remove those beyond `keep` that end no loop.
+
+        Args:
+            step: steps done.
+            files: the bytes of the three files, at once or as chunks.
+
+        Raises:
+            OSError: it could not be written; older ones stay.
+        """
+        self._check_no_link()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in self.folder.glob(".step-*.part"):  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        path = self._path(step)
+        if path.exists():
+            raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
+        write_folder(path, files)
+        found = [old for _, old in self._found()]
+        ends = [old for old in found if _end_in(old)][-_ENDS_AT_MOST:]
+        for old in found[: -self._keep]:
+            if old not in ends:
+                shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def mark_end(self, step: int, end: str) -> None:
+        """Note that a loop has ended with the checkpoint of step `step`.
+
+        Args:
+            end: :data:`ENDED` or :data:`LEFT`, and which loop.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with written_whole(self._path(step) / _MARK) as file:
+            file.write(end.encode())
+
+    def end_of(self, loop: str, step: int) -> Path | None:
+        """Find what a loop has ended with, if the run has come further, to step `step`.
+
+        A loop that was left early goes on if nothing was done behind it.
+        """
+        if _end_in(self._path(step)) == LEFT + loop:
+            (self._path(step) / _MARK).unlink()
+        ends = (ENDED + loop, LEFT + loop)
+        found = [path for at, path in self._found() if at < step and _end_in(path) in ends]
+        return found[-1] if found else None
+
+    def set_aside(self, step: int) -> list[str]:
+        """Rename checkpoints of later steps than `step`: what follows is another past.
+
+        Returns:
+            Their names.
+        """
+        later = [path for number, path in self._found() if number > step]
+        for path in later:
+            number = 1
+            while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
+                number += 1
+            path.rename(aside)
+        return [path.name for path in later]
+
+    def newest(
+        self,
+        read: Callable[[Mapping[str, bytes]], Contents],
+        at_most: Mapping[str, int] = MappingProxyType({}),
+    ) -> tuple[Contents | None, CheckpointEntry | None, list[CheckpointEntry]]:
+        """Read the newest checkpoint that is whole.
+
+        Args:
+            read: makes the contents of the three files; its `CheckpointError` passes it over.
+            at_most: by file, how many bytes there is a use for.
+
+        Returns:
+            Its contents and entry (None without any), and the newer ones that were passed over.
+
+        Raises:
+            CheckpointError: the newest has a file that is larger: it is of another model, so an
+                older one would be, too.
+        """
+        passed_over: list[CheckpointEntry] = []
+        for step, path in reversed(self._found()):
+            try:
+                files = read_folder(path, at_most)
+                entry = CheckpointEntry(path, step, sum(map(len, files.values())), "")
+                return read(files), entry, passed_over
+            except TooLargeError as error:
+                raise TooLargeError(f"{path.name}: {error}") from None
+            except CheckpointError as error:
+                passed_over.append(CheckpointEntry(path, step, 0, str(error)))
+        return None, None, passed_over
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:012}"
+
+    def _check_no_link(self) -> None:
+        """Refuse a folder of checkpoints that is a link: it may be another run's."""
+        if self.folder.is_symlink():
+            raise CheckpointError(
+                f"{self.folder} must be a folder, but is a link, and what it leads to may be "
+                f"another run's: pass the folder itself as `directory`, or let that be the link."
+            )
+
+    def _found(self) -> list[tuple[int, Path]]:
+        """Find the folders that look like checkpoints, oldest first; links are none."""
+        self._check_no_link()
+        try:
+            children = list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        named = [(_NAME.fullmatch(child.name), child) for child in children]
+        return sorted(
+            (int(match[1]), child) for match, child in named if match and _is_checkpoint(child)
+        )
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _end_in(path: Path) -> str:
+    """Read which loop has ended with a checkpoint; empty if none has, or nobody can tell."""
+    try:
+        with os.fdopen(open_plain(path / _MARK, os.O_RDONLY), "rb") as file:
+            return file.read(_MARK_BYTES_AT_MOST).decode(errors="replace")
+    except (OSError, NotPlainFileError):
+        return ""

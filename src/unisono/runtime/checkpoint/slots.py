@@ -1,0 +1,407 @@
+"""A snapshot in shared memory, and the checkpoint files that are written straight from it.
+
+A worker writes it between two steps; the launcher, which never loads torch, makes files of it
+while training goes on. One slot of memory::
+
+    0                       blob_at                                                  the slot's end
+    | state: raw tensors ... | header | JSON: facts and tensors | extra 0 | extra 1 ... |
+
+Header, extras and `blob_at` lie at multiples of 64 bytes. The JSON is
+``{"facts": {...}, "tensors": {"model.safetensors": [T, ...], "optimizer.safetensors": [T, ...]}}``
+and says of each tensor T where it lies, in elements (`stride`) and bytes (`offset`, from the start
+of the part that `in` names)::
+
+    {"name": "0.weight", "dtype": "F32", "shape": [2, 3], "stride": [3, 1],
+     "offset": 64, "in": "state"}
+
+A blob's header is written last, so that a blob that is not finished is none. All that is read is
+compared with the slot's bounds first.
+
+Where a run's snapshots lie in its shared memory: two slots in turn, and marks that say which.
+
+::
+
+    marks   │ sequence u64 of slot 0 │ of slot 1 │ busy u8 │ busy u8 │
+    slot    │ a copy of the state    │ blob: what it means           │      twice
+
+A slot whose mark is 0 is not whole; the one with the larger mark is the newest. A mark is cleared
+before its slot is written and set once all have written their share, so one whole snapshot is
+always there, even if a worker dies meanwhile. Busy slots are being written to the disk.
+
+The safetensors format, written as a stream, straight from memory and without torch.
+
+::
+
+    | length of the header u64 | header: JSON, padded with spaces | data of each tensor, by rows |
+
+The safetensors package builds the whole file in memory first; this does not, and frees the
+interpreter between two tensors. Whatever dtype that package reads is written here. Source of the
+format: https://github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
+from unisono.runtime.dtypes import ITEM_BYTES, ITEM_BYTES_IN_MEMORY
+
+ALIGNMENT_BYTES = 64
+TENSOR_FILES = (MODEL_FILE, OPTIMIZER_FILE)
+
+_DIMENSIONS_AT_MOST = 64  # torch's and numpy's
+
+_HEADER = struct.Struct("<8sQQ")  # magic, bytes of the JSON, bytes of the extras
+_MAGIC = b"unisono1"
+_FACTS, _TENSORS, _END = b'{"facts":', b',"tensors":', b"}"
+
+
+def offsets_of(sizes: Sequence[int]) -> list[int]:
+    """Say where extras lie, from the start of the extra part.
+
+    Args:
+        sizes: bytes of each, in the order in which :func:`write_blob` gets them.
+    """
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += _aligned(size)
+    return offsets
+
+
+def blob_bytes(facts: int, tensors: int, extra: Sequence[int] = ()) -> int:
+    """Count the bytes that a blob takes; a slot needs `blob_at` bytes more.
+
+    Args:
+        facts: bytes of their JSON.
+        tensors: bytes of their JSON.
+        extra: bytes of each extra.
+    """
+    json_bytes = len(_FACTS) + facts + len(_TENSORS) + tensors + len(_END)
+    return _extra_at(0, json_bytes) + sum(map(_aligned, extra))
+
+
+def write_blob(
+    slot: memoryview | mmap.mmap,
+    blob_at: int,
+    facts: bytes,
+    tensors: bytes,
+    extra: Sequence[Data] = (),
+) -> None:
+    """Say what the state in a slot is.
+
+    Args:
+        slot: writable; its first `blob_at` bytes stay as they are.
+        blob_at: a multiple of 64.
+        facts: JSON, what goes into run.json.
+        tensors: JSON, an object that lists the tensors of each of :data:`TENSOR_FILES`.
+        extra: bytes of tensors that do not lie in the state, see :func:`offsets_of`.
+
+    Raises:
+        ValueError: it does not fit into the slot.
+    """
+    with memoryview(slot) as view:
+        _check_blob_at(view, blob_at)
+        needed = blob_bytes(len(facts), len(tensors), [memoryview(data).nbytes for data in extra])
+        if blob_at + needed > len(view):
+            raise ValueError(
+                f"the slot must have {blob_at + needed:,} bytes for this snapshot, but has "
+                f"{len(view):,}: ask for a larger one."
+            )
+        view[blob_at : blob_at + _HEADER.size] = bytes(_HEADER.size)
+        end = blob_at + _HEADER.size
+        for part in (_FACTS, facts, _TENSORS, tensors, _END):
+            end = _put(view, end, part)
+        json_bytes = end - blob_at - _HEADER.size
+        end = _extra_at(blob_at, json_bytes)
+        for data in extra:
+            end = blob_at + _aligned(_put(view, end, data) - blob_at)
+        extra_bytes = end - _extra_at(blob_at, json_bytes)
+        _put(view, blob_at, _HEADER.pack(_MAGIC, json_bytes, extra_bytes))
+
+
+def used_bytes(slot: memoryview | mmap.mmap, blob_at: int) -> int:
+    """Count the bytes of a snapshot, from the slot's start to the end of its blob.
+
+    Raises:
+        ValueError: there is no whole blob at `blob_at`.
+    """
+    return _Blob(slot, blob_at).end
+
+
+def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
+    """Read the facts of a snapshot.
+
+    Raises:
+        ValueError: there is no whole blob at `blob_at`.
+    """
+    return _Blob(slot, blob_at).facts
+
+
+def read_extras(
+    slot: memoryview | mmap.mmap, blob_at: int
+) -> list[tuple[dict[str, Any], memoryview]]:
+    """Find the tensors that do not lie in the state: each T, and its bytes as they lie.
+
+    Args:
+        slot: as it was written; cannot be closed while a view of it is held.
+        blob_at: a multiple of 64.
+
+    Raises:
+        ValueError: there is no whole blob, or a tensor does not lie within its part.
+    """
+    blob = _Blob(slot, blob_at)
+    found = ((said, blob.tensor(said)) for said in blob.listed(OPTIMIZER_FILE))
+    return [(said, one.data[: one.num_bytes]) for said, one in found if said["in"] == "extra"]
+
+
+def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[Data]]:
+    """Make the three files of a checkpoint, each as chunks to be written one after the other.
+
+    Contiguous tensors are views of the slot, which must stay as it is until they are written.
+
+    Raises:
+        ValueError: there is no whole blob, a tensor is not where the blob says, or no file can
+            hold it; nothing of it is raised later, while the chunks are taken.
+    """
+    blob = _Blob(slot, blob_at)
+    files: dict[str, Iterable[Data]] = {
+        name: safetensors_of(_ordered(name, [blob.tensor(said) for said in blob.listed(name)]))
+        for name in TENSOR_FILES
+    }
+    files[RUN_FILE] = (json.dumps(blob.facts, indent=1).encode(),)
+    return files
+
+
+class _Blob:
+    """The description in a slot, checked against the slot's bounds before it is used. Final."""
+
+    def __init__(self, slot: memoryview | mmap.mmap, blob_at: int) -> None:
+        view = memoryview(slot)
+        _check_blob_at(view, blob_at)
+        magic, json_bytes, extra_bytes = b"", 0, 0
+        if blob_at + _HEADER.size <= len(view):
+            magic, json_bytes, extra_bytes = _HEADER.unpack_from(view, blob_at)
+        extra_at = _extra_at(blob_at, json_bytes)
+        if magic != _MAGIC or extra_at + extra_bytes > len(view):
+            raise ValueError(f"the slot must hold a whole snapshot at {blob_at}, but does not.")
+        self.end, json_at = extra_at + extra_bytes, blob_at + _HEADER.size
+        self._json = view[json_at : json_at + json_bytes]
+        self._parts = {"state": view[:blob_at], "extra": view[extra_at : self.end]}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What goes into run.json."""
+        return self._said["facts"]
+
+    def listed(self, file: str) -> list[Any]:
+        """The tensors of one file, as they are described."""
+        said = self._said["tensors"].get(file)
+        if not isinstance(said, list):
+            raise ValueError(f"the snapshot must list the tensors of {file}, but does not.")
+        return said
+
+    @cached_property
+    def _said(self) -> dict[str, dict[str, Any]]:
+        try:
+            said = json.loads(bytes(self._json))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the snapshot must describe itself in JSON, but: {error}.") from None
+        if not isinstance(said, dict) or not all(
+            isinstance(said.get(name), dict) for name in ("facts", "tensors")
+        ):
+            raise ValueError("the snapshot must have facts and tensors, but has not.")
+        return said
+
+    def tensor(self, said: Any) -> Tensor:
+        """Find one tensor.
+
+        Raises:
+            ValueError: it is not described in full, or does not lie within its part.
+        """
+        if not _is_described(said):
+            raise ValueError(f"a tensor must be described in full, but one is {said!r:.200}.")
+        code, shape, stride = said["dtype"], tuple(said["shape"]), tuple(said["stride"])
+        item_bytes = ITEM_BYTES_IN_MEMORY[code]
+        numel = math.prod(shape)
+        reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        # One that repeats its elements in memory would not be bounded by its part.
+        end = said["offset"] + (max(reach, numel) * item_bytes if numel else 0)
+        data = self._parts[said["in"]]
+        if end > len(data):
+            raise ValueError(
+                f"`{said['name']}` must lie within the {len(data):,} bytes of its part, but ends "
+                f"at {end:,}."
+            )
+        rest = data[said["offset"] :]
+        return Tensor(said["name"], code, shape, stride, rest, numel * item_bytes)
+
+
+def _is_described(said: Any) -> bool:
+    return (
+        isinstance(said, dict)
+        and isinstance(said.get("name"), str)
+        and isinstance(said.get("dtype"), str)
+        and said["dtype"] in ITEM_BYTES_IN_MEMORY
+        and said.get("in") in ("state", "extra")
+        and _is_count(said.get("offset"))
+        and all(
+            isinstance(said.get(key), list) and all(map(_is_count, said[key]))
+            for key in ("shape", "stride")
+        )
+        and len(said["shape"]) == len(said["stride"]) <= _DIMENSIONS_AT_MOST
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _ordered(file: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Check that a file can hold these; wide ones come first and then by name, so all align."""
+    others = [tensor for tensor in tensors if tensor.code not in ITEM_BYTES]
+    if others:
+        raise ValueError(
+            f"a file must hold nothing but dtypes that safetensors knows, but `{others[0].name}` "
+            f"is {others[0].code}: convert it."
+        )
+    names = {tensor.name for tensor in tensors}
+    if len(names) < len(tensors) or "__metadata__" in names:
+        raise ValueError(f"each tensor of {file} must have a name of its own, but has not.")
+    return sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.code], tensor.name))
+
+
+def _put(view: memoryview, start: int, data: Data) -> int:
+    raw = memoryview(data)
+    if raw.nbytes:
+        view[start : start + raw.nbytes] = raw.cast("B")
+    return start + raw.nbytes
+
+
+def _check_blob_at(view: memoryview, blob_at: int) -> None:
+    if blob_at % ALIGNMENT_BYTES or not 0 <= blob_at <= len(view):
+        raise ValueError(
+            f"`blob_at` must be a multiple of {ALIGNMENT_BYTES} within the slot's {len(view):,} "
+            f"bytes, but is {blob_at}."
+        )
+
+
+def _extra_at(blob_at: int, json_bytes: int) -> int:
+    return blob_at + _aligned(_HEADER.size + json_bytes)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+_MARKS = struct.Struct("<QQBB")
+MARKS_BYTES = _MARKS.size
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Positions in bytes."""
+
+    key: int  # the memory
+    num_bytes: int  # its size
+    marks_at: int  # where the marks are
+    slots_at: tuple[int, int]  # where the two slots begin
+    slot_bytes: int  # the size of each
+    blob_at: int  # where in a slot the blob begins
+
+    def as_json(self) -> dict[str, Any]:
+        """Write it as plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Places:
+        """Read what :meth:`as_json` wrote; other names are ignored."""
+        named = {name.name: value[name.name] for name in fields(cls)}
+        return cls(**{**named, "slots_at": tuple(named["slots_at"])})
+
+    def mark_at(self, slot: int) -> int:
+        """Say where the mark of a slot lies."""
+        return self.marks_at + 8 * slot
+
+    def busy_at(self, slot: int) -> int:
+        """Say where it stands whether a slot is being written to the disk."""
+        return self.marks_at + 16 + slot
+
+    def marks(self, read: Callable[[int, int], bytes]) -> tuple[int, int]:
+        """Read the marks; `read` gives bytes from (offset, count)."""
+        first, second, _, _ = _MARKS.unpack(read(self.marks_at, MARKS_BYTES))
+        return first, second
+
+    def is_busy(self, slot: int, read: Callable[[int, int], bytes]) -> bool:
+        """Tell whether a slot is being written to the disk."""
+        return read(self.busy_at(slot), 1) != b"\0"
+
+    def newest(self, read: Callable[[int, int], bytes]) -> int | None:
+        """Find the slot of the newest whole snapshot; None while there is none."""
+        first, second = self.marks(read)
+        if not first and not second:
+            return None
+        return 0 if first > second else 1
+
+
+Data = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor within its part of the slot; `data` begins with it and goes on to the part's end."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    data: memoryview
+    num_bytes: int
+
+
+def safetensors_of(tensors: Sequence[Tensor]) -> Iterator[Data]:
+    """Write a safetensors file: length of the header (u64), header (JSON), data."""
+    header, end = {}, 0
+    for tensor in tensors:
+        place = [end, end + tensor.num_bytes]
+        header[tensor.name] = {"dtype": tensor.code, "shape": tensor.shape, "data_offsets": place}
+        end += tensor.num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for tensor in tensors:
+        if tensor.num_bytes:
+            yield _in_rows(tensor)
+
+
+def _in_rows(tensor: Tensor) -> memoryview:
+    """View a tensor's bytes in row-major order; copied only where they do not lie so."""
+    expected = 1
+    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+        if size > 1 and step != expected:
+            return _copied_in_rows(tensor)
+        expected *= size
+    return tensor.data[: tensor.num_bytes]
+
+
+def _copied_in_rows(tensor: Tensor) -> memoryview:
+    import numpy as np
+
+    item_bytes = ITEM_BYTES[tensor.code]
+    lying = np.ndarray(
+        tensor.shape,
+        dtype=f"u{item_bytes}",
+        buffer=tensor.data,
+        strides=[
+            step * item_bytes if size > 1 else item_bytes
+            for size, step in zip(tensor.shape, tensor.stride, strict=True)
+        ],
+    )
+    return np.ascontiguousarray(lying).reshape(-1).view(np.uint8).data

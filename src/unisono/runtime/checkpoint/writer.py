@@ -1,0 +1,206 @@
+"""Writes checkpoints while training goes on, in a thread of the process that owns the memory.
+
+That is the launcher, or a worker without one. While a snapshot is written its slot is marked as
+busy in the memory itself, so that no worker writes over it; one is written at a time. A disk that
+is full or broken ends no run: it is reported, and the next checkpoint is tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.directory_lock import DirectoryLocks
+from unisono.runtime.checkpoint.folder import COMMIT, FILES, RUN_FILE, commit_of
+from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.slots import Data, Places, files_of, read_facts
+
+BUSY, FREE = b"\1", b"\0"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NUM_INODES = len((*FILES, COMMIT)) + 2  # and two folders
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A snapshot, where it lies and where it goes."""
+
+    key: int  # the memory that holds it
+    start: int  # its first byte there
+    stop: int  # the first byte after it
+    blob_at: int  # where in it the description begins
+    mark_at: int  # where in the memory its mark is
+    busy_at: int  # the byte of the memory that says whether it is being written
+    step: int  # steps done
+    directory: str  # the run directory
+    keep: int  # how many checkpoints stay
+    end: str = ""  # which loop has ended with it, see `RunDirectory.mark_end`; or empty
+
+    @classmethod
+    def of(
+        cls, places: Places, slot: int, step: int, directory: str, keep: int, end: str = ""
+    ) -> Kept:
+        """Describe one of the two slots of a memory."""
+        start = places.slots_at[slot]
+        stop = start + places.slot_bytes
+        marks = places.mark_at(slot), places.busy_at(slot)
+        return cls(places.key, start, stop, places.blob_at, *marks, step, directory, keep, end)
+
+    def as_json(self) -> dict[str, Any]:
+        """Write it as plain JSON."""
+        return asdict(self)
+
+
+def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
+    """Find the newest whole snapshot of a loop, by what was told when it began.
+
+    Before the first step there is nothing to keep: a program that fails there is changed most
+    often, and a checkpoint would hold it to the model that it had.
+    """
+    places = Places.from_json(dict(loop))
+    slot = places.newest(lambda offset, count: memory[offset : offset + count])
+    if slot is None:
+        return None
+    start = places.slots_at[slot]
+    with memoryview(memory) as whole, whole[start : start + places.slot_bytes] as view:
+        facts = read_facts(view, places.blob_at)
+    step = facts["position"]["step"]
+    return Kept.of(places, slot, step, loop["directory"], loop["keep"]) if step else None
+
+
+class CheckpointWriter:
+    """Writes snapshots as checkpoints, one after the other. Final.
+
+    Args:
+        say: where troubles are told.
+        is_full: whether the disk is to be full for the n-th checkpoint, for tests.
+
+    Attributes:
+        locks: the directories that are this job's alone; nothing is written in others.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], is_full: Callable[[int], bool] = lambda number: False
+    ) -> None:
+        self.locks = DirectoryLocks(say)
+        self._say = say
+        self._is_full = is_full
+        self._thread: threading.Thread | None = None
+        self._num_begun = 0
+
+    def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
+        """Begin to write a snapshot, after the one before is written.
+
+        Args:
+            memory: the whole memory `kept` speaks of.
+            done: called from the thread when it is written or has failed.
+        """
+        self.wait()
+        self._num_begun += 1
+        memory[kept.busy_at : kept.busy_at + 1] = BUSY
+        self._thread = threading.Thread(
+            target=self._write, args=(memory, kept, done, self._num_begun), name="unisono-writer"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None], number: int) -> None:
+        try:
+            with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
+                trouble = self._attempt(memory, slot, kept, number)
+            if trouble:
+                self._say(
+                    f"step {kept.step}: no checkpoint: {trouble}; training goes on, the next one "
+                    f"is tried."
+                )
+        finally:
+            memory[kept.busy_at : kept.busy_at + 1] = FREE
+            done()
+
+    def _attempt(self, memory: mmap.mmap, slot: memoryview, kept: Kept, number: int) -> str:
+        """Write a checkpoint, unless the step has one; say what has failed."""
+        try:
+            if self._is_full(number):
+                return _missing_bytes(_bytes_of_files(slot, kept), 0)
+            self.locks.hold(Path(kept.directory))
+            store = RunDirectory(Path(kept.directory), kept.keep)
+            if not store.has(kept.step):
+                mark = _mark(memory, kept)
+                facts = read_facts(slot, kept.blob_at)
+                _check_same(mark, mark if facts["position"]["step"] == kept.step else b"")
+                files = files_of(slot, kept.blob_at)
+                last = _checked_after(files[RUN_FILE], mark, memory, kept)
+                store.write(kept.step, {**files, RUN_FILE: last})
+            if kept.end:
+                store.mark_end(kept.step, kept.end)
+        except (OSError, ValueError, CheckpointError) as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                with suppress(OSError, ValueError):
+                    return _missing_room(kept, _bytes_of_files(slot, kept), error.errno)
+            return str(error).removesuffix(".")
+        return ""
+
+
+def _mark(memory: mmap.mmap, kept: Kept) -> bytes:
+    return memory[kept.mark_at : kept.mark_at + 8]
+
+
+def _checked_after(
+    chunks: Iterable[Data], mark: bytes, memory: mmap.mmap, kept: Kept
+) -> Iterator[Data]:
+    """Give the last file of a checkpoint, then see that the snapshot has stayed what it was."""
+    yield from chunks
+    _check_same(mark, _mark(memory, kept))
+
+
+def _check_same(before: bytes, after: bytes) -> None:
+    if not any(before) or before != after:
+        raise ValueError("a snapshot must stay as it is until it is written, but has changed")
+
+
+def _bytes_of_files(slot: memoryview, kept: Kept) -> int:
+    files = files_of(slot, kept.blob_at)
+    sizes = {name: sum(memoryview(data).nbytes for data in files[name]) for name in FILES}
+    return sum(sizes.values()) + len(commit_of(dict.fromkeys(FILES, "0" * 64), sizes))
+
+
+def _missing_room(kept: Kept, num_bytes: int, code: int) -> str:
+    """Say what is missing for so many bytes: bytes, files, or a share of them."""
+    if code == errno.EDQUOT:
+        return (
+            f"your quota there must leave about {num_bytes:,} bytes and {_NUM_INODES} files, but "
+            f"does not"
+        )
+    path = Path(kept.directory)
+    there = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
+    free = there.f_bavail * there.f_frsize
+    if there.f_files and there.f_favail < _NUM_INODES:
+        return (
+            f"the disk must have room for {_NUM_INODES} more files, but all its "
+            f"{there.f_files:,} inodes are in use"
+        )
+    if free < num_bytes:
+        return _missing_bytes(num_bytes, free)
+    return (
+        f"the disk must have about {num_bytes:,} bytes free, but was full while they were written "
+        f"(now {free:,} are)"
+    )
+
+
+def _missing_bytes(num_bytes: int, free: int) -> str:
+    return (
+        f"the disk must have about {num_bytes:,} bytes free, but has {free:,} "
+        f"({num_bytes - free:,} too few)"
+    )

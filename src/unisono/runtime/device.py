@@ -1,0 +1,518 @@
+"""The device that a worker computes on: the only file that asks for a type of device.
+
+Generators, threads, autocast, the gradient scaler, streams, copies, pinned memory, raw bytes of
+tensors, and what of the device fixes the bits of a run. Everything else on the way of a batch is
+the same on all devices; ``tests/test_architecture.py`` sees to that.
+
+Accelerators are used by what ``torch.cuda`` has in common with torch's other device modules. Run on
+the CPU and on a simulated device; not on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import pin_memory
+
+from unisono.runtime.arrivals import Arrivals, tell_not_pinned
+from unisono.runtime.cublas import WORKSPACE_VARIABLE, fix_workspaces
+from unisono.runtime.seeding import seed_python_and_numpy
+from unisono.runtime.world import World, workers_per_gpu
+
+HOST = "cpu"
+"""Where tensors lie in the memory of the host."""
+AUTO = "auto"
+_MEMORY_STATS = (
+    "allocated_bytes.all.current",
+    "reserved_bytes.all.current",
+    "allocated_bytes.all.peak",
+)
+_SPIN_S, _NAP_S = 200e-6, 50e-6
+_NAP_PART = 0.01  # of the time waited so far: a device that never answers costs no processor time
+# torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
+# negative number, which torch takes for one just below 2⁶⁴.
+_CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
+
+
+class Device:
+    """The device that one worker computes on: the CPU, or one accelerator. Final.
+
+    Or several of one type, where a model is split: batches come to the first one.
+
+    Args:
+        device: torch's; of an accelerator with its number, which becomes the current one.
+        more: those that have other parts of the model.
+
+    Attributes:
+        torch: torch's; of several the first.
+        is_host: whether it is the CPU.
+        is_divided: whether it is several.
+        parts: each of several by itself; else this one alone.
+    """
+
+    def __init__(self, device: torch.device, *more: torch.device) -> None:
+        others = [each for each in dict.fromkeys(more) if each != device]
+        self.parts: tuple[Device, ...] = (
+            (Device(device), *map(Device, others)) if others else (self,)
+        )
+        self.torch, self.is_host, self.is_divided = device, device.type == HOST, bool(others)
+        self._module: Any = None
+        self._arrivals: Arrivals | None = None
+        if not self.is_host:
+            self._module = torch.get_device_module(device)
+            self._arrivals = Arrivals(device, self._module)
+            self._module.set_device(device)
+            torch.empty(0, device=device)  # its generators are there from the first use on
+
+    @classmethod
+    def of(cls, name: str | torch.device, world: World) -> Device:
+        """Find the device of a worker.
+
+        Args:
+            name: ``"auto"``: one GPU for each worker, or the CPU where there is none; or torch's
+                name of a device; without a number each worker has its own.
+            world: the worker's place.
+
+        Raises:
+            TypeError: `name` names no device.
+            ValueError: there is no such device here, or none for this worker.
+        """
+        if name == AUTO:
+            name = "cuda" if torch.cuda.is_available() else HOST
+        device = read_name(name)
+        if device.type == HOST:
+            return cls(torch.device(HOST))
+        count = count_of(device.type)
+        if count == 0:
+            raise ValueError(
+                f"`device` must be there, but torch finds no {device.type!r} device on this "
+                f'machine: pass `device="auto"`, or leave it out.'
+            )
+        index = (
+            world.local_rank // workers_per_gpu(os.environ)
+            if device.index is None
+            else device.index
+        )
+        if index >= count:
+            raise ValueError(
+                f"`device` must have a device for each worker, but worker {world.local_rank} of "
+                f"this host would need {device.type}:{index} and there are {count}: start fewer "
+                f"workers, have several share one with `--workers-per-gpu`, or pass "
+                f'`device="cpu"`.'
+            )
+        return cls(torch.device(device.type, index))
+
+    @staticmethod
+    def is_hosts(kind: str) -> bool:
+        """Tell whether a type of device is the CPU."""
+        return kind == HOST
+
+    @property
+    def name(self) -> str:
+        """What torch calls it, such as ``"cuda:1"``."""
+        return ", ".join(str(part.torch) for part in self.parts)
+
+    @property
+    def model(self) -> str:
+        """What it is sold as, such as ``"NVIDIA H200"``; empty for the CPU."""
+        return "" if self.is_host else str(self._module.get_device_name(self.torch))
+
+    @property
+    def facts(self) -> str:
+        """What of it fixes the bits of a run, in words."""
+        if self.is_host:
+            return torch.backends.cpu.get_cpu_capability() + " " + platform.machine()
+        if self.is_divided:  # as of one, where they are alike
+            return "; ".join(dict.fromkeys(part.facts for part in self.parts))
+        said = [f"{self.torch.type} {self.model}"]
+        capability = self._module.get_device_capability(self.torch)
+        said.append("capability " + ".".join(map(str, capability)))
+        if find := getattr(self._module, "get_device_properties", None):
+            said.append(f"{find(self.torch).multi_processor_count} multiprocessors")
+        if torch.version.cuda:
+            cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+            said.append(f"CUDA {torch.version.cuda}, cuDNN {cudnn}")
+        said.append(f"{WORKSPACE_VARIABLE}={os.environ.get(WORKSPACE_VARIABLE)}")
+        return ", ".join(said)
+
+    def fix_workspaces(self) -> None:
+        """Give cuBLAS workspaces of one size, as deterministic products of matrices need.
+
+        To be called before the first product; what the program's environment says stays.
+        """
+        if not self.is_host:
+            fix_workspaces(os.environ)
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other device of this machine, whatever processes call it."""
+        if self.is_host:
+            return HOST
+        if self.is_divided:
+            return ", ".join(part.identity for part in self.parts)
+        properties = self._module.get_device_properties(self.torch)
+        return str(getattr(properties, "uuid", self.name))
+
+    def seed(self, seed: int) -> None:
+        """Seed every default generator (Python's, numpy's, torch's, the device's) from 64 bits."""
+        seed_generators(seed)
+        if not self.is_host:
+            for part in self.parts:
+                default_generator(part.torch).manual_seed(seed)
+
+    def generators_put_back(self) -> AbstractContextManager[None]:
+        """Leave every default generator as it was, whatever happens inside."""
+        return generators_put_back([part.torch for part in self.parts])
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        """Compute in `dtype` what torch knows to be safe in it, inside the block."""
+        return torch.autocast(self.torch.type, dtype)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is on this device."""
+        return any(tensor.device == part.torch for part in self.parts)
+
+    def backward(self, loss: torch.Tensor, weight: torch.Tensor) -> None:
+        """Differentiate a loss.
+
+        Args:
+            loss: a scalar.
+            weight: its gradient.
+        """
+        if not self.is_divided:
+            torch.autograd.backward(loss, weight)
+            return
+        # Each device would have a thread, and gradients be added up in the order in which they
+        # come. In one thread it is that of one device.
+        with torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.backward(loss, weight)
+
+    def groups(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Divide tensors into lists that one call takes: of one device each."""
+        if self.is_divided:
+            return [group for (group,) in by_device(tensors)]
+        return [tensors] if tensors else []
+
+    def move(self, batch: Any) -> Any:
+        """Bring the tensors of a batch here, by way of pinned memory; the host does not wait."""
+        return batch if self._arrivals is None else self._arrivals.begin(batch)()
+
+    def bring(self, batch: Any) -> Callable[[], Any]:
+        """Begin to bring the tensors of a batch here; see :meth:`~.arrivals.Arrivals.begin`."""
+        return (lambda: batch) if self._arrivals is None else self._arrivals.begin(batch)
+
+    def memory(self) -> tuple[int, int, int] | None:
+        """Count what this process takes of the device's memory, without waiting for the device.
+
+        Returns:
+            In bytes: what tensors take, what torch's allocator keeps, and the most that tensors
+            took; None on the CPU.
+        """
+        if self.is_host:
+            return None
+        if self.is_divided:
+            known = [sizes for part in self.parts if (sizes := part.memory()) is not None]
+            allocated, reserved, peak = map(sum, zip(*known, strict=True))
+            return allocated, reserved, peak
+        nested = getattr(self._module, "memory_stats_as_nested_dict", None)
+        if nested is not None:  # most of the time goes into flattening it
+            stats = nested(self.torch)
+            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            return allocated["current"], reserved["current"], allocated["peak"]
+        flat = self._module.memory_stats(self.torch)
+        allocated, reserved, peak = (int(flat.get(name, 0)) for name in _MEMORY_STATS)
+        return allocated, reserved, peak
+
+    def room(self) -> tuple[int | None, int]:
+        """Count the bytes of the device's memory that are free (None: not known), and all."""
+        if self.is_host:
+            return None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.is_divided:
+            each = [self._module.mem_get_info(part.torch) for part in self.parts]
+            return sum(int(free) for free, _ in each), sum(int(total) for _, total in each)
+        free, total = self._module.mem_get_info(self.torch)
+        return int(free), int(total)
+
+    def copies(self) -> Copies:
+        """Give a stream of copies between this device and the host."""
+        return Copies(self, self._module)
+
+    def register(self, memory: torch.Tensor) -> Callable[[], None] | None:
+        """Pin memory of the host where it lies, so that nobody waits for copies from and to it.
+
+        Args:
+            memory: a tensor over it.
+
+        Returns:
+            Undoes it, before the memory goes; None if it cannot be pinned, which is told once.
+        """
+        runtime = getattr(self._module, "cudart", None)
+        if runtime is None or not memory.nbytes:
+            return None
+        place = memory.data_ptr()
+        if code := int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
+            tell_not_pinned("gradients and buffers", f"error {code}")
+            # The driver tells the next caller of the failure, too.
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self.torch)
+            return None
+        return lambda: runtime().cudaHostUnregister(place) and None
+
+
+class Copies:
+    """Copies between a device and the host, beside what the device computes. Final.
+
+    On the CPU they are made at once. Memory of the host that is copied from or to must stay as it
+    is until :meth:`wait` has returned; elsewhere than in pinned memory the host may wait.
+
+    Args:
+        device: which.
+        module: torch's, for its type; None for the CPU.
+
+    Attributes:
+        device: torch's; of several the first.
+    """
+
+    def __init__(self, device: Device, module: Any) -> None:
+        self._device, self._module = device, module
+        self.device = device.torch
+        self._is_idle = True
+        self._others = {part.torch: part.copies() for part in device.parts[1:]}
+        if module is not None:
+            self._stream = module.Stream(device.torch)
+            self._event = module.Event()
+
+    def to_host(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy to the host, after everything that the device has been given to do."""
+        self._of(source)._copy(into, source)
+
+    def to_device(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy to the device, before everything that it is given to do from now on."""
+        there = self._of(into)
+        there._copy(into, source)
+        there._hold_back()
+
+    def before_changes(self) -> None:
+        """Have devices change what was copied from only after all copies are made."""
+        for copies in (self, *self._others.values()):
+            copies._hold_back()
+
+    def wait(self) -> None:
+        """Wait until all copies are made.
+
+        However long: if the device never answers, the launcher takes this worker for stuck.
+        """
+        for other in self._others.values():
+            other.wait()
+        if self._is_idle:
+            return
+        # By asking: a thread that waits within the driver hears of no signal.
+        begun_at_s = time.perf_counter()
+        while not self._event.query():
+            waited_s = time.perf_counter() - begun_at_s
+            if waited_s > _SPIN_S:
+                time.sleep(max(_NAP_S, _NAP_PART * waited_s))
+        self._is_idle = True
+
+    def issued(self) -> Callable[[], bool]:
+        """Give what tells whether all copies so far are made; any thread may ask it."""
+        events = []
+        for copies in (self, *self._others.values()):
+            if not copies._is_idle:
+                events.append(copies._module.Event())
+                events[-1].record(copies._stream)
+        return lambda: all(event.query() for event in events)
+
+    def _hold_back(self) -> None:
+        if self._module is not None:
+            self._module.current_stream(self._device.torch).wait_stream(self._stream)
+
+    def _of(self, there: torch.Tensor) -> Copies:
+        """Give those of the device of a tensor, if they are not these."""
+        return self._others.get(there.device, self) if self._others else self
+
+    def _copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        if self._module is None:
+            into.copy_(source)
+            return
+        self._stream.wait_stream(self._module.current_stream(self._device.torch))
+        with self._module.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+        # The memory of what the program drops now is not given to others before the copy is made.
+        (source if self._device.has(source) else into).record_stream(self._stream)
+        self._event.record(self._stream)
+        self._is_idle = False
+
+
+def by_device(tensors: Sequence[torch.Tensor], *others: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """Divide lists of tensors by the device of the first list's, for calls that take only one.
+
+    Args:
+        tensors: any; those without elements are left out.
+        others: as long.
+
+    Yields:
+        For each device a tuple of lists.
+    """
+    places: dict[torch.device, list[int]] = {}
+    for at, tensor in enumerate(tensors):
+        if tensor.numel():
+            places.setdefault(tensor.device, []).append(at)
+    for each in places.values():
+        yield tuple([some[at] for at in each] for some in (tensors, *others))
+
+
+def host() -> Device:
+    """Give the CPU."""
+    return Device(torch.device(HOST))
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Give the generator that is drawn from on a device where nobody names one."""
+    if device.type == HOST:
+        return torch.default_generator
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
+    return generator
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is in the memory of the host."""
+    return tensor.device.type == HOST
+
+
+def read_name(name: str | torch.device, argument: str = "device") -> torch.device:
+    """Read torch's name of a device, given as an argument of the name `argument`.
+
+    Raises:
+        TypeError: it names none.
+    """
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        must = 'be "auto" or name a device' if argument == "device" else "name devices"
+        raise TypeError(
+            f'`{argument}` must {must} of torch, such as "cuda" or "cuda:1", but '
+            f"{'is' if argument == 'device' else 'one is'} {name!r}."
+        ) from error
+
+
+def count_of(kind: str) -> int:
+    """Count the accelerators of a type that torch finds here."""
+    try:
+        module = torch.get_device_module(kind)
+        return int(module.device_count()) if module.is_available() else 0
+    except (RuntimeError, AttributeError):
+        return 0
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every default generator of this process (Python's, numpy's, torch's) from 64 bits."""
+    torch.default_generator.manual_seed(seed)
+    seed_python_and_numpy(seed)
+
+
+def drawn_so_far() -> list[Any]:
+    """Tell how far Python's, numpy's and torch's default generators on the host have come."""
+    return [
+        hash(random.getstate()),
+        np.random.get_state(legacy=False),
+        torch.default_generator.get_state(),
+    ]
+
+
+@contextmanager
+def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Leave every default generator as it was, those of some devices too, whatever happens."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    generators = [torch.default_generator]
+    generators += [default_generator(device) for device in devices if device.type != HOST]
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def drawn_without_seed() -> bool:
+    """Tell whether torch's default generator was drawn from and begins elsewhere in each start.
+
+    It begins where the system's randomness says, until a program seeds it. One in 2,000 such seeds
+    is taken for a program's.
+    """
+    seed = torch.default_generator.initial_seed()
+    if not _CHOSEN_BELOW <= seed < _CHOSEN_FROM:
+        return False
+    untouched = torch.Generator().manual_seed(seed).get_state()
+    return not torch.equal(torch.default_generator.get_state(), untouched)
+
+
+@functools.cache
+def notices() -> set[str]:
+    """Give what this process has been told once about its generators."""
+    return set()
+
+
+@contextmanager
+def num_threads(threads: int) -> Iterator[None]:
+    """Compute with `threads` threads inside the block; their number is part of a run's identity."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def grad_scaler() -> torch.amp.GradScaler:
+    """Make torch's gradient scaler."""
+    return torch.amp.GradScaler(HOST)
+
+
+def can_pin() -> bool:
+    """Tell whether there is a device that batches in pinned memory are copied to faster."""
+    return torch.cuda.is_available()
+
+
+def pin(batch: Any) -> Any:
+    """Have every tensor of a batch in pinned memory, as torch's DataLoader does."""
+    return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Give the elements of a tensor as an array, which shares its memory where it can."""
+    return tensor.detach().cpu().numpy()
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """View the elements of a dense tensor as bytes, in the order in which they lie in memory.
+
+    Writing to the view writes to the tensor.
+    """
+    return in_memory_order(tensor).view(torch.uint8).numpy().data
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """View the elements of a dense tensor as a vector, in the order in which they lie in memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def in_rows(tensor: torch.Tensor) -> memoryview:
+    """Give the elements of a tensor as bytes, row by row."""
+    return bytes_of(tensor.detach().cpu().contiguous())
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor in the memory of the host: itself, or a copy."""
+    return tensor.detach().cpu()

@@ -1,0 +1,268 @@
+"""Who has not come, where is it, and who waits for it? In one message. Pure.
+
+Step 57 has been waiting for 4 s. Rank 2 has not arrived at the sum of gradients: it is in
+`load_image`, train.py:88 (loading sample 10432). Ranks 0, 1 and 3 wait for it.
+  rank 2, process 4711:
+    load_image  train.py:88
+    …
+
+When is a wait worth a word, and when is the next one? Pure.
+
+A wait is long from max(3 s, 10 × the median) on: of steps where there are steps, else of the waits
+that were seen before. While it lasts, a word is due whenever it has become twice as long.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from unisono.runtime.hangs.stacks import folded
+from unisono.runtime.hangs.whereabouts import (
+    ProcessLook,
+    RankLook,
+    Waits,
+    Whereabouts,
+    is_loader,
+    is_stuck,
+    own_part,
+    place_in_words,
+    whereabouts,
+)
+from unisono.runtime.notices import duration, listed
+
+_STACKS_AT_MOST = 4
+_CHILDREN_AT_MOST = 8
+_SAME_CALLS = (
+    "Every rank must make the same calls in the same order, with tensors of one shape and dtype."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """What is known of a wait."""
+
+    waited_s: float | None = None  # for how long, in seconds; None where nobody has watched
+    # the median time of a step, in seconds; None where it is not known
+    usual_s: float | None = None
+    folder: str = ""  # paths below it are written from there
+    missing: tuple[int, ...] = ()  # ranks that have ended
+
+
+def explain(looks: Sequence[RankLook], hang: Hang) -> str:
+    """Say who holds up whom, and where all of those are.
+
+    Args:
+        looks: one of each rank.
+        hang: how long it has lasted, and so on.
+
+    Returns:
+        An empty text if nobody is seen to wait and no step is under way.
+    """
+    here = {look.rank: whereabouts(look) for look in looks}
+    waiting = [place for place in here.values() if place.waits is not Waits.FOR_NOBODY]
+    late = [look for look in looks if here[look.rank].waits is Waits.FOR_NOBODY]
+    late = _awaited(late, looks, waiting)
+    if not waiting and not any(look.step is not None for look in looks):
+        return ""
+    if not late and not hang.missing:
+        return _mismatch(looks, waiting, hang)
+    sentences = [_opening(waiting, looks, hang), *_late(late, waiting, hang.missing)]
+    if waiting:
+        ranks = [place.rank for place in waiting]
+        wait, them = ("waits", "them") if len(ranks) == 1 else ("wait", "them")
+        them = "it" if len(late) + len(hang.missing) == 1 else them
+        sentences.append(f"{listed('Rank', ranks, ' and ')} {wait} for {them}{_sites(waiting)}.")
+    return "\n".join([" ".join(sentences), *_details(late, hang)])
+
+
+def _awaited(
+    late: list[RankLook], looks: Sequence[RankLook], waiting: Sequence[Whereabouts]
+) -> list[RankLook]:
+    """Leave out those for whom nobody waits: not in the membership, nor in a call's group."""
+    if any(look.meeting for look in looks):
+        return [look for look in late if look.is_behind] or late
+    if waiting and all(place.peers for place in waiting):
+        peers = frozenset[int]().union(*(place.peers for place in waiting))
+        return [look for look in late if look.rank in peers]
+    return late
+
+
+def describe(looks: Sequence[RankLook], hang: Hang) -> str:
+    """Say where each rank is, whether or not anything is amiss."""
+    lines = []
+    for look in looks:
+        place = whereabouts(look)
+        step = "" if look.step is None else f", step {look.step}"
+        if place.waits is Waits.FOR_NOBODY:
+            words = place_in_words(look.process, look.children)
+        else:
+            words = f"waits for others in {place.sight}"
+        lines.append(f"rank {look.rank} (process {look.process.pid}{step}) {words}")
+        lines += _details([look], hang, is_titled=False)
+    return "\n".join(lines)
+
+
+def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Hang) -> str:
+    """Say what waits, and for how long."""
+    steps = [look.step for look in looks if look.step is not None]
+    kinds = {place.waits for place in waiting}
+    purposes = " ".join(look.meeting for look in looks)
+    if Waits.TO_MAKE_A_GROUP in kinds:
+        what = "`init_process_group`"
+    elif Waits.IN_A_COLLECTIVE in kinds:
+        what = "A collective of torch.distributed"
+    elif steps and (not waiting or "step" in purposes):
+        what = f"Step {max(steps)}"
+    else:
+        what = f"`{waiting[0].name}`" if waiting else "The program"
+    if hang.waited_s is None:
+        return f"{what} waits." if waiting else f"{what} is under way."
+    usual = "" if hang.usual_s is None else f" (usually {duration(hang.usual_s)})"
+    if waiting:
+        return f"{what} has been waiting for {hang.waited_s:.0f} s."
+    return f"{what} has taken {hang.waited_s:.0f} s{usual}."
+
+
+def _late(
+    late: Sequence[RankLook], waiting: Sequence[Whereabouts], missing: Sequence[int]
+) -> Iterator[str]:
+    """Say who has not come where, and where it is instead."""
+    goal = f"arrived at {_goal(waiting)}" if waiting else "finished it"
+    if missing:
+        has = "has" if len(missing) == 1 else "have"
+        yield f"{listed('Rank', missing, ' and ')} {has} ended."
+    if not late:
+        return
+    ranks = [look.rank for look in late]
+    if len(late) == 1:
+        words = place_in_words(late[0].process, late[0].children)
+        yield f"Rank {ranks[0]} has not {goal}: it {words}."
+        return
+    yield f"{listed('Rank', ranks, ' and ')} have not {goal}:"
+    places = [f"rank {look.rank} {place_in_words(look.process, look.children)}" for look in late]
+    yield f"{'; '.join(places)}."
+
+
+def _goal(waiting: Sequence[Whereabouts]) -> str:
+    names = list(dict.fromkeys(place.name for place in waiting))
+    return " or ".join(name if name.startswith("the ") else f"`{name}`" for name in names)
+
+
+def _sites(waiting: Sequence[Whereabouts]) -> str:
+    """Say where those are who wait, if a program's own lines say more than a meeting does."""
+    if any(place.waits is Waits.AT_A_MEETING for place in waiting):
+        return ""
+    sites = list(dict.fromkeys(place.site.words for place in waiting if place.site))
+    return f", in {' and '.join(sites[:2])}" if sites else ""
+
+
+def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: Hang) -> str:
+    """Say where each waits, if all wait for each other."""
+    opening = _opening(waiting, looks, hang)
+    if len(waiting) == 1:
+        return "\n".join(
+            [f"{opening} Rank {waiting[0].rank} is in {waiting[0].sight}.", *_details(looks, hang)]
+        )
+    groups: dict[str, list[int]] = {}
+    for place in waiting:
+        groups.setdefault(place.sight, []).append(place.rank)
+    if len(groups) == 1:
+        return _all_in_one(opening, waiting, looks, hang)
+    places = "; ".join(
+        f"{listed('rank' if n else 'Rank', ranks, ' and ')} {'is' if len(ranks) == 1 else 'are'} "
+        f"in {sight}"
+        for n, (sight, ranks) in enumerate(groups.items())
+    )
+    text = f"{opening} Ranks wait for each other. {places}. {_SAME_CALLS}"
+    return "\n".join([text, *_details(looks, hang)])
+
+
+def _all_in_one(
+    opening: str, waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Hang
+) -> str:
+    """Say that all are in one call, and whether it is not the same one for all."""
+    sentences = [opening, f"All ranks are in {waiting[0].sight}."]
+    counts = {look.rank: look.num_calls for look in looks}
+    if len(set(counts.values())) > 1:
+        made = ", ".join(f"for rank {rank} call {count}" for rank, count in counts.items())
+        sentences.append(f"But it is not the same one: {made}. {_SAME_CALLS}")
+    return "\n".join([" ".join(sentences), *_details(looks, hang)])
+
+
+def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -> Iterator[str]:
+    """Write the stacks of some ranks, and what their loader processes do."""
+    for look in looks[:_STACKS_AT_MOST]:
+        indent = "    " if is_titled else "  "
+        if is_titled and look.process.stack:
+            yield f"  rank {look.rank}, process {look.process.pid}:"
+        for line in folded(look.process.stack, hang.folder):
+            yield f"{indent}{line}"
+        for child in look.children[:_CHILDREN_AT_MOST]:
+            yield f"{indent}{_child(child)}"
+            for line in folded(own_part(child.stack), hang.folder) if is_stuck(child) else ():
+                yield f"{indent}  {line}"
+
+
+def _child(child: ProcessLook) -> str:
+    if not is_loader(child):
+        return f"child process {child.pid} ({child.command}) {_of_a_child(child)}"
+    if not is_stuck(child):
+        return f"loader process {child.pid} is idle"
+    return f"loader process {child.pid} {place_in_words(child)}"
+
+
+def _of_a_child(child: ProcessLook) -> str:
+    if child.stack:
+        return place_in_words(child)
+    if child.computes:
+        return "computes"
+    return child.kernel.wait or "runs"
+
+
+LEAST_S = 3.0
+FACTOR = 10.0
+GROWTH = 2.0
+_REMEMBERED = 101
+
+
+@dataclass(slots=True)
+class Usual:
+    """How long something takes, by the newest hundred times."""
+
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def note(self, seconds: float) -> None:
+        """Take one more time into account."""
+        self.durations.append(seconds)
+
+    @property
+    def median_s(self) -> float | None:
+        """The median, in seconds; None before the first."""
+        return statistics.median(self.durations) if self.durations else None
+
+    @property
+    def long_s(self) -> float:
+        """From when on it is long, in seconds."""
+        return max(LEAST_S, FACTOR * (self.median_s or 0.0))
+
+
+@dataclass(slots=True)
+class Pauses:
+    """When a word is due of a wait that lasts."""
+
+    # how long the wait had lasted when the last word was said; 0 before the first
+    said_at_s: float = 0.0
+
+    def is_due(self, waited_s: float, long_s: float) -> bool:
+        """Tell whether a word is due, and count it as said."""
+        if waited_s < max(long_s, GROWTH * self.said_at_s):
+            return False
+        self.said_at_s = waited_s
+        return True
+
+    def begin(self) -> None:
+        """Take into account that the wait is over."""
+        self.said_at_s = 0.0

@@ -1,0 +1,353 @@
+"""What a process's Python stack says: whose code is it in, and how is it shown? Pure.
+
+A stack is a tuple of frames, the innermost first, as the sampler gives it. ::
+
+    load_image   train.py:88          your code: shown
+    __getitem__  train.py:70          your code: shown
+    _read_one    unisono/data/…       Unisono's, torch's, other libraries': folded into one line
+    main         train.py:120         your code: shown
+
+How is the Python stack of another process read? py-spy reads its memory.
+
+The process does nothing for it, is not stopped, and its interpreter lock does not matter: it may
+compute in C, be stopped by a signal, or wait for a disk. Only to see in which C function one
+computes it is held for a moment. Every look ends within a second or two,
+and a failure is a word in the explanation, never an error.
+
+May the launcher read this process's memory? Some kernels allow it only to whom one names.
+
+Where Yama restricts that (``/proc/sys/kernel/yama/ptrace_scope`` is 1, as on Ubuntu), only the
+ancestors of a process may, and whoever it names with prctl(2): here the launcher, and with it what
+the launcher starts, such as the stack sampler. Nobody else gains anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from unisono.runtime.notices import shown
+from unisono.runtime.procfs import read_stat
+
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+_LIBRARY = re.compile(r"/(site|dist)-packages/([^/]+)")
+_PYTHONS_OWN = re.compile(r"/lib(?:64)?/python3\.\d+t?/|^<frozen ")
+AT_THE_END = "_finish_as_python_does"
+_STARTERS = ("unisono/runtime/launch/program.py", "unisono/runtime/launch/worker.py")
+_ITEM_METHODS = ("__getitem__", "__getitems__")
+_NUMBERS = re.compile(r"-?\d+|\[-?\d+(, -?\d+)*(, \.\.\.)?\]|\[(-?\d+, )+\.\.\.")
+
+
+class Owner(enum.Enum):
+    """Whose code a frame is; the value is the word for it."""
+
+    USER = "yours"
+    UNISONO = "Unisono"
+    TORCH = "torch"
+    LIBRARY = "other libraries"
+    PYTHON = "Python"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call that has not returned."""
+
+    function: str  # its name, with that of its class where that is known
+    file: str  # the path of its source, as Python knows it
+    line: int  # the line that it is at
+    # those of its arguments that the sampler could write out, by name and in order
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose code it is."""
+        if self.file.startswith(_PACKAGE):
+            return Owner.UNISONO
+        if library := _LIBRARY.search(self.file):
+            name = library[2]
+            return {"torch": Owner.TORCH, "unisono": Owner.UNISONO}.get(name, Owner.LIBRARY)
+        if _PYTHONS_OWN.search(self.file) or self.file in ("", "<string>", "<shim>"):
+            return Owner.PYTHON
+        return Owner.USER
+
+    def is_in(self, *ends: str) -> bool:
+        """Tell whether its file's path ends in one of these."""
+        return self.file.endswith(ends)
+
+    @property
+    def name(self) -> str:
+        """The function's name without that of its class."""
+        return self.function.rpartition(".")[2]
+
+    @property
+    def place(self) -> str:
+        """Write it as ``train.py:88``."""
+        return f"{shown(os.path.basename(self.file))}:{self.line}"
+
+    @property
+    def words(self) -> str:
+        """Write it as ``` `load_image`, train.py:88 ```."""
+        function = "the script" if self.function == "<module>" else f"`{shown(self.name)}`"
+        return f"{function}, {self.place}"
+
+
+Stack = tuple[Frame, ...]
+
+
+def main_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
+    """Read the stack of a process's first thread from what py-spy has written as JSON.
+
+    Args:
+        dump: one object for each thread.
+        pid: the process; its first thread has the same number.
+
+    Raises:
+        ValueError: there is no such thread, or the form is another one.
+    """
+    for thread in dump:
+        # A fork that Python has not seen keeps the numbers of the process before.
+        if thread.get("os_thread_id") == pid or len(dump) == 1:
+            return _within_program(tuple(map(_read_frame, thread["frames"])))
+    raise ValueError(f"no stack of thread {pid}")
+
+
+def holder_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
+    """Read the stack of the thread that holds Python's lock, if that is not the first one."""
+    for thread in dump:
+        if thread.get("owns_gil") and thread.get("os_thread_id") != pid:
+            return _within_program(tuple(map(_read_frame, thread["frames"])))
+    return ()
+
+
+def native_place(dump: Sequence[Mapping[str, Any]], pid: int) -> str:
+    """Name the C function, and its library, in which the thread is that holds Python's lock.
+
+    Where none does, in which the first is; empty where that is in Python code.
+    """
+    ours = sorted(dump, key=lambda one: (not one.get("owns_gil"), one.get("os_thread_id") != pid))
+    library = ""
+    for frame in ours[0]["frames"] if ours else ():
+        if not frame.get("module"):
+            break
+        library = library or os.path.basename(str(frame["module"]))
+        if not str(frame["name"]).startswith("0x"):
+            name = str(frame["name"]).partition("<")[0].replace("(anonymous namespace)::", "")
+            return f"`{shown(name)}` of {shown(os.path.basename(str(frame['module'])))}"
+    return shown(library)
+
+
+def _read_frame(given: Mapping[str, Any]) -> Frame:
+    local = given.get("locals") or ()
+    arguments = {str(v["name"]): str(v["repr"]) for v in local if v.get("arg") and v.get("repr")}
+    return Frame(str(given["name"]), str(given["filename"]), int(given["line"]), arguments)
+
+
+def _within_program(stack: Stack) -> Stack:
+    """Leave out the frames that started the program, as far as one has been."""
+    for count, frame in enumerate(stack):
+        if frame.name == AT_THE_END:
+            return stack[: count + 1]
+    for count, frame in enumerate(stack):
+        if frame.is_in(*_STARTERS):
+            return stack[:count] or stack
+    return stack
+
+
+def own_place(stack: Stack) -> Frame | None:
+    """Find the innermost frame of the user's; where there is none, the innermost that tells most.
+
+    Returns:
+        None for an empty stack.
+    """
+    for owners in ((Owner.USER,), (Owner.LIBRARY,), tuple(Owner)):
+        for frame in stack:
+            if frame.owner in owners:
+                return frame
+    return None
+
+
+def sample_in(stack: Stack) -> str:
+    """Name the sample that a dataset is being asked for, such as ``10432``; empty if none is."""
+    for frame in stack:
+        if frame.name in _ITEM_METHODS and frame.owner is not Owner.TORCH:
+            for name, text in frame.arguments.items():
+                if name != "self" and _NUMBERS.fullmatch(text):
+                    return text.strip("[]")
+    return ""
+
+
+def folded(stack: Stack, folder: str) -> Iterator[str]:
+    """Write a stack in lines, the user's frames in full and all others by their number.
+
+    Args:
+        stack: the innermost frame first.
+        folder: paths below it are written from there.
+    """
+    if stack and all(frame.owner is not Owner.USER for frame in stack):
+        yield from (_line(frame, folder) for frame in stack[:6])
+        stack = stack[6:]
+    for is_users, frames in groupby(stack, lambda frame: frame.owner is Owner.USER):
+        if is_users:
+            yield from (_line(frame, folder) for frame in frames)
+        else:
+            yield _fold(list(frames))
+
+
+def _line(frame: Frame, folder: str) -> str:
+    path = frame.file
+    if folder and path.startswith(folder.rstrip("/") + "/"):
+        path = os.path.relpath(path, folder)
+    return f"{shown(frame.function)}  {shown(path)}:{frame.line}"
+
+
+def _fold(frames: Sequence[Frame]) -> str:
+    owners = ", ".join(o.value for o in Owner if any(frame.owner is o for frame in frames))
+    return f"({len(frames)} frame{'s' * (len(frames) > 1)} of {owners})"
+
+
+TIMEOUT_S = 1.5
+NATIVE_TIMEOUT_S = 3.0  # symbols of large libraries are read for it
+_TRIES = 3  # a stack that changes while it is read may make no sense
+_NOT_THERE = "py-spy is not installed: `pip install py-spy`"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A look at one process."""
+
+    stack: Stack = ()  # of its first thread, the innermost frame first
+    trouble: str = ""  # why there is none; else empty
+    holder: Stack = ()  # of another thread, which holds Python's lock; empty if none does
+    native: str = ""  # in which C function, of which library; empty where nobody has looked
+
+
+def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sample]:
+    """Read the stacks of some processes, all at the same time.
+
+    Args:
+        pids: the processes.
+        timeout_s: after how long those that have not been read are given up, in seconds.
+    """
+    program = find_sampler()
+    if program is None:
+        return {pid: Sample(trouble=_NOT_THERE) for pid in pids}
+    until_s = time.monotonic() + timeout_s
+    found = {pid: Sample(trouble="nobody has looked") for pid in pids}
+    for _ in range(_TRIES):
+        wanted = [pid for pid, one in found.items() if one.trouble]
+        if wanted and time.monotonic() < until_s:
+            found.update(_sample_once(program, wanted, until_s))
+    return found
+
+
+def native_places(pids: Collection[int], timeout_s: float = NATIVE_TIMEOUT_S) -> dict[int, str]:
+    """Find out in which C functions some processes compute, as :func:`native_place` has it.
+
+    Each is held for some milliseconds, so it must not wait in a call to the kernel, which that
+    would end.
+    """
+    program = find_sampler()
+    if program is None or not pids:
+        return {}
+    found = _sample_once(program, pids, time.monotonic() + timeout_s, is_native=True)
+    return {pid: one.native for pid, one in found.items() if one.native}
+
+
+@functools.cache
+def find_sampler() -> str | None:
+    """Find py-spy beside this Python, or on the path."""
+    folders = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
+    beside = shutil.which("py-spy", path=os.pathsep.join(folders))
+    return beside or shutil.which("py-spy")
+
+
+def _sample_once(
+    program: str, pids: Collection[int], until_s: float, *, is_native: bool = False
+) -> dict[int, Sample]:
+    how = ["--native"] if is_native else ["--nonblocking", "--locals"]
+    started: dict[int, subprocess.Popen[bytes]] = {}
+    found: dict[int, Sample] = {}
+    for pid in pids:
+        arguments = ["dump", *how, "--json", "--pid", str(pid)]
+        try:
+            started[pid] = subprocess.Popen(
+                [program, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+        except OSError as error:
+            found[pid] = Sample(trouble=f"py-spy cannot be started ({error.strerror})")
+    for pid, process in started.items():
+        found[pid] = _outcome(process, pid, until_s, is_native=is_native)
+    return found
+
+
+def _outcome(
+    process: subprocess.Popen[bytes], pid: int, until_s: float, *, is_native: bool
+) -> Sample:
+    try:
+        out, said = process.communicate(timeout=max(0.01, until_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=0.2)
+        if is_native:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)  # it may just have been held
+        return Sample(trouble="py-spy did not answer in time")
+    if process.returncode:
+        return Sample(trouble=_reason(said.decode(errors="replace")))
+    try:
+        dump = json.loads(out)
+        native = native_place(dump, pid) if is_native else ""
+        return Sample(main_stack(dump, pid), holder=holder_stack(dump, pid), native=native)
+    except (ValueError, KeyError, TypeError):
+        return Sample(trouble="what py-spy has written makes no sense")
+
+
+def _reason(said: str) -> str:
+    """Take the reason from what py-spy says, which is followed by a trace of its own stack."""
+    said = said.partition("Stack backtrace")[0]
+    if "ermission denied" in said or "not permitted" in said:
+        return "the kernel does not let you read that process's memory: ask as root"
+    first = said.strip().partition("\n")[0].removeprefix("Error: ")
+    return f"py-spy says: {first or 'nothing'}"
+
+
+_PR_SET_PTRACER = 0x59616D61
+
+
+def let_launcher_look(server_pid: int) -> None:
+    """Name the launcher as the one who may look into this process, and into forks of it.
+
+    Args:
+        server_pid: the process that the launcher has started, and that forked this one.
+    """
+    server = read_stat(server_pid)
+    if server is None or server.parent <= 1:
+        return
+    launcher_pid = server.parent
+
+    def allow() -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, launcher_pid, 0, 0, 0)
+
+    allow()
+    os.register_at_fork(after_in_child=allow)

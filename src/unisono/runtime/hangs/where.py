@@ -1,0 +1,146 @@
+"""`unisono where`: find the ranks of a job by one of its processes, look at each, say where it is.
+
+    a process ──► its control block, or that of one above or below it ──► ranks and processes
+            └──► none: what RANK says in the environment of those below it (torchrun, srun)
+                     └──► nothing either: that process alone
+
+The launcher has no part in it: it may be stopped, or be another one's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from unisono.runtime.hangs.explanation import Hang, describe, explain
+from unisono.runtime.hangs.kernel_view import ancestors, children, look_at
+from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
+from unisono.runtime.procfs import NotThereError, memories_of, open_memory, started_at
+from unisono.runtime.workers.control_block import (
+    MEMORY_NAME,
+    ControlBlock,
+    control_block_bytes,
+)
+from unisono.runtime.workers.meeting_point import Departure
+
+_ENVIRONMENT_AT_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """The processes of a job."""
+
+    pids: dict[int, int]  # by rank
+    # what ranks have left on their control block, if there is one
+    notes: dict[int, RankNotes] = field(default_factory=dict)
+    ended: tuple[int, ...] = ()  # ranks that have no process any more
+
+
+def where(pid: int, folder: str = "") -> str:
+    """Say where each rank is of the job that a process belongs to, and who waits for whom.
+
+    Args:
+        pid: the launcher, a worker, or another process of the job.
+        folder: paths below it are written from there.
+
+    Raises:
+        ValueError: there is no such process, or another user's.
+    """
+    _check(pid)
+    job = find_job(pid)
+    looks = look_at_ranks(job.pids, job.notes)
+    hang = Hang(folder=folder, missing=job.ended)
+    summary = explain(looks, hang).partition("\n")[0]
+    return "\n".join(part for part in (summary, describe(looks, hang)) if part)
+
+
+def find_job(pid: int) -> FoundJob:
+    """Find the ranks of the job that a process belongs to."""
+    below = [pid, *children(pid, recursive=True)]
+    for control in _controls([pid, *ancestors(pid), *below]):
+        with_pids = _of_control(control)
+        control.close()
+        if not set(below).isdisjoint(with_pids.pids.values()):
+            return with_pids
+    ranks = dict(_ranks_by_environment(below))
+    others = dict(_ranks_by_environment(_siblings(pid))) if pid in ranks.values() else {}
+    return FoundJob({**others, **ranks} or {0: pid})
+
+
+def _check(pid: int) -> None:
+    if started_at(pid) is None:
+        raise ValueError(
+            f"PID must be a process that runs, but there is none with the number {pid}: name the "
+            "launcher (`unisono run`), one of its workers, or a run's folder."
+        )
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except OSError as error:
+        raise ValueError(
+            f"PID must be a process that you may look into, but {pid} is not ({error.strerror}): "
+            "ask as the user who started it, or as root."
+        ) from None
+
+
+def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:
+    """Map the control blocks that processes have open, each once."""
+    seen = set()
+    for pid in pids:
+        for number, _, found in memories_of(pid, MEMORY_NAME):
+            world_size = _world_size(found.st_size)
+            if found.st_ino in seen or not world_size:
+                continue
+            seen.add(found.st_ino)
+            try:
+                fd = open_memory(pid, number, MEMORY_NAME, found.st_size)
+            except NotThereError:
+                continue
+            yield ControlBlock(fd, world_size)
+
+
+def _world_size(num_bytes: int) -> int:
+    """Tell for how many ranks a control block of this size is; 0 if it is another version's."""
+    one, two = control_block_bytes(1), control_block_bytes(2)
+    count, rest = divmod(num_bytes - one, two - one)
+    return 0 if rest or count < 0 else count + 1
+
+
+def _of_control(control: ControlBlock) -> FoundJob:
+    ranks = range(control.world_size)
+    pids = {}
+    for rank in ranks:
+        pid, started = control.lines[rank].process
+        if pid and started_at(pid) == started:
+            pids[rank] = pid
+    members = [rank for rank in pids if control.departure(rank) is Departure.PRESENT]
+    ended = tuple(rank for rank in ranks if rank not in pids and any(control.lines[rank].process))
+    return FoundJob(pids, notes_of(control, members), ended)
+
+
+def _ranks_by_environment(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Tell the ranks that torchrun and others have given processes; the first of each rank."""
+    seen = set()
+    for pid in pids:
+        rank = _rank_of(pid)
+        if rank is not None and rank not in seen and look_at(pid).letter:
+            seen.add(rank)
+            yield rank, pid
+
+
+def _rank_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read(_ENVIRONMENT_AT_MOST).split(b"\0")
+    except OSError:
+        return None
+    values = dict(entry.partition(b"=")[::2] for entry in entries)
+    for name in (b"RANK", b"SLURM_PROCID", b"OMPI_COMM_WORLD_RANK"):
+        if values.get(name, b"").isdigit():
+            return int(values[name])
+    return None
+
+
+def _siblings(pid: int) -> list[int]:
+    parents = ancestors(pid)
+    return children(parents[0], recursive=True) if parents else []

@@ -1,0 +1,381 @@
+"""Where is a rank: in a collective, at a meeting, in its own code? From one look at it. Pure.
+
+A rank waits for others if Unisono's control block or the launcher says so, or if its first thread
+does not compute and its stack is in a call of torch.distributed. What C++ waits for has no Python
+frame, but what called it has one::
+
+    the sum of gradients of DDP     the innermost frame is autograd's
+    handle.wait()                   the line says so, and a collective was called before
+
+A look at every rank of a job: its stack, its loader processes, the kernel's word, its notes.
+
+It takes a tenth of a second and about two at most, whatever state the processes are in, and changes
+nothing in them.
+"""
+
+from __future__ import annotations
+
+import enum
+import linecache
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from unisono.runtime.hangs.kernel_view import (
+    KernelView,
+    children,
+    command_of,
+    look_at,
+    thread_time_ns,
+)
+from unisono.runtime.hangs.stacks import (
+    AT_THE_END,
+    Frame,
+    Owner,
+    Sample,
+    Stack,
+    native_places,
+    own_place,
+    sample,
+    sample_in,
+)
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.launcher_messages import IN_INIT
+from unisono.runtime.workers.meeting_point import Departure
+
+SUM_OF_GRADIENTS = "the sum of gradients"
+_TORCHS_CALLS = "torch/distributed/distributed_c10d.py"
+_TORCHS_RENDEZVOUS = "torch/distributed/rendezvous.py"
+_TORCHS_DDP = "torch/nn/parallel/distributed.py"
+_AUTOGRAD = "torch/autograd/graph.py"
+_RENDEZVOUS_CALLS = ("init_process_group", "rendezvous")
+_TORCHS_LOADER = "torch/utils/data/dataloader.py"
+_LOADER_WAITS = ("_next_data", "_get_data", "_try_get_data")
+_OUR_LOADER = "unisono/data/loader_processes.py"
+_TORCHS_LOADER_LOOP = "torch/utils/data/_utils/worker.py"
+_FETCHES = ("torch/utils/data/_utils/fetch.py", "unisono/data/fetch.py", "unisono/data/loader.py")
+_OUR_WORK = "unisono/runtime/c10d/work.py"
+_OUR_LINK = "unisono/runtime/workers/supervisor.py"
+_DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
+_SELECTORS, _EVENT_LOOP = "/selectors.py", "/asyncio/base_events.py"
+_PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
+_NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of one, or of one of its updates
+_WAITS_FOR_WORK = re.compile(r"\.wait\(")
+
+
+class Waits(enum.Enum):
+    """What a rank waits for."""
+
+    FOR_NOBODY = enum.auto()
+    AT_A_MEETING = enum.auto()
+    IN_A_COLLECTIVE = enum.auto()
+    TO_MAKE_A_GROUP = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """What one look at a process has shown."""
+
+    pid: int  # the process
+    command: str = "python"  # its program's name
+    sample: Sample = field(default_factory=Sample)  # its Python stack
+    kernel: KernelView = field(default_factory=KernelView)  # what the kernel says
+    computes: bool = False  # it uses a processor
+    source: str = ""  # the text of the line that its innermost frame is at, where it could be read
+
+    @property
+    def stack(self) -> Stack:
+        """Its Python stack; empty if it could not be read."""
+        return self.sample.stack
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether it computes, and is in no call to the kernel that would end if it were held."""
+        is_free = not self.kernel.tracer_pid and not self.kernel.is_stopped
+        computes = self.computes and not self.kernel.wait
+        return is_free and (computes or bool(self.sample.holder))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNotes:
+    """What is known of a rank without looking at its process."""
+
+    step: int | None = None  # the step of a run that it is in; None where there is no run
+    meeting: str = ""  # what for it waits at a meeting of Unisono's workers; empty if it does not
+    is_behind: bool = False  # others wait at a meeting to which it has not come
+    shown_wait: str = ""  # what it has shown the launcher that it waits in; empty if nothing
+    call: str = ""  # the newest collective of torch.distributed that it has called, in words
+    num_calls: int = 0  # how many it has called
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook(RankNotes):
+    """What one look at a rank has shown."""
+
+    rank: int  # which one
+    process: ProcessLook  # its process
+    children: tuple[ProcessLook, ...] = ()  # what that has started
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a rank is."""
+
+    rank: int  # which one
+    waits: Waits  # for what
+    name: str = ""  # of the collective or the meeting that it waits in
+    call: str = ""  # the collective with shape and dtype, as far as they are known
+    site: Frame | None = None  # the user's line that it is at
+
+    @property
+    def peers(self) -> frozenset[int]:
+        """The ranks that its call is for, where those are not all."""
+        found = _PEERS.search(self.call)
+        return frozenset(map(int, found[1].split(", "))) if found else frozenset()
+
+    @property
+    def sight(self) -> str:
+        """Say which call it is in, and where: ``` `barrier` (`train`, train.py:40) ```."""
+        what = self.call or self.name
+        what = what if what.startswith("the ") else f"`{what}`"
+        return f"{what} ({self.site.words})" if self.site else what
+
+
+def whereabouts(look: RankLook) -> Whereabouts:
+    """Tell where a rank is."""
+    stack, site = look.process.stack, own_place(look.process.stack)
+    here = Whereabouts(look.rank, Waits.FOR_NOBODY, site=site)
+    if look.process.kernel.is_stopped:
+        return here
+    if look.meeting and not look.is_behind:
+        return replace(here, waits=Waits.AT_A_MEETING, name=meeting_in_words(look.meeting))
+    found = _call_in(stack)
+    if look.shown_wait == IN_INIT or found in _RENDEZVOUS_CALLS:
+        return replace(here, waits=Waits.TO_MAKE_A_GROUP, name=IN_INIT)
+    if look.shown_wait:
+        name = found or look.shown_wait.removeprefix("in ").partition("(")[0].strip()
+        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=name, call=look.shown_wait)
+    if look.process.computes:
+        return here
+    if found:
+        call = look.call if _is_note_of(look.call, found) else ""
+        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=found, call=call)
+    if look.call and _waits_for_work(look.process):
+        name = look.call.partition(" ")[0]
+        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=name, call=look.call)
+    return here
+
+
+def _call_in(stack: Stack) -> str:
+    """Name the call of torch.distributed that a stack is in, as the program made it."""
+    for frame in reversed(stack):
+        if frame.is_in(_TORCHS_RENDEZVOUS):
+            return "init_process_group"
+        if frame.is_in(_TORCHS_CALLS) and not frame.name.startswith(("_", "wrapper")):
+            return frame.name
+        if frame.is_in(_TORCHS_DDP):
+            if frame.name == "__init__":
+                return "DistributedDataParallel"
+            if "sync" in frame.name:
+                return "the broadcast of buffers"
+        if frame.is_in(_OUR_WORK) and frame.name == "wait":
+            is_ddps = any(one.is_in(_AUTOGRAD) for one in stack)
+            return SUM_OF_GRADIENTS if is_ddps else "the end of a collective"
+    if stack and stack[0].is_in(_AUTOGRAD):
+        return SUM_OF_GRADIENTS
+    return ""
+
+
+def _is_note_of(call: str, name: str) -> bool:
+    """Tell whether a note is of the call that a stack shows: of all_gather in all_gather_object."""
+    noted = call.partition(" ")[0]
+    return bool(noted) and (name.startswith(noted) or noted.startswith(name))
+
+
+def _waits_for_work(process: ProcessLook) -> bool:
+    innermost = process.stack[0] if process.stack else None
+    is_there = innermost is not None and innermost.owner in (Owner.USER, Owner.TORCH)
+    return is_there and bool(_WAITS_FOR_WORK.search(process.source))
+
+
+def meeting_in_words(purpose: str) -> str:
+    """Name a meeting of Unisono's workers for those who have never heard of meetings."""
+    kind = _NUMBER_OF_STEP.split(purpose)[0]
+    known = {
+        "gradients": SUM_OF_GRADIENTS,
+        "sums": SUM_OF_GRADIENTS,
+        "norm": "the norm of the gradients",
+        "scale": "the scale of the loss",
+        "update": "the update",
+    }
+    return known.get(kind, purpose) if kind != purpose else purpose
+
+
+def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -> str:
+    """Say where a process is and what it does there: ``is in `f`, a.py:1 (loading sample 3)``."""
+    if not process.kernel.letter:
+        return "has ended"
+    if process.stack and process.stack[-1].name == AT_THE_END:
+        return "has come to the end of its program, and waits for its threads and exit handlers"
+    if _waits_for_loader(process.stack) and not process.kernel.is_stopped:
+        busy = list(filter(is_stuck, children))
+        if busy:
+            loaders = " and ".join(
+                f"{child.pid}, which {place_in_words(child)}" for child in busy[:2]
+            )
+            return f"waits for its loader process {loaders}"
+    site = own_place(process.stack)
+    where = "is in code that cannot be seen" if site is None else f"is in {site.words}"
+    remarks = "; ".join(_remarks(process))
+    return f"{where} ({remarks})" if remarks else where
+
+
+def _remarks(process: ProcessLook) -> Iterator[str]:
+    """Say what else is known of what a process does."""
+    if number := sample_in(process.stack):
+        yield f"loading sample{'s' * (',' in number)} {number}"
+    kernel, native = process.kernel, process.sample.native
+    if kernel.tracer_pid:
+        yield f"held by a debugger, process {kernel.tracer_pid}"
+    elif kernel.is_stopped:
+        yield f"stopped by a signal; `kill -CONT {process.pid}` has it go on"
+    elif any(debugger in frame.file for frame in process.stack for debugger in _DEBUGGERS):
+        yield "at the prompt of a debugger"
+    elif any(frame.is_in(_OUR_LINK) for frame in process.stack):
+        yield "waits for its launcher, which may be writing a checkpoint"
+    elif process.computes and not process.sample.holder:
+        yield f"computing in {native}" if native else "computing"
+    elif _loops_idly(process.stack):
+        yield "in an event loop of asyncio all of whose tasks wait"
+    elif kernel.wait:
+        yield kernel.wait
+    if holder := own_place(process.sample.holder):
+        in_c = f", and in {native}" if native else ""
+        yield f"another thread holds Python's lock, in {holder.words}{in_c}"
+    if process.sample.trouble:
+        yield process.sample.trouble
+
+
+def _loops_idly(stack: Stack) -> bool:
+    """Tell whether the innermost frames are those of an event loop that runs no task."""
+    innermost = [one.is_in(_SELECTORS, _EVENT_LOOP) for one in stack[:2]]
+    return innermost == [True, True] and stack[1].name == "_run_once"
+
+
+def _waits_for_loader(stack: Stack) -> bool:
+    return any(
+        (frame.is_in(_TORCHS_LOADER) and frame.name in _LOADER_WAITS)
+        or (frame.is_in(_OUR_LOADER) and frame.name == "take")
+        for frame in stack
+    )
+
+
+def is_loader(process: ProcessLook) -> bool:
+    """Tell whether a process loads samples for another one."""
+    return any(map(_is_loop_of_loader, process.stack))
+
+
+def _is_loop_of_loader(frame: Frame) -> bool:
+    is_ours = frame.is_in(_OUR_LOADER) and frame.name == "_serve"
+    return is_ours or frame.is_in(_TORCHS_LOADER_LOOP)
+
+
+def is_stuck(process: ProcessLook) -> bool:
+    """Tell whether a process is a loader at work, and not one that waits for something to load."""
+    is_fetching = any(frame.is_in(*_FETCHES) for frame in own_part(process.stack))
+    return is_loader(process) and (is_fetching or process.kernel.is_stopped)
+
+
+def own_part(stack: Stack) -> Stack:
+    """Leave out what a loader process has of its worker's stack, from before the fork."""
+    for count, frame in enumerate(stack):
+        if _is_loop_of_loader(frame):
+            return stack[:count]
+    return stack
+
+
+_COMPUTES_ABOVE = 0.3  # of the time between two looks
+_CHILDREN_AT_MOST = 16
+_INTO_C_AT_MOST = 4
+
+
+def look_at_ranks(
+    pids: Mapping[int, int], notes: Mapping[int, RankNotes], *, in_c: bool = False
+) -> list[RankLook]:
+    """Look at each rank.
+
+    Args:
+        pids: its process, by rank.
+        notes: what it has left on its control block, by rank.
+        in_c: find out where those compute that others wait for, also in C, which holds them up.
+    """
+    below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
+    seen = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
+    if in_c:
+        late = [rank for rank, one in notes.items() if one.is_behind or one.step is None]
+        _look_into_c(seen, [pids[rank] for rank in late if rank in pids])
+    return [
+        RankLook(
+            rank,
+            seen[pid],
+            tuple(seen[child] for child in below[rank]),
+            **asdict(notes.get(rank, RankNotes())),
+        )
+        for rank, pid in sorted(pids.items())
+    ]
+
+
+def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
+    before = {pid: thread_time_ns(pid) for pid in pids}
+    began_s = time.monotonic()
+    samples = sample(pids)
+    passed_ns = max(1.0, 1e9 * (time.monotonic() - began_s))
+    shares = {pid: (thread_time_ns(pid) - before[pid]) / passed_ns for pid in pids}
+    return {pid: _process(pid, samples[pid], shares[pid]) for pid in pids}
+
+
+def _look_into_c(seen: dict[int, ProcessLook], pids: Collection[int]) -> None:
+    """Add in which C function each process computes."""
+    computing = [pid for pid in pids if seen[pid].may_be_held][:_INTO_C_AT_MOST]
+    for pid, native in native_places(computing).items():
+        seen[pid] = replace(seen[pid], sample=replace(seen[pid].sample, native=native))
+
+
+def _process(pid: int, seen: Sample, share: float) -> ProcessLook:
+    """Put together what was seen of a process, which has run for a share of the time."""
+    kernel = look_at(pid)
+    innermost = seen.stack[0] if seen.stack else None
+    source = linecache.getline(innermost.file, innermost.line) if innermost else ""
+    # One that has run may be between two waits when it is looked at.
+    computes = kernel.computes or share > _COMPUTES_ABOVE
+    return ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
+
+
+def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNotes]:
+    """Read what ranks have left on their control block."""
+    present = [rank for rank in ranks if control.departure(rank) is Departure.PRESENT]
+    arrivals = {rank: control.lines[rank].arrivals for rank in present}
+    counts = set(arrivals.values())
+    return {rank: _notes_of(control, rank, mine, counts) for rank, mine in arrivals.items()}
+
+
+def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[int]) -> RankNotes:
+    is_behind = any(is_before(mine, count) for count in counts)
+    waits = any(is_before(count, mine) for count in counts)
+    _, wait = control.wait_of(rank)
+    purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace").rstrip("\0 ")
+    num_calls, call = control.call_of(rank)
+    return RankNotes(
+        step=control.step_under_way(rank),
+        meeting=(purpose or "a meeting") if waits else "",
+        is_behind=is_behind,
+        shown_wait="" if wait is None else wait.decode(errors="replace"),
+        call=call.decode(errors="replace"),
+        num_calls=num_calls,
+    )
+
+
+def is_before(count: int, other: int) -> bool:
+    """Compare two counts of meetings, which are modulo 2³²."""
+    return 0 < (other - count) % 2**32 < 2**31

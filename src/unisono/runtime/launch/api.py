@@ -1,0 +1,178 @@
+"""Starting workers from Python: ``launch(function, workers=4)``.
+
+The workers are processes that a fork server makes. The function and what it returns travel with
+cloudpickle over a local socket, so functions of a script or a notebook cell may be launched too.
+Neither torch nor, before the first call, cloudpickle is loaded here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from unisono.errors import WorkerError
+from unisono.runtime.c10d.registration import GLOO, check_backend
+from unisono.runtime.launch.call import name_of, pack_call, unpack_result
+from unisono.runtime.launch.cell import in_notebook
+from unisono.runtime.launch.exceptions import name_cells, unpack_exception
+from unisono.runtime.launch.forkserver import server_pool
+from unisono.runtime.launch.gpus import IN_PYTHON
+from unisono.runtime.launch.job import FUNCTION, Job, launch_environment
+from unisono.runtime.launch.placement import Asked, Machine, place_workers
+from unisono.runtime.launch.policy import JobState
+from unisono.runtime.launch.program import open_standard_fds
+from unisono.runtime.launch.recovery import RESTARTS
+from unisono.runtime.launch.report import failure_message
+from unisono.runtime.launch.signals import interrupts
+from unisono.runtime.launch.supervise import JobResult, supervise
+from unisono.runtime.timeouts import STALL, check_seconds
+from unisono.runtime.whole import check_whole
+from unisono.runtime.workers.supervisor import PID_VARIABLE, is_worker
+from unisono.runtime.world import threads_per_worker, world
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    workers: int | None = None,
+    threads: int | None = None,
+    restarts: int = RESTARTS,
+    replace: bool = True,
+    stall_timeout_s: float | None = None,
+    workers_per_gpu: int | None = None,
+    debug: bool = False,
+    backend: str = GLOO,
+) -> list[Any]:
+    """Call ``fn(*args)`` on every worker and return the results in rank order.
+
+    A worker computes what ``fn(*args)`` would compute here: it starts from the caller's random
+    generator states, working directory, environment variables and ``sys.path``, and from torch's
+    modes: default dtype, recording of gradients, deterministic algorithms, precision of float32
+    products, switches of cuDNN and oneDNN. Default devices and numbers of threads are each
+    worker's own. What it prints appears where the caller's own prints do, such as in a notebook's
+    cell.
+
+    Args:
+        fn: the function that every worker calls. cloudpickle must be able to pickle it, `args` and
+            its result.
+        workers: number of workers; by default one for each GPU that ``CUDA_VISIBLE_DEVICES`` shows,
+            or without GPUs one for each core, at most 8. Worker 0 takes the first GPU, and so on; a
+            function that chooses its GPU itself calls ``torch.cuda.set_device(LOCAL_RANK)``.
+        threads: threads of each worker; ``UNISONO_THREADS`` by default, else 1.
+        restarts: how many workers may be lost within a minute while `fn` trains with Unisono: the
+            others continue, and a replacement calls `fn` again and joins them.
+        replace: whether lost workers are replaced. Otherwise the others continue without them, and
+            their results are None.
+        stall_timeout_s: after how many seconds without progress a worker that others wait for is
+            killed and replaced; ``UNISONO_STALL_TIMEOUT`` by default, else 60.
+        workers_per_gpu: how many workers share each GPU; ``UNISONO_WORKERS_PER_GPU`` by default,
+            else 1.
+        debug: have torch compare what ranks call, and show where native code fails.
+        backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend
+            ``"unisono"``, which torch then reports as gloo.
+
+    Raises:
+        ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
+        ValueError: there are too few GPUs for the workers.
+        ValueError: `workers`, `workers_per_gpu`, `threads`, `restarts` or `stall_timeout_s` is too
+            small, or `workers` beyond all reason.
+        TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
+            be unpickled here.
+        RuntimeError: called inside a worker.
+        WorkerError: a worker was killed or left; or the cause of the exception that follows.
+        Exception: the exception of the worker that failed first, if it can be pickled.
+        KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
+            `directory`, a checkpoint is written first.
+    """
+    # IPython and pytest then show the caller's line, and not this function's.
+    __tracebackhide__ = True
+    if workers is not None:
+        workers = check_whole("workers", workers, at_least=1)
+    if workers_per_gpu is not None:
+        workers_per_gpu = check_whole("workers_per_gpu", workers_per_gpu, at_least=1)
+    asked = Asked(workers, workers_per_gpu)
+    placement = place_workers(IN_PYTHON, asked, os.environ, Machine.here())
+    workers = placement.num_workers
+    threads = (
+        threads_per_worker() if threads is None else check_whole("threads", threads, at_least=1)
+    )
+    check_backend("backend", backend)
+    _refuse_inside_worker()
+    restarts = check_whole("restarts", restarts, at_least=0)
+    stall_timeout_s = STALL.in_s() if stall_timeout_s is None else stall_timeout_s
+    check_seconds("stall_timeout_s", stall_timeout_s, STALL)
+    job = Job(
+        kind=FUNCTION,
+        payload=pack_call(fn, args),
+        target=name_of(fn),
+        argv=tuple(map(str, sys.argv)),
+        environ=launch_environment(
+            os.environ,
+            ["python", *sys.orig_argv[1:]],
+            placement.variables,
+            debug=debug,
+            launcher_draws=in_notebook(),
+        ),
+        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
+        num_workers=workers,
+        threads=threads,
+        restarts=restarts,
+        replaces=bool(replace),
+        stall_timeout_s=stall_timeout_s,
+        backend=backend,
+    )
+    open_standard_fds()
+    ended = _supervised(job)
+    if ended.state.interrupted_by is not None:
+        raise KeyboardInterrupt
+    if ended.state.cause is not None:
+        error, cause = _failure(ended.state, workers)
+        raise error from cause
+    return [unpack_result(ended.results.get(rank, b""), rank) for rank in range(workers)]
+
+
+def _supervised(job: Job) -> JobResult:
+    with interrupts() as signals:
+        server = server_pool().borrow(job.environ)
+        try:
+            ended = supervise(server, job, signals)
+        except BaseException:
+            server.close()
+            raise
+        if ended.server_is_usable:
+            server_pool().give_back(server)
+        else:
+            server.close()
+    return ended
+
+
+def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
+    """Return what to raise, and from what."""
+    cause = state.cause
+    assert cause is not None
+    worker_error = WorkerError(
+        name_cells(failure_message(state, workers)),
+        rank=cause.rank,
+        exit_code=cause.exit_code,
+        remote_traceback=name_cells(cause.said.traceback),
+    )
+    original = unpack_exception(cause.said.payload) if cause.said.payload else None
+    # A SystemExit of a worker must not end the caller.
+    return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
+
+
+def _refuse_inside_worker() -> None:
+    if is_worker():
+        raise RuntimeError(
+            "`unisono.launch` must be called outside of workers, but this process is one "
+            f"(rank {os.environ.get('RANK')}): call the function directly, without `launch`."
+        )
+    here = world()
+    if here.world_size > 1 and PID_VARIABLE not in os.environ:
+        raise RuntimeError(
+            f"`unisono.launch` must be called outside of workers, but {here.started_by} has "
+            f"started this process as rank {here.rank} of {here.world_size}: call the function "
+            f"directly, without `launch`, or start the program once."
+        )

@@ -1,0 +1,261 @@
+"""How does a call get to the workers, and its results back? As pickled values, with their source.
+
+Functions and classes of a notebook or a script travel with all that they use; those of a module
+travel by name, and every worker imports that module anew from its file. The lines of cells travel
+too: they are in no file, and tracebacks in workers should show them.
+
+What state of torch does a worker start with? The caller's, so that it computes the same.
+
+Generators continue from the caller's states, that of each GPU from the caller's current one. If
+there is none (a script, or a library that the caller had not loaded), all workers of the job start
+from one fresh seed.
+
+Modes are taken along if they change what is computed and belong to no device: the default dtype,
+whether gradients are recorded, deterministic algorithms, and the switches of backends. The default
+device is each worker's own.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+import reprlib
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE
+
+
+def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Pickle a call, and the state of the caller that its workers start from.
+
+    Raises:
+        TypeError: `fn` cannot be called, or something cannot be pickled; the message names it.
+    """
+    from unisono.runtime.launch.pickling import Pickler
+
+    if not callable(fn):
+        raise TypeError(
+            f"`fn` must be a function that every worker calls, but is {reprlib.repr(fn)}: "
+            "pass the function itself, as in `launch(main, workers=2)`."
+        )
+    file = io.BytesIO()
+    pickler = Pickler(file)
+    call = {
+        "function": fn,
+        "args": args,
+        "states": generator_states(),
+        "modes": caller_modes(),
+        "sources": sources_without_files(),
+        "of_main": pickler.of_main,  # last, as pickling the others fills it
+    }
+    try:
+        pickler.dump(call)
+    except Exception as error:
+        raise TypeError(
+            f"`fn` and its arguments must be picklable, but {_culprit(fn, args)} not ({error}): "
+            "open files, locks and the like inside the function instead of passing them in."
+        ) from (error if _is_of_the_caller(error) else None)
+    return file.getvalue()
+
+
+def pack_result(result: Any) -> bytes:
+    """Pickle what a worker's function returned.
+
+    Raises:
+        TypeError: it cannot be pickled; the message says why.
+    """
+    from unisono.runtime.launch.pickling import dumps
+
+    try:
+        return dumps(result)
+    except Exception as error:
+        raise TypeError(
+            f"what a worker returns must be picklable, but a `{type(result).__qualname__}` is not "
+            f"({error}): return numbers, tensors, or what is made of them, or nothing."
+        ) from (error if _is_of_the_caller(error) else None)
+
+
+def _culprit(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Name the first part of a call that cannot be pickled."""
+    from unisono.runtime.launch.pickling import dumps
+
+    names = [f"function `{name_of(fn)}`", *(f"argument {i}" for i in range(1, len(args) + 1))]
+    for name, part in zip(names, (fn, *args), strict=True):
+        try:
+            dumps(part)
+        except Exception:
+            # Classes may raise anything while they are pickled.
+            return f"{name} is"
+    return "are"
+
+
+def _is_of_the_caller(error: BaseException) -> bool:
+    """Tell whether the caller's code, such as a ``__reduce__``, raised it, and not a pickler."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.split(".")[0] not in ("cloudpickle", "pickle", __name__.split(".")[0])
+
+
+def unpack_result(packed: bytes, rank: int) -> Any:
+    """Unpickle what :func:`pack_result` packed on worker `rank`; None if there is nothing.
+
+    Raises:
+        TypeError: it cannot be unpickled here.
+    """
+    from unisono.runtime.launch.pickling import load
+
+    if not packed:  # it left by `sys.exit(0)`
+        return None
+    try:
+        return load(packed)
+    except Exception as error:
+        raise TypeError(
+            f"what worker {rank} returned cannot be built here ({error}): return numbers, tensors, "
+            f"or what is made of them, or let its module be imported here as it is in workers."
+        ) from error
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Return the name of what is called, for messages; for an object, that of its class."""
+    kind = type(fn)
+    return str(getattr(fn, "__qualname__", f"{kind.__module__}.{kind.__qualname__}"))
+
+
+def sources_without_files() -> dict[str, list[str]]:
+    """Return the lines of source that Python knows and that are in no file: notebooks' cells."""
+    return {
+        name: entry[2]
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and not os.path.exists(name)
+    }
+
+
+def know_sources(sources: dict[str, list[str]]) -> None:
+    """Have tracebacks and :mod:`inspect` find these lines, in a worker."""
+    for name, lines in sources.items():
+        # Without a time of change it is never compared with a file.
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+
+
+# What reads a mode, and what sets it in the torch that is given first.
+_FUNCTIONS: dict[str, Callable[[Any, Any], object]] = {
+    "get_default_dtype": lambda torch, dtype: torch.set_default_dtype(dtype),
+    "is_grad_enabled": lambda torch, is_enabled: torch.set_grad_enabled(is_enabled),
+    # 1: others warn, 2: others are refused. This setter tells the compiler, too.
+    "get_deterministic_debug_mode": lambda torch, mode: torch.use_deterministic_algorithms(
+        mode > 0, warn_only=mode == 1
+    ),
+    "get_float32_matmul_precision": lambda torch, name: torch.set_float32_matmul_precision(name),
+}
+# A switch that others follow comes before them.
+_SWITCHES = (
+    "backends.cudnn.enabled",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.deterministic",
+    "backends.mkldnn.enabled",
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cudnn.allow_tf32",
+    "backends.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "backends.mkldnn.rnn.fp32_precision",
+)
+
+
+def generator_states() -> dict[str, Any]:
+    """Take the states of the generators that are loaded here; loads none."""
+    states: dict[str, Any] = {}
+    if "random" in sys.modules:
+        states["random"] = sys.modules["random"].getstate()
+    if "numpy.random" in sys.modules:
+        states["numpy"] = sys.modules["numpy.random"].get_state()
+    if "torch" in sys.modules and hasattr(sys.modules["torch"], "get_rng_state"):
+        torch = sys.modules["torch"]
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+        if torch.cuda.is_initialized() and torch.cuda.device_count():
+            states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()  # the current GPU's
+    return states
+
+
+def start_generators(states: dict[str, Any], seed: int) -> None:
+    """Set every generator to its state in `states`, or from `seed` where there is none."""
+    import random
+
+    import numpy as np
+    import torch
+
+    from unisono.runtime.device import seed_generators
+
+    seed_generators(seed)
+    if "random" in states:
+        random.setstate(states["random"])
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
+    if "torch" in states:
+        torch.set_rng_state(_as_tensor(states["torch"]))
+        seed = torch.initial_seed()
+    if WORKERS_PER_GPU_VARIABLE in os.environ:
+        _start_on_gpus(states, seed)
+
+
+def _start_on_gpus(states: dict[str, Any], seed: int) -> None:
+    """Do so on every GPU, once it is used, but begin to use none. A worker has one of them."""
+    import torch
+
+    if "cuda" not in states:
+        torch.cuda.manual_seed_all(seed)  # as `torch.manual_seed` would have done in the caller
+        return
+    for place in range(torch.cuda.device_count()):
+        torch.cuda.set_rng_state(_as_tensor(states["cuda"]), place)
+
+
+def _as_tensor(state: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def caller_modes() -> dict[str, Any]:
+    """Read the modes of this process; nothing where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_default_dtype"):
+        return {}
+    modes = {name: _read(torch, name) for name in (*_FUNCTIONS, *_SWITCHES)}
+    return {name: mode for name, mode in modes.items() if mode is not None}
+
+
+def set_modes(modes: dict[str, Any]) -> None:
+    """Have torch compute in `modes`; those that are so already are left alone."""
+    import torch
+
+    for name, mode in modes.items():
+        if _read(torch, name) == mode:
+            continue
+        if name in _FUNCTIONS:
+            _FUNCTIONS[name](torch, mode)
+        else:
+            owner, _, switch = name.rpartition(".")
+            setattr(attrgetter(owner)(torch), switch, mode)
+
+
+def _read(torch: Any, name: str) -> Any:
+    """Read a mode; None where torch does not know it, or will not tell.
+
+    It refuses to say by an old name what has been set by a new one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = attrgetter(name)(torch)
+            return found() if name in _FUNCTIONS else found
+        except (AttributeError, RuntimeError):
+            return None

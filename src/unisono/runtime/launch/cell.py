@@ -1,0 +1,198 @@
+"""Shows a run in a notebook: one line in the cell, redrawn in place.
+
+    in the kernel itself:   Trainer ──► Observed ──► Cell
+    on workers:             Trainer ──► Observed ──► a message to the launcher ──► Cell
+
+A cell keeps every line that is printed, so the bar is a display that is updated: a saved notebook
+holds its last state alone.
+
+How far a run is, for all displays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from unisono.runtime.notices import duration
+
+# Set in the environment of workers whose launcher draws how far they are.
+_VARIABLE = "UNISONO_PROGRESS"
+_LAUNCHER = "launcher"
+
+
+def in_notebook() -> bool:
+    """Tell whether this process is a notebook's kernel: IPython with a front end to draw in."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def launcher_draws(environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether the launcher of a worker with these variables draws its progress."""
+    environ = os.environ if environ is None else environ
+    return environ.get(_VARIABLE) == _LAUNCHER
+
+
+def environment_of_workers(environ: Mapping[str, str], *, launcher_draws: bool) -> dict[str, str]:
+    """Set for workers whether their launcher draws their progress, whatever it inherited itself."""
+    others = {name: value for name, value in environ.items() if name != _VARIABLE}
+    return {**others, _VARIABLE: _LAUNCHER} if launcher_draws else others
+
+
+class Observed:
+    """Shows, a few times a second, how far a run is. Final.
+
+    Args:
+        draw: draws a state, or has it drawn.
+    """
+
+    every_s = 0.25
+
+    def __init__(self, draw: Callable[[DisplayState], None]) -> None:
+        self._draw = draw
+        self._shown: DisplayState | None = None
+
+    def start(self, state: DisplayState) -> None:
+        """See :class:`unisono.training.callbacks.progress.Display`."""
+        self.show(state)
+
+    def show(self, state: DisplayState) -> None:
+        """See :class:`unisono.training.callbacks.progress.Display`."""
+        if state != self._shown:
+            self._shown = state
+            self._draw(state)
+
+    def say(self, line: str) -> None:
+        """See :class:`unisono.training.callbacks.progress.Display`."""
+        print(line, flush=True)
+
+    def stop(self, state: DisplayState) -> None:
+        """See :class:`unisono.training.callbacks.progress.Display`."""
+        # A worker that stops before the end may only have lost the lead; then another goes on.
+        if state.is_over:
+            self.show(state)
+
+
+class Cell:
+    """Draws states into the cell that is being executed: one line for each run. Final."""
+
+    def __init__(self) -> None:
+        self._display_id = ""
+        self._drawn: DisplayState | None = None
+
+    def draw(self, state: DisplayState) -> None:
+        """Draw `state` over the one before it; another run gets another line."""
+        is_new = state.begins_another_than(self._drawn)
+        if is_new:
+            self._display_id = os.urandom(16).hex()
+        elif state.steps == 0:
+            # A replacement does not know yet how far the others are.
+            return
+        # Not a dependency: it is there where `in_notebook` says so.
+        importlib.import_module("IPython.display").display(
+            {"text/plain": str(state)}, raw=True, display_id=self._display_id, update=not is_new
+        )
+        self._drawn = state
+
+
+_BAR_WIDTH = 30
+
+# Seconds of a clock that never goes back.
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayState:
+    """How far a run is."""
+
+    done: int  # steps of the whole run
+    total: int  # steps that it will have
+    seconds: float = 0.0  # since it began here, in seconds
+    steps: int = 0  # steps since then
+    samples: int = 0  # samples since then
+    epoch: int | None = None  # of the newest step, counted from 0; None before the first
+    loss: float = math.nan  # of the newest step
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are done."""
+        return self.done >= self.total
+
+    def begins_another_than(self, before: DisplayState | None) -> bool:
+        """Tell whether another run begins, and not another worker's display of the same run."""
+        return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
+
+    @property
+    def epoch_and_loss(self) -> tuple[str, str]:
+        """The newest step's, in words."""
+        return f"epoch {(self.epoch or 0) + 1}", f"loss {self.loss:.4f}"
+
+    def __str__(self) -> str:
+        share = self.done / self.total if self.total else 1.0
+        full = min(_BAR_WIDTH, int(_BAR_WIDTH * share))
+        words = ["━" * full + "─" * (_BAR_WIDTH - full), f"{self.done:,}/{self.total:,} steps"]
+        if self.epoch is not None:
+            epoch, loss = self.epoch_and_loss
+            words = [epoch, *words, loss]
+        if self.steps and self.seconds > 0:
+            words.append(f"{self.samples / self.seconds:,.0f} samples/s")
+        if self.steps and not self.is_over:
+            left_s = self.seconds / self.steps * (self.total - self.done)
+            words.append(f"{duration(math.ceil(left_s))} left")
+        return "  ".join(words)
+
+
+class Count:
+    """Counts the steps of a run, and tells when to show them. Final.
+
+    Args:
+        every_s: how long to wait from one time to the next, in seconds.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, every_s: float, clock: Clock) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._started_at = self._shown_at = self._now = 0.0
+        self._begun_with = self._total = self._steps = self._samples = 0
+        self._newest: tuple[int | None, float] = (None, math.nan)
+
+    @property
+    def state(self) -> DisplayState:
+        """How far the run is."""
+        epoch, loss = self._newest
+        return DisplayState(
+            self._begun_with + self._steps,
+            self._total,
+            self._now - self._started_at,
+            self._steps,
+            self._samples,
+            epoch,
+            loss,
+        )
+
+    def start(self, done: int, total: int) -> DisplayState:
+        """Begin at step `done` of `total`."""
+        self._started_at = self._shown_at = self._now = self._clock()
+        self._begun_with, self._total = done, total
+        self._steps = self._samples = 0
+        self._newest = (None, math.nan)
+        return self.state
+
+    def step(self, epoch: int, loss: float, num_samples: int) -> DisplayState | None:
+        """Count one step.
+
+        Returns:
+            How far the run is, if it is time to show that.
+        """
+        self._steps += 1
+        self._samples += num_samples
+        self._newest, self._now = (epoch, loss), self._clock()
+        if self._now - self._shown_at < self._every_s:
+            return None
+        self._shown_at = self._now
+        return self.state

@@ -1,0 +1,415 @@
+"""How does an exception get from a worker to the caller of ``launch``?
+
+As the text that Python would have printed, without the frames that started the program, and, if it
+can be pickled, as the exception itself.
+
+How did a job fail? As text and JSON in its run directories, for those who were not there.
+
+    failure.txt    what the user was told, word by word
+    failure.json   the same in fields: rank, step, signal, exception, who failed after it
+
+Both are of the newest job in that directory; one that ends well removes them.
+
+Which parameters got no gradient? torch's DDP tells their indices; here they have names.
+
+Loads no torch: a launcher imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any
+
+from unisono.errors import NotPlainFileError, PeerLostError, UnisonoError
+from unisono.runtime.launch.policy import JobState, WorkerFailure
+from unisono.runtime.launch.report import failure_message
+from unisono.runtime.notices import named, shown
+from unisono.runtime.plainfile import open_plain
+from unisono.runtime.workers.control_block import ControlBlock
+
+_OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+_REFUSALS = (UnisonoError, ValueError, TypeError, RuntimeError)
+# What gloo, NCCL and the store say when the other side of a connection has ended.
+_DISCONNECTED = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Connection was likely closed",
+    "ncclRemoteError",
+)
+_READ_AT_MOST = 100_000
+_FRAMES_AT_EITHER_END = 20  # of a stack that is deeper than a program's is, as by recursion
+_GROUPED_AT_MOST = 3
+_FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_NATIVE_STACK = re.compile(
+    r"(?:Exception raised from [^\n]* \(most recent call first\):\n)?"
+    r"(?:[ ]*frame #\d+: [^\n]*(?:\n|$))+(?:\n(?=\n))?"
+)
+_RAISE = dis.opmap["RAISE_VARARGS"]
+
+
+def traceback_text(error: BaseException) -> str:
+    """Format `error` as Python would print it, had it run the program itself.
+
+    Where Unisono refuses something in a sentence of its own, its own frames are left out.
+    """
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next  # all of them, if the program never began
+    formatted = traceback.TracebackException(type(error), error, trace)
+    _shorten(error, formatted)
+    return without_native_frames(_plainly(error, "".join(formatted.format()).rstrip("\n")))
+
+
+def summary_line(error: BaseException) -> str:
+    """Describe `error` in one line, ``Type: message``, without what was noted of its place.
+
+    Of a group of exceptions the first ones are described, too.
+    """
+    told = traceback.TracebackException(type(error), error, None)
+    told.__notes__ = None
+    line = _plainly(error, list(told.format_exception_only())[-1].strip())
+    if not (single := _singles(error)):
+        return line
+    words = list(dict.fromkeys(summary_line(one).splitlines()[0] for one in single))
+    more = "; …" if len(words) > _GROUPED_AT_MOST else ""
+    return f"{line}: {'; '.join(words[:_GROUPED_AT_MOST])}{more}"
+
+
+def _singles(error: BaseException) -> list[BaseException]:
+    """Give the exceptions of a group, and of groups in it; of a single one, none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    return [single for one in error.exceptions for single in _singles(one) or [one]]
+
+
+def _plainly(error: BaseException, text: str) -> str:
+    """Put sentences of ours in the place of messages that name nothing."""
+    words = unused_in_words(error)
+    return text if words is None else text.replace(str(error), words)
+
+
+def without_native_frames(text: str) -> str:
+    """Fold stacks of C++ in a text, which torch adds to some messages, unless they were asked for.
+
+    They stand between the words that say what happened and Python's own.
+    """
+    return text if _shows_all() else _NATIVE_STACK.sub(_fold, text)
+
+
+def _shows_all() -> bool:
+    return os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1"
+
+
+class _DeepStack(traceback.StackSummary):
+    """Frames of which those in the middle are not shown."""
+
+    def format(self, **options: Any) -> list[str]:
+        """See ``StackSummary.format``."""
+        ends = (self[:_FRAMES_AT_EITHER_END], self[-_FRAMES_AT_EITHER_END:])
+        first, last = (traceback.StackSummary.from_list(end).format(**options) for end in ends)
+        left_out = len(self) - 2 * _FRAMES_AT_EITHER_END
+        told = f"  ({left_out} frames left out; `unisono run --debug` shows them)\n"
+        return [*first, told, *last]
+
+
+def _fold(match: re.Match[str]) -> str:
+    count = match[0].count("frame #")
+    return f"({count} frames of C++ left out; `unisono run --debug` shows them)"
+
+
+def shortened(text: str) -> str:
+    """Leave out the middle of a very long text."""
+    left_out = len(text) - _READ_AT_MOST
+    if left_out <= 0:
+        return text
+    half = _READ_AT_MOST // 2
+    return f"{text[:half]} … ({left_out:,} characters) … {text[-half:]}"
+
+
+def lost_peer(error: BaseException) -> int | None:
+    """Return the worker that was gone, if another failed only because of that."""
+    return next((e.rank for e in _chain(error) if isinstance(e, PeerLostError)), None)
+
+
+def is_disconnect(error: BaseException) -> bool:
+    """Tell whether torch says only that some other rank is gone, not which or why."""
+    return any(
+        isinstance(e, RuntimeError) and any(words in str(e) for words in _DISCONNECTED)
+        for e in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, what it was raised from or while handling, and so on; of groups, all."""
+    while error is not None:
+        yield error
+        yield from _singles(error)
+        error = error.__cause__ or error.__context__
+
+
+def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the hook that a program has set; None if it has set none.
+
+    torch wraps whatever is there when a process group is made, to print the rank.
+    """
+    while str(getattr(hook, "__module__", "")).startswith("torch.distributed"):
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+    return None if hook is sys.__excepthook__ else hook
+
+
+def pack_exception(error: BaseException) -> bytes:
+    """Pickle `error`; return nothing if it would not come out again as it went in."""
+    from unisono.runtime.launch.pickling import dumps
+
+    for candidate in (error, (type(error), error.args, error.__dict__)):
+        try:
+            packed = dumps(candidate)
+            if type(unpack_exception(packed)) is type(error):
+                return packed
+        except Exception:
+            # Classes may raise anything while they are pickled.
+            continue
+    return b""
+
+
+def unpack_exception(packed: bytes) -> BaseException | None:
+    """Unpickle what :func:`pack_exception` packed; None if that cannot be done here."""
+    from unisono.runtime.launch.pickling import load
+
+    try:
+        unpacked = load(packed)
+    except Exception:
+        # The class may need a module that only the workers can import.
+        return None
+    if isinstance(unpacked, tuple):
+        # A class whose __init__ takes other arguments cannot be unpickled, but its parts can.
+        cls, arguments, attributes = unpacked
+        unpacked = cls.__new__(cls, *arguments)
+        unpacked.__dict__.update(attributes)
+    return unpacked if isinstance(unpacked, BaseException) else None
+
+
+def name_cells(text: str) -> str:
+    """Write ``Cell In[3], line 2`` for the made-up file names of a notebook's cells in a traceback.
+
+    As IPython itself does; elsewhere, and for files, the text stays as it is.
+    """
+    name_of = _names_of_files()
+    if name_of is None:
+        return text
+
+    def named(match: re.Match[str]) -> str:
+        indent, file, line = match.groups()
+        name = name_of(file)
+        return match.group() if name is None else f"{indent}{' '.join(name)}, line {line}"
+
+    return _FRAME.sub(named, text)
+
+
+def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(getattr(shell, "compile", None), "format_code_name", None)
+
+
+def _shorten(error: BaseException | None, formatted: traceback.TracebackException | None) -> None:
+    """Leave out Unisono's frames where it raised, and the middle of deep stacks, in all causes."""
+    while error is not None and formatted is not None:
+        theirs = [frame for frame in formatted.stack if not frame.filename.startswith(_PACKAGE)]
+        if theirs and _is_refusal(error):
+            formatted.stack[:] = theirs
+        if len(formatted.stack) > 3 * _FRAMES_AT_EITHER_END and not _shows_all():
+            formatted.stack = _DeepStack(formatted.stack)
+        for one, said in zip(
+            getattr(error, "exceptions", ()), formatted.exceptions or (), strict=False
+        ):
+            _shorten(one, said)
+        if formatted.__cause__ is not None:
+            error, formatted = error.__cause__, formatted.__cause__
+        else:
+            error, formatted = error.__context__, formatted.__context__
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Tell whether a ``raise`` in Unisono's code made `error`, rather than a bug in that code."""
+    trace = error.__traceback__
+    if trace is None or not isinstance(error, _REFUSALS):
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return code.co_filename.startswith(_PACKAGE) and code.co_code[trace.tb_lasti] == _RAISE
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__", ""))
+    file = trace.tb_frame.f_code.co_filename
+    return name.startswith(_OUR_FRAMES) or file.startswith("<frozen ")
+
+
+TEXT_NAME, JSON_NAME = "failure.txt", "failure.json"
+FORMAT = 1
+
+
+def note_end(
+    directories: Sequence[Path], state: JobState, control: ControlBlock, say: Callable[[str], None]
+) -> None:
+    """Write how a job has failed, or remove what an earlier one has left if it ended well.
+
+    Args:
+        directories: the job's.
+        state: how it ended; nothing changes if it was interrupted.
+        control: the control block of its workers.
+        say: where words for the user go.
+    """
+    if state.interrupted_by is not None:
+        return
+    if state.cause is None:
+        remove_failure(directories)
+    elif directories:
+        facts = failure_facts(state, control.world_size, control.step_under_way)
+        write_failure(directories, facts, say)
+
+
+def failure_facts(
+    state: JobState, num_workers: int, step_of: Callable[[int], int | None]
+) -> dict[str, Any]:
+    """Put a failure into fields that JSON can hold.
+
+    Args:
+        state: of the job, which has failed.
+        num_workers: how many workers it had.
+        step_of: tells in which step a rank was when it ended, if in any.
+    """
+    cause = state.cause
+    assert cause is not None
+    step = None if cause.rank is None else step_of(cause.rank)
+    return {
+        "format": FORMAT,
+        "time_unix_s": time.time(),
+        "world_size": num_workers,
+        **_fields(cause),
+        "step": step,
+        "traceback": cause.said.traceback,
+        "message": failure_message(state, num_workers),
+        "others": [_fields(failure) for failure in state.failures if failure is not cause],
+    }
+
+
+def _fields(failure: WorkerFailure) -> dict[str, Any]:
+    return {
+        "rank": failure.rank,
+        "exit_code": failure.exit_code,
+        "signal": _signal_name(failure.exit_code),
+        "error": failure.said.summary,
+        "waited_for": failure.waited_for,
+    }
+
+
+def _signal_name(exit_code: int) -> str | None:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-exit_code).name if exit_code < 0 else None
+    return f"signal {-exit_code}"
+
+
+def write_failure(
+    directories: Iterable[Path], facts: Mapping[str, Any], say: Callable[[str], None]
+) -> None:
+    """Write a failure into run directories; what cannot be written is said."""
+    text = f"{facts['message']}\n"
+    for directory in directories:
+        try:
+            _write(directory / TEXT_NAME, text)
+            _write(directory / JSON_NAME, json.dumps(facts, indent=1) + "\n")
+        except (OSError, NotPlainFileError) as error:
+            say(f"the failure cannot be written to {shown(directory, 1000)}: {error}")
+
+
+def remove_failure(directories: Iterable[Path]) -> None:
+    """Remove what an earlier job has left; the run has ended well."""
+    for directory in directories:
+        for name in (TEXT_NAME, JSON_NAME):
+            with contextlib.suppress(OSError):
+                os.unlink(directory / name)
+
+
+def _write(path: Path, text: str) -> None:
+    fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+
+
+_INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([0-9 ]+)")
+
+
+def unused_in_words(error: BaseException, ddp: Any = None) -> str | None:
+    """Put torch's error about unused parameters into words, with their names.
+
+    Args:
+        error: any exception.
+        ddp: the DistributedDataParallel that raised it; None: it is looked for in the traceback.
+
+    Returns:
+        None for any other error.
+    """
+    found = _INDICES.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is None:
+        return None
+    names = _names(ddp if ddp is not None else _ddp_of(error))
+    indices = [int(word) for word in found[1].split()]
+    told = [names.get(index, f"number {index}") for index in indices]
+    them = "it" if len(told) == 1 else "them"
+    if "static_graph set to True" in str(error):
+        return (
+            f"with `static_graph=True` every backward pass must use the parameters that the first "
+            f"has used, but {named(told)} got no gradient: use {them} in each, or pass "
+            f"`find_unused_parameters=True` instead."
+        )
+    return (
+        f"every parameter of a DistributedDataParallel must get a gradient in every backward pass, "
+        f"but {named(told)} got none: use {them} in the loss, fix {them} with "
+        f"`requires_grad_(False)`, or pass `find_unused_parameters=True`. If the model's output is "
+        f"of a class of your own, return tensors, tuples or dicts from `forward`, in which DDP "
+        f"finds what was used."
+    )
+
+
+def _ddp_of(error: BaseException) -> Any:
+    """Find the innermost DistributedDataParallel in a traceback."""
+    found = None
+    for frame, _ in walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if hasattr(type(owner), "_build_params_for_reducer"):
+            found = owner
+    return found
+
+
+def _names(ddp: Any) -> dict[int, str]:
+    """Name parameters by the index that the reducer knows them by."""
+    if ddp is None:
+        return {}
+    names: dict[int, str] = {}
+    seen: set[int] = set()
+    for prefix, module in ddp.module.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            is_ignored = f"{prefix}.{name}" in ddp.parameters_to_ignore
+            if parameter.requires_grad and not is_ignored and id(parameter) not in seen:
+                seen.add(id(parameter))
+                names[len(names)] = f"{prefix}.{name}".lstrip(".")
+    return names

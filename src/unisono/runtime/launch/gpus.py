@@ -1,0 +1,134 @@
+"""Which GPUs do workers see? What the environment says, of those that are there.
+
+All workers see the same GPUs in the same order; who takes which, says ``placement.py``. ::
+
+    CUDA_VISIBLE_DEVICES=3,0    cuda:0 is GPU 3, cuda:1 is GPU 0, in every worker
+
+Which GPUs does NVIDIA's driver know? Asked through its management library, NVML.
+
+Unlike torch or CUDA itself, it is loaded in a moment and leaves nothing behind in the process: a
+launcher may be a notebook's kernel, and a process that has begun to use CUDA must not fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+ON_CPU = f"{VISIBLE_VARIABLE}="  # how to ask for workers that see no GPU
+_MIG = "MIG-"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionNames:
+    """What the user calls the options that say how many workers there are."""
+
+    workers: str
+    workers_per_gpu: str
+    sharing: str  # how to ask for several workers on each GPU, with a place for the number
+
+
+IN_SHELL = OptionNames("-n", "--workers-per-gpu", "--workers-per-gpu {}")
+IN_PYTHON = OptionNames("workers", "workers_per_gpu", "workers_per_gpu={}")
+
+
+def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:
+    """Name the GPUs that a process with these variables sees, by CUDA's own rules.
+
+    What stands behind a name that is not there is not seen; if one is named twice, none is.
+    """
+    text = environ.get(VISIBLE_VARIABLE)
+    if text is None or not gpus:
+        return tuple(map(str, range(len(gpus))))
+    seen: dict[int | str, str] = {}
+    kind = _kind_of(text.strip())
+    for name in map(str.strip, text.split(",")):
+        # `1st` is 1 to CUDA.
+        number = re.match(r"\+?([0-9]+)", name)
+        if _kind_of(name) != kind or not (kind or number) or (kind == _MIG and seen):
+            break
+        place = _place_of(name if number is None else number[1], gpus)
+        if place is None:
+            break
+        if place in seen:
+            return ()
+        seen[place] = name
+    return tuple(seen.values())
+
+
+def _place_of(name: str, gpus: Sequence[str]) -> int | str | None:
+    """Find a GPU: by number, or by a name's beginning; itself where the driver names none."""
+    if name.isdecimal():
+        return int(name) if int(name) < len(gpus) else None
+    if name.startswith(_MIG) or not all(gpus):
+        return name
+    places = [place for place, unique in enumerate(gpus) if unique.startswith(name)]
+    return places[0] if len(places) == 1 else None
+
+
+def _kind_of(name: str) -> str:
+    """Tell names from numbers, as CUDA does by how they begin; empty for a number."""
+    return name[:4] if name.startswith(("GPU-", _MIG)) else ""
+
+
+_LIBRARY = "libnvidia-ml.so.1"
+
+
+class DriverGpu(NamedTuple):
+    """What the driver says of a GPU; 0 and empty where it does not.
+
+    Attributes:
+        uuid: its unique name, such as ``GPU-8932f937-d72c-4106-c12f-20bd9faed9f6``.
+        name: its model.
+        memory, memory_used: in bytes.
+    """
+
+    uuid: str
+    name: str = ""
+    memory: int = 0
+    memory_used: int = 0
+
+
+def gpus_of_driver() -> tuple[DriverGpu, ...]:
+    """List the GPUs that processes of this user may use, in the order of `nvidia-smi`.
+
+    All of them, while ``ddp.init_checks.num_gpus`` counts those that one process sees; none
+    without NVIDIA's driver.
+    """
+    try:
+        ctypes.CDLL(_LIBRARY)  # without it, its bindings need not be loaded, for 15 ms
+    except OSError:
+        return ()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(_gpus(pynvml))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus(nvml: Any) -> Iterator[DriverGpu]:
+    def told(ask: Callable[[Any], Any], gpu: Any, otherwise: Any) -> Any:
+        with suppress(nvml.NVMLError):
+            return ask(gpu)
+        return otherwise
+
+    for index in range(told(lambda _: nvml.nvmlDeviceGetCount(), None, 0)):
+        # One that this user may not have is counted, and so is one that is broken.
+        gpu = told(nvml.nvmlDeviceGetHandleByIndex, index, None)
+        if gpu is not None:
+            memory = told(nvml.nvmlDeviceGetMemoryInfo, gpu, None)
+            yield DriverGpu(
+                told(nvml.nvmlDeviceGetUUID, gpu, ""),
+                told(nvml.nvmlDeviceGetName, gpu, "a GPU"),
+                *((memory.total, memory.used) if memory else (0, 0)),
+            )

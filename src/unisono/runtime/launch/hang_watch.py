@@ -1,0 +1,208 @@
+"""Does somebody wait for too long, and what is to be said of it? Looks twice a second.
+
+    control block, /proc ──► who waits, and for how long ──► long enough? ──► a thread looks at all
+                                                                              processes (`hangs`)
+    the user ◄── one message ◄── is it still the same wait? ◄──────────────────┘
+
+It ends nobody: that is for ``stall_watch``. Nothing here waits for a worker, nor for a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from unisono.runtime.hangs.explanation import Hang, Pauses, Usual, explain
+from unisono.runtime.hangs.kernel_view import thread_time_ns
+from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
+from unisono.runtime.notices import listed
+from unisono.runtime.workers.control_block import ControlBlock
+
+LOOK_EVERY_S = 0.5
+_WHILE_LOOKING_S = 0.05
+_SHOWN_AFTER_S = 1.0  # as workers.waiting
+_QUIET_BELOW = 0.01  # of the time between two looks
+_ANSWER_WITHIN_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Who is there."""
+
+    pids: Mapping[int, int]  # of the workers that have not come to their end, by rank
+    members: Collection[int]  # the ranks that compute together
+    ended: tuple[int, ...] = ()  # ranks whose process has ended, and that nobody replaces
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A rank as it was seen last: what it does, and since when."""
+
+    mark: tuple[object, ...]
+    since_s: float
+    ran_ns: int
+    quiet_since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """The longest wait under way."""
+
+    key: tuple[object, ...]
+    waited_s: float
+    long_s: float
+    usual_s: float | None
+
+
+class HangWatch:
+    """Watches the workers of one job for waits that are too long. Final.
+
+    Args:
+        control: their control block.
+        folder: where the job was started; paths below it are written from there.
+        say: where words for the user go.
+    """
+
+    def __init__(self, control: ControlBlock, folder: str, say: Callable[[str], None]) -> None:
+        self._control, self._folder, self._say = control, folder, say
+        self._seen: dict[int, _Seen] = {}
+        self._steps, self._quiets = Usual(), Usual()
+        self._step: tuple[int, float] | None = None
+        self._pauses = Pauses()
+        self._key: tuple[object, ...] = ()
+        self._answer: _Answer | None = None
+        self._looked_at_s = time.monotonic()
+        self._has_failed = False
+
+    @property
+    def due_s(self) -> float:
+        """When to :meth:`look` next, in the time of ``time.monotonic``."""
+        return self._looked_at_s + (_WHILE_LOOKING_S if self._answer else LOOK_EVERY_S)
+
+    def look(self, scene: Scene) -> None:
+        """Look, if it is time, and say what there is to say. Never raises."""
+        now_s = time.monotonic()
+        if now_s < self.due_s or self._has_failed:
+            return
+        try:
+            self._look(scene, now_s)
+        except Exception as error:  # advice ends no run
+            self._has_failed = True
+            self._say(f"waits cannot be explained any more: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Wait for a look under way, which ends by itself."""
+        if self._answer is not None:
+            self._answer.thread.join(_ANSWER_WITHIN_S)
+
+    def _look(self, scene: Scene, now_s: float) -> None:
+        slept_s = now_s - self._looked_at_s - LOOK_EVERY_S
+        self._looked_at_s = now_s
+        if slept_s > LOOK_EVERY_S:
+            self._forget()  # the launcher itself stood still, and maybe the machine
+        notes = notes_of(self._control, [r for r in scene.members if r in scene.pids])
+        self._note_step(notes, now_s)
+        wait = self._longest(scene, notes, now_s)
+        if wait is None or wait.key != self._key:
+            self._pauses.begin()
+        self._key = () if wait is None else wait.key
+        if self._answer is not None:
+            self._take_answer(self._answer)
+        elif wait is not None and self._pauses.is_due(wait.waited_s, wait.long_s):
+            hang = Hang(wait.waited_s, wait.usual_s, self._folder, scene.ended)
+            self._answer = _Answer(wait.key, scene, notes, hang)
+
+    def _forget(self) -> None:
+        self._seen.clear()
+        self._step = None
+
+    def _take_answer(self, answer: _Answer) -> None:
+        if answer.thread.is_alive():
+            return
+        self._answer = None
+        if answer.key == self._key and answer.text:
+            again = f"`unisono where {os.getpid()}` shows where every rank is, at any time."
+            self._say(f"{answer.text}\n  {again}")
+
+    def _note_step(self, notes: Mapping[int, RankNotes], now_s: float) -> None:
+        """Note how long steps take: those between two looks, on average."""
+        begun = max((self._control.lines[rank].begun for rank in notes), default=0)
+        if not begun:
+            self._step = None
+            return
+        # At the last look nobody had begun, so what is done since has taken no longer.
+        before, since_s = self._step or (1, now_s - LOOK_EVERY_S)
+        if begun > before:
+            self._steps.note((now_s - since_s) / (begun - before))
+        if begun != before or self._step is None:
+            self._step = begun, now_s
+
+    def _longest(self, scene: Scene, notes: Mapping[int, RankNotes], now_s: float) -> _Wait | None:
+        """Find out who waits for how long."""
+        self._seen = {
+            rank: self._see(rank, pid, notes.get(rank), now_s) for rank, pid in scene.pids.items()
+        }
+        if not self._seen:
+            return None
+        told = [seen for seen in self._seen.values() if seen.mark[0]]
+        if told:
+            first = min(told, key=lambda seen: seen.since_s)
+            usual_s = self._steps.median_s
+            return _Wait(first.mark, now_s - first.since_s, self._steps.long_s, usual_s)
+        if any(one.step is not None for one in notes.values()):
+            return self._slow_step(now_s)
+        quiet_since_s = min(seen.quiet_since_s for seen in self._seen.values())
+        return _Wait(("quiet", quiet_since_s), now_s - quiet_since_s, self._quiets.long_s, None)
+
+    def _slow_step(self, now_s: float) -> _Wait | None:
+        """Take the step under way for a wait; the first one only once nobody computes any more."""
+        if self._step is None:
+            return None
+        step, since_s = self._step
+        if not self._steps.durations:
+            since_s = max(since_s, *(seen.quiet_since_s for seen in self._seen.values()))
+        usual_s = self._steps.median_s
+        return _Wait(("step", step), now_s - since_s, self._steps.long_s, usual_s)
+
+    def _see(self, rank: int, pid: int, notes: RankNotes | None, now_s: float) -> _Seen:
+        """Compare a rank with the last look at it."""
+        line = self._control.lines[rank]
+        told = (notes and (notes.shown_wait or notes.meeting)) or ""
+        mark = (told, pid, line.arrivals, line.begun, self._control.wait_of(rank)[0])
+        ran_ns = thread_time_ns(pid)
+        seen = self._seen.get(rank)
+        if seen is None or seen.mark != mark:
+            late_s = _SHOWN_AFTER_S if notes and notes.shown_wait else 0.0
+            quiet_since_s = now_s if seen is None or seen.mark[1] != pid else seen.quiet_since_s
+            seen = _Seen(mark, now_s - late_s, seen.ran_ns if seen else ran_ns, quiet_since_s)
+        if ran_ns - seen.ran_ns > _QUIET_BELOW * LOOK_EVERY_S * 1e9:
+            self._quiets.note(max(0.0, now_s - seen.quiet_since_s - 2 * LOOK_EVERY_S))
+            seen.quiet_since_s = now_s
+        seen.ran_ns = ran_ns
+        return seen
+
+
+class _Answer:
+    """A look at all processes, in a thread of its own: the launcher has other things to do.
+
+    Its text says what there is to say of the wait `key`; empty: nothing, or nothing yet.
+    """
+
+    def __init__(
+        self, key: tuple[object, ...], scene: Scene, notes: Mapping[int, RankNotes], hang: Hang
+    ) -> None:
+        self.key, self.text = key, ""
+        self._scene, self._notes, self._hang = scene, notes, hang
+        self.thread = threading.Thread(target=self._look, name="unisono-hangs", daemon=True)
+        self.thread.start()
+
+    def _look(self) -> None:
+        try:
+            looks = look_at_ranks(self._scene.pids, self._notes, in_c=True)
+            self.text = explain(looks, self._hang)
+        except Exception as error:  # advice ends no run
+            ranks = listed("rank", sorted(self._scene.pids), " and ")
+            self.text = f"where {ranks} wait cannot be seen: {type(error).__name__}: {error}"

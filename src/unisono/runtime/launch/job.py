@@ -1,0 +1,208 @@
+"""What are the workers to do? One description, written once by the launcher, read by each worker.
+
+It is in a memfd, so it may be of any size, needs no file, and never fills a socket while the fork
+server is still loading torch. Its first line is JSON; what follows is the pickled call.
+
+Which environment variables does a worker see? A pure function of the job and its rank.
+
+They are those that torchrun sets, as far as they are true here.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from unisono.runtime.launch.cell import environment_of_workers
+from unisono.runtime.seeding import fresh_seed
+from unisono.runtime.workers.supervisor import COMMAND_VARIABLE
+from unisono.runtime.world import HOSTS_VARIABLE
+
+SCRIPT = "script"
+MODULE = "module"
+FUNCTION = "function"
+
+
+def working_folder() -> str:
+    """Return the working directory.
+
+    Raises:
+        FileNotFoundError: it has been removed.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            "the working folder must be there, but is not: change to one that is, with `os.chdir`."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the user asks for; the same for every worker."""
+
+    kind: str  # `SCRIPT`, `MODULE` or `FUNCTION`
+    target: str  # the script's path, the module's name, or the function's name for messages
+    argv: tuple[str, ...] = ()  # what follows the script or module on the command line
+    payload: bytes = b""  # the pickled call; empty for scripts and modules
+    environ: dict[str, str]  # the launcher's environment variables
+    folder: str = field(default_factory=working_folder)  # the working directory
+    # where the caller of a function imports from; empty for scripts and modules
+    sys_path: tuple[str, ...] = ()
+    num_workers: int  # how many workers there are
+    threads: int  # how many threads each of them computes with
+    restarts: int  # how many workers may be lost within a minute
+    replaces: bool  # whether a lost worker is replaced; otherwise the others continue without it
+    stall_timeout_s: float  # how long a worker that others wait for may stand still, in seconds
+    backend: str  # what runs the program's gloo process groups: gloo or unisono
+    # where random generators start that no caller brings; the same on every worker
+    seed: int = field(default_factory=fresh_seed)
+    master_port: int = 29500  # the port of MASTER_PORT, at which nothing listens
+    hosts: tuple[int, ...] = ()  # of several hosts, each with a launcher: how many workers each has
+    host: int = 0  # which of these hosts this is
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this launcher's first worker."""
+        return sum(self.hosts[: self.host])
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the others continue when a worker is lost."""
+        return self.restarts > 0
+
+    def write(self) -> int:
+        """Write the job to a new memfd and return its descriptor."""
+        fields = asdict(self)
+        del fields["payload"]
+        with os.fdopen(os.memfd_create("unisono-job", os.MFD_CLOEXEC), "wb") as file:
+            file.write(json.dumps(fields).encode("ascii") + b"\n")
+            file.write(self.payload)
+            file.flush()
+            return os.dup(file.fileno())
+
+    @classmethod
+    def read(cls, fd: int) -> Job:
+        """Read the job behind `fd`, which many processes may do at once."""
+        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
+            fields: dict[str, Any] = json.loads(file.readline())
+            fields["argv"] = tuple(fields["argv"])
+            fields["sys_path"] = tuple(fields["sys_path"])
+            fields["hosts"] = tuple(fields["hosts"])
+            return cls(**fields, payload=file.read())
+
+
+ADDRESS = "127.0.0.1"
+"""Where the ranks of process groups are."""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Set by another launcher around this one, they would be wrong about these workers.
+_NOT_TRUE_HERE = (
+    "TORCHELASTIC_",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_PORT",
+)
+# What gloo, tensorpipe and NCCL listen on; else the address of the host's name, for all to see.
+_LOOPBACK_ONLY = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "=lo",
+}
+# Calls are compared between ranks; errors of native code and deaths in it come with a traceback.
+_DEBUG = {
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "TORCH_DISABLE_ADDR2LINE": "1",  # or each exception takes seconds
+    "NCCL_DEBUG": "WARN",
+    "PYTHONFAULTHANDLER": "1",
+}
+
+
+def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
+    if job.hosts:
+        return {**job.environ, **_own(job, rank), **_of_several(job, rank), **link_fds}
+    kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
+    return {
+        **_LOOPBACK_ONLY,
+        **kept,
+        **_own(job, rank),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(job.num_workers),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(job.master_port),
+        **link_fds,
+    }
+
+
+def _own(job: Job, rank: int) -> dict[str, str]:
+    return {
+        **{name: str(job.threads) for name in _THREAD_VARIABLES},
+        "UNISONO_THREADS": str(job.threads),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(job.num_workers),
+    }
+
+
+def _of_several(job: Job, rank: int) -> dict[str, str]:
+    """Say who a worker is among those of several hosts; torchrun has said where they meet."""
+    return {
+        "RANK": str(job.first_rank + rank),
+        "WORLD_SIZE": str(sum(job.hosts)),
+        "GROUP_RANK": str(job.host),
+        "GROUP_WORLD_SIZE": str(len(job.hosts)),
+        HOSTS_VARIABLE: ",".join(map(str, job.hosts)),
+    }
+
+
+def reserved_port() -> socket.socket | None:
+    """Have the system choose a port on loopback and give it to no other program.
+
+    Nothing listens there. A program of the job may, with a ``TCPStore`` of its own
+    (``SO_REUSEADDR``).
+
+    Returns:
+        What reserves it until it is closed; None where there is no network.
+    """
+    try:
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((ADDRESS, 0))
+    except OSError:
+        bound.close()
+        return None
+    return bound
+
+
+def launch_environment(
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    of_gpus: Mapping[str, str] = MappingProxyType({}),
+    *,
+    debug: bool = False,
+    launcher_draws: bool = False,
+) -> dict[str, str]:
+    """Return the variables that a job starts with: the launcher's, and what the user has chosen.
+
+    Args:
+        environ: the launcher's own.
+        command: what the user has called.
+        of_gpus: what :func:`unisono.runtime.launch.placement.place_workers` says of GPUs.
+        debug: turn torch's checks on, unless the environment says how.
+        launcher_draws: whether the launcher shows the progress of a run.
+    """
+    checked = {**(_DEBUG if debug else {}), **environ, COMMAND_VARIABLE: shlex.join(command)}
+    return {**environment_of_workers(checked, launcher_draws=launcher_draws), **of_gpus}

@@ -1,0 +1,169 @@
+"""Who owns the memory that workers share? The launcher, so that it outlives every worker.
+
+Invariant: all requests with one key get the same memfd, or file of predictions. The launcher closes
+it when all living workers have released it, unless a replacement may yet need it, or when the job
+ends. Neither leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unisono.runtime.checkpoint.slots import MARKS_BYTES, Places, used_bytes
+from unisono.runtime.plainfile import open_plain
+from unisono.runtime.procfs import create_memory
+from unisono.runtime.workers.launcher_messages import DATA_KEYS, ROW_KEYS
+from unisono.runtime.workers.memory import give_pages_back
+
+_DISK_SPARE = 4  # what goes to a temporary file takes a part of its disk's room at most
+
+
+@dataclass(slots=True)
+class _Shared:
+    fd: int
+    num_bytes: int
+    first_rank: int
+    held_by: set[int] = field(default_factory=set)
+    mapping: mmap.mmap | None = None
+    kept_bytes: int | None = None  # of the one snapshot that is left; None: there is more
+    is_on_disk: bool = False
+
+
+class SharedMemories:
+    """The memfds of one job. Final."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[int, _Shared] = {}
+
+    def request(self, rank: int, key: int, num_bytes: int, path: str = "") -> int:
+        """Return the descriptor of memory `key`; it stays the launcher's.
+
+        Args:
+            path: of a file of that size, which is to be that memory.
+
+        Raises:
+            ValueError: another worker asked for another size, or there is no such memory.
+            OSError: there is no room for a file, or the one at `path` cannot be opened.
+        """
+        if key not in self._by_key:
+            self._by_key[key] = _Shared(_create(key, num_bytes, path), num_bytes, rank)
+        shared = self._by_key[key]
+        if shared.num_bytes != num_bytes:
+            raise ValueError(
+                f"all workers must share memory of the same size in the same order, but request "
+                f"{key} of worker {shared.first_rank} is for {shared.num_bytes} bytes and that "
+                f"of worker {rank} for {num_bytes}: build the same model on every worker."
+            )
+        shared.held_by.add(rank)
+        shared.kept_bytes = None
+        return shared.fd
+
+    def mapping(self, key: int) -> mmap.mmap | None:
+        """Map memory `key`; None if it is gone."""
+        shared = self._by_key.get(key)
+        if shared is None:
+            return None
+        if shared.mapping is None:
+            shared.mapping = mmap.mmap(shared.fd, shared.num_bytes)
+        return shared.mapping
+
+    def release(self, rank: int, key: int) -> None:
+        """Note that `rank` does not need memory `key` any more."""
+        if key in self._by_key:
+            self._by_key[key].held_by.discard(rank)
+
+    def forget(self, rank: int) -> None:
+        """Note that `rank` is gone."""
+        for shared in self._by_key.values():
+            shared.held_by.discard(rank)
+
+    def drop_unused(self, still_needed: Collection[int]) -> None:
+        """Close what no worker holds, except these keys, data sets and predictions."""
+        for key in [key for key, shared in self._by_key.items() if not shared.held_by]:
+            if key not in still_needed and key < DATA_KEYS:
+                self._drop(self._by_key.pop(key))
+
+    def shrink(self, key: int, places: Places) -> int:
+        """Give all pages back but those of the newest snapshot, if no worker holds the memory.
+
+        Returns:
+            How many bytes it takes in memory then, if there is such a snapshot and nothing else.
+        """
+        shared = self._by_key.get(key)
+        mapping = self.mapping(key)
+        if shared is None or mapping is None or shared.held_by or shared.is_on_disk:
+            return 0
+        if shared.kept_bytes is not None:
+            return shared.kept_bytes
+        slot = places.newest(lambda offset, count: mapping[offset : offset + count])
+        if slot is None:
+            return 0
+        start = places.slots_at[slot]
+        with memoryview(mapping) as whole, whole[start : start + places.slot_bytes] as view:
+            shared.kept_bytes = used_bytes(view, places.blob_at)
+        marks_stop = places.marks_at + mmap.PAGESIZE
+        for first, last in (
+            (0, places.marks_at),
+            (marks_stop, start),
+            (start + places.slot_bytes, shared.num_bytes),
+        ):
+            give_pages_back(mapping, first, last)
+        return shared.kept_bytes
+
+    def move_to_disk(self, key: int, places: Places) -> None:
+        """Have what :meth:`shrink` left in a temporary file; without room, nowhere any more.
+
+        Like the memory, the file has no name, so the kernel removes it with the launcher.
+        """
+        shared = self._by_key.get(key)
+        mapping = self.mapping(key)
+        if shared is None or mapping is None or shared.kept_bytes is None or shared.is_on_disk:
+            return
+        slot = places.newest(lambda offset, count: mapping[offset : offset + count])
+        assert slot is not None, "what was shrunk has a snapshot"
+        spans = (places.marks_at, MARKS_BYTES), (places.slots_at[slot], shared.kept_bytes)
+        try:
+            with tempfile.TemporaryFile() as file, memoryview(mapping) as whole:
+                room = os.fstatvfs(file.fileno())
+                if room.f_bavail * room.f_frsize < _DISK_SPARE * shared.kept_bytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file.truncate(shared.num_bytes)
+                for start, num_bytes in spans:
+                    file.seek(start)
+                    file.write(whole[start : start + num_bytes])
+                file.flush()
+                fd = os.dup(file.fileno())
+        except OSError:
+            self._drop(self._by_key.pop(key))
+            return
+        self._drop(shared)
+        shared.fd, shared.mapping, shared.is_on_disk = fd, None, True
+
+    def close(self) -> None:
+        """Close everything."""
+        while self._by_key:
+            self._drop(self._by_key.popitem()[1])
+
+    def _drop(self, shared: _Shared) -> None:
+        os.close(shared.fd)
+        if shared.mapping is not None:
+            shared.mapping.close()
+
+
+def _create(key: int, num_bytes: int, path: str) -> int:
+    if num_bytes < 1:
+        raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
+    if path:
+        return open_plain(Path(path), os.O_RDWR)
+    if key < ROW_KEYS:
+        return create_memory("unisono-memory", num_bytes)
+    with tempfile.TemporaryFile() as file:
+        # Now, where an error can be told: a mapped file on a full disk ends the process.
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return os.dup(file.fileno())

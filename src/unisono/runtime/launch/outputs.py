@@ -1,0 +1,221 @@
+"""Where do workers' prints go? To where the caller's own ``print`` goes.
+
+    sys.stdout is descriptor 1:      worker ──────────────────► descriptor 1
+    it is something else             worker ──pipe──► launcher ──► sys.stdout.write
+    (a cell, pytest, a StringIO):
+
+The launcher reads the pipes in the thread that called ``launch``, so that a notebook shows the
+text below the cell that did. Each worker has its own pipes; whole lines are written at once, so
+those of different workers do not mix.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import math
+import os
+import select
+import sys
+import time
+from typing import TextIO
+
+from unisono.runtime.launch.cell import Cell, DisplayState, in_notebook
+from unisono.runtime.workers.launcher_messages import ShowProgress
+
+_CHUNK_BYTES = 1 << 16
+_CHUNKS_A_TURN = 64
+# An unfinished line is shown after so long, or if it is longer. What a pipe does not take at once
+# may be a line whose end is still being written, by a worker that has no core at the moment.
+_UNFINISHED_S, _BEING_WRITTEN_S = 0.1, 2.0
+_UNFINISHED_AT_MOST = 1 << 20
+
+
+class LineBuffer:
+    """Splits the bytes of one stream into lines. Final.
+
+    Args:
+        encoding: of the bytes; what cannot be decoded is replaced by a mark.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._text = ""
+        self._since_s, self._waits_s = 0.0, _UNFINISHED_S
+
+    def feed(self, data: bytes, now_s: float) -> str:
+        """Add bytes that came at `now_s`, and return the whole lines."""
+        text = self._text + self._decoder.decode(data)
+        # A carriage return ends a line too: progress bars write over what they have written.
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if len(text) - end > _UNFINISHED_AT_MOST:
+            end = len(text)
+        if end or not self._text:
+            # Otherwise it is as old as its beginning: a line that keeps growing is shown, too.
+            self._since_s = now_s
+        self._text = text[end:]
+        is_much = max(len(data), len(self._text)) >= select.PIPE_BUF
+        self._waits_s = _BEING_WRITTEN_S if is_much else _UNFINISHED_S
+        return text[:end]
+
+    @property
+    def due_s(self) -> float:
+        """When to show the unfinished line; never if there is none."""
+        return self._since_s + self._waits_s if self._text else math.inf
+
+    def take(self) -> str:
+        """Return the unfinished line."""
+        text, self._text = self._text, ""
+        return text
+
+    def end(self) -> str:
+        """Return what is left at the end of the stream."""
+        return self.take() + self._decoder.decode(b"", final=True)
+
+
+class OutputStream:
+    """A stream of the caller's. Final.
+
+    Nothing that it raises ends a job: what workers print meanwhile is lost, which is reported once.
+    """
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name, self._stream = name, stream
+        self._is_reported = False
+
+    def write(self, text: str) -> None:
+        """Write what workers have printed."""
+        if not text:
+            return
+        try:
+            self._encode_and_write(text)
+        except Exception as error:
+            self._report(error)
+
+    def flush(self) -> None:
+        """Flush it, so that a notebook shows the text below this cell."""
+        try:
+            self._stream.flush()
+        except Exception as error:
+            self._report(error)
+
+    def _encode_and_write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError as error:
+            encoded = text.encode(error.encoding, "backslashreplace")
+            self._stream.write(encoded.decode(error.encoding))
+
+    def _report(self, error: Exception) -> None:
+        if self._is_reported:
+            return
+        self._is_reported = True
+        # The process's own stderr may be gone as well.
+        with contextlib.suppress(Exception):
+            print(
+                f"unisono: {self._name} must take what workers print, but its `write` or `flush` "
+                f"has raised {type(error).__name__}: {error}. The job goes on; what they print is "
+                f"lost until {self._name} can be written again.",
+                file=sys.__stderr__,
+                flush=True,
+            )
+
+
+class Outputs:
+    """The outputs of one job's workers. Final; for the thread that calls ``launch``.
+
+    When a selector finds it readable, :meth:`pump` has something to write.
+    """
+
+    def __init__(self) -> None:
+        self._targets: list[OutputStream | None] = [
+            None if _leads_to(stream, fd) else OutputStream(name, stream)
+            for fd, name, stream in ((1, "sys.stdout", sys.stdout), (2, "sys.stderr", sys.stderr))
+        ]
+        for stream in (sys.stdout, sys.stderr):
+            # A failure will be reported by the next print, or by Python at its end.
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self._cell = Cell() if in_notebook() else None
+        self._pipes: dict[int, tuple[OutputStream, LineBuffer]] = {}
+        self._epoll = select.epoll()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when workers have written something."""
+        return self._epoll.fileno()
+
+    def standard_fds(self) -> list[int]:
+        """Open descriptors 0, 1 and 2 of one worker, close-on-exec; the caller closes them."""
+        fds = [os.dup(0)]
+        for fd, target in zip((1, 2), self._targets, strict=True):
+            fds.append(os.dup(fd) if target is None else self._pipe_to(target))
+        return fds
+
+    @property
+    def due_s(self) -> float:
+        """When to :meth:`pump` even if nothing comes, in the time of ``time.monotonic``."""
+        return min((buffer.due_s for _, buffer in self._pipes.values()), default=math.inf)
+
+    def pump(self) -> None:
+        """Write what workers have printed so far, without waiting for more."""
+        for fd, _ in self._epoll.poll(0):
+            self._read(fd)
+        now_s = time.monotonic()
+        for target, buffer in self._pipes.values():
+            if buffer.due_s <= now_s:
+                target.write(buffer.take())
+
+    def show(self, progress: ShowProgress) -> None:
+        """Draw a worker's progress, below what it has printed before."""
+        self.pump()
+        if self._cell is not None:
+            # A front end that has gone ends no job.
+            with contextlib.suppress(Exception):
+                self._cell.draw(DisplayState(**progress.state))
+
+    def close(self) -> None:
+        """Write what is left and close the pipes, also those of programs that outlive workers."""
+        for fd, _ in self._epoll.poll(0):
+            self._read(fd)
+        for fd in list(self._pipes):
+            self._close(fd)
+        self._epoll.close()
+        for target in self._targets:
+            if target is not None:
+                target.flush()
+
+    def _pipe_to(self, target: OutputStream) -> int:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        # The encoding of workers' prints is the one that this process started with.
+        encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+        self._pipes[reading] = target, LineBuffer(encoding)
+        self._epoll.register(reading, select.EPOLLIN)
+        return writing
+
+    def _read(self, fd: int) -> None:
+        target, buffer = self._pipes[fd]
+        for _ in range(_CHUNKS_A_TURN):
+            try:
+                data = os.read(fd, _CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close(fd)
+                return
+            target.write(buffer.feed(data, time.monotonic()))
+
+    def _close(self, fd: int) -> None:
+        target, buffer = self._pipes.pop(fd)
+        self._epoll.unregister(fd)
+        os.close(fd)
+        target.write(buffer.end())
+
+
+def _leads_to(stream: TextIO, fd: int) -> bool:
+    """Tell whether `stream` writes to what `fd` is."""
+    try:
+        return os.path.sameopenfile(stream.fileno(), fd)
+    except (OSError, ValueError, AttributeError):
+        # No descriptor at all: io.UnsupportedOperation is both an OSError and a ValueError.
+        return False

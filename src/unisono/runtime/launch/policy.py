@@ -1,0 +1,231 @@
+"""What follows when a worker ends, fails, or the user interrupts? Pure: (state, event) → decision.
+
+Each event is a function; ``supervise`` calls it and does what the decision says. `now` is the time
+of a monotonic clock, in seconds.
+
+A job ends in stages, each with a deadline after which the next begins::
+
+    RUNNING ──a failure──► GRACE ──0.3 s──► TERMINATE ──0.4 s──► KILL ──0.4 s──► ABANDON
+       └──────an interrupt─────────────────────┘
+
+After a gentle interrupt the job finishes its step first; then :func:`end_now` ends it.
+
+Invariant: a stage never goes back, and as soon as every worker has exited the job is over.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+from dataclasses import dataclass, replace
+
+from unisono.runtime.launch.recovery import MarkDeparture
+from unisono.runtime.workers.launcher_messages import ProgramFailed
+from unisono.runtime.workers.meeting_point import Departure
+
+
+class Stage(enum.IntEnum):
+    """How far the end of a job has come."""
+
+    RUNNING = 0
+    GRACE = 1
+    TERMINATE = 2
+    KILL = 3
+    ABANDON = 4
+
+
+_NOTHING = ProgramFailed(0, "", "", None, False, b"")
+SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """Why a worker did not finish."""
+
+    rank: int | None  # the worker; None if the fork server or the store was lost
+    exit_code: int  # its exit status; negative for a signal
+    said: ProgramFailed = _NOTHING  # what the worker said of it
+    note: str = ""  # why the others could not continue without it
+    how: str = ""  # how it ended, if more is known than the status
+
+    @property
+    def waited_for(self) -> int | None:
+        """The worker that was gone, if this one failed only because of that."""
+        return self.said.waited_for
+
+
+@dataclass(frozen=True, slots=True)
+class SendSignal:
+    """Signal these workers."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillServer:
+    """Kill the fork server; its workers die with it."""
+
+
+Action = MarkDeparture | SendSignal | KillServer
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What is known of a job."""
+
+    alive: frozenset[int]  # workers whose process may still run
+    done: frozenset[int] = frozenset()  # workers whose program ended well
+    # workers that left with status 0 in the middle of their program, which is a failure only if
+    # another worker waits for them
+    quiet: frozenset[int] = frozenset()
+    failures: tuple[WorkerFailure, ...] = ()  # in the order in which they became known
+    needs_result: bool = False  # a worker that leaves without saying "done" has failed
+    stage: Stage = Stage.RUNNING  # how far the end has come
+    due_s: float = math.inf  # when the stage ends, in the time of `now`
+    interrupted_by: int | None = None  # the signal that asked the job to end
+
+    @property
+    def over(self) -> bool:
+        """Nothing can happen any more."""
+        return not self.alive or self.stage is Stage.ABANDON
+
+    @property
+    def cause(self) -> WorkerFailure | None:
+        """The failure to show: the first that is no consequence of another, else the first.
+
+        A lost connection follows from another failure, if there is one: the kernel closes what a
+        killed process had open before anybody hears of its end.
+        """
+        own = [failure for failure in self.failures if failure.waited_for is None]
+        for failure in [*(one for one in own if not one.said.is_disconnect), *own]:
+            return failure
+        return self.failures[0] if self.failures else None
+
+    def has_failed(self, rank: int | None) -> bool:
+        """Tell whether a failure of this worker is known."""
+        return any(failure.rank == rank for failure in self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The new state, what to do now, and why, in words."""
+
+    state: JobState
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+
+
+def start(world_size: int, *, needs_result: bool = False) -> JobState:
+    """Describe a job whose workers have just been asked for."""
+    return JobState(alive=frozenset(range(world_size)), needs_result=needs_result)
+
+
+def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
+    """A worker says that it fails, before it exits; or it has exited without a word."""
+    if failure.rank is None or state.has_failed(failure.rank):
+        return Decision(state, (), f"worker {failure.rank} is already known to have failed")
+    state = _blame(state, failure)
+    leave = MarkDeparture(failure.rank, Departure.FAILED)
+    if state.stage is not Stage.RUNNING:
+        return Decision(state, (leave,), f"worker {failure.rank} failed while the job was ending")
+    state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
+    reason = f"worker {failure.rank} failed first; the others may say what they know, then end"
+    return Decision(state, (leave,), reason)
+
+
+def _blame(state: JobState, failure: WorkerFailure) -> JobState:
+    """Note `failure`, and before it that of a worker which had left quietly and is missed now."""
+    failures = [failure]
+    if failure.waited_for is not None and failure.waited_for in state.quiet:
+        failures.insert(0, WorkerFailure(failure.waited_for, 0))
+        state = replace(state, quiet=state.quiet - {failure.waited_for})
+    return replace(state, failures=(*state.failures, *failures))
+
+
+def done(state: JobState, rank: int) -> Decision:
+    """A worker says that its program ended well, before it exits."""
+    state = replace(state, done=state.done | {rank})
+    return Decision(state, (MarkDeparture(rank, Departure.FINISHED),), f"worker {rank} finished")
+
+
+def may_survive(state: JobState, rank: int, exit_code: int) -> bool:
+    """Tell whether others may continue after this exit: a kill from outside, while it worked."""
+    return (
+        exit_code < 0
+        and state.stage is Stage.RUNNING
+        and rank not in state.done
+        and not state.has_failed(rank)
+    )
+
+
+def exited(
+    state: JobState, rank: int, exit_code: int, now: float, *, note: str = "", how: str = ""
+) -> Decision:
+    """A worker has exited; `note` and `how` as in :class:`WorkerFailure`."""
+    state = replace(state, alive=state.alive - {rank})
+    if rank in state.done:
+        # Libraries may abort while they unload (gloo: SIGABRT); all work was done by then.
+        return Decision(state, (), f"worker {rank} had finished before it exited")
+    if state.has_failed(rank):
+        return Decision(state, (), f"worker {rank} had said why before it exited")
+    if state.stage >= Stage.TERMINATE:
+        leave = MarkDeparture(rank, Departure.FAILED)
+        return Decision(state, (leave,), f"worker {rank} ended because the job ends")
+    if exit_code == 0 and not state.needs_result:
+        state = replace(state, quiet=state.quiet | {rank})
+        leave = MarkDeparture(rank, Departure.FAILED)
+        return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
+    return failed(state, WorkerFailure(rank, exit_code, note=note, how=how), now)
+
+
+def left_behind(state: JobState, rank: int) -> Decision:
+    """A worker has exited, the others continue, and it is not replaced."""
+    return Decision(replace(state, alive=state.alive - {rank}), (), "the others go on")
+
+
+def server_lost(state: JobState, exit_code: int) -> Decision:
+    """The fork server is gone, and its workers with it."""
+    lost = state.alive
+    state = replace(state, alive=frozenset())
+    if not lost - state.done or state.stage >= Stage.TERMINATE:
+        return Decision(state, (), "the fork server ended after its work")
+    state = replace(state, failures=(*state.failures, WorkerFailure(None, exit_code)))
+    leaves = tuple(MarkDeparture(rank, Departure.FAILED) for rank in sorted(lost - state.done))
+    return Decision(state, leaves, "the fork server was lost and took its workers with it")
+
+
+def interrupted(state: JobState, signum: int, now: float, *, gently: bool = False) -> Decision:
+    """The user or the system asks the job to end; `gently`: after the step under way."""
+    if state.interrupted_by is not None:
+        state = replace(state, stage=Stage.ABANDON, due_s=math.inf)
+        return Decision(state, (KillServer(),), "asked twice to end, so at once")
+    state = replace(state, interrupted_by=signum)
+    if state.stage >= Stage.TERMINATE:
+        return Decision(state, (), "asked to end while ending")
+    if gently and state.stage is Stage.RUNNING:
+        return Decision(state, (), "asked to end after the step under way")
+    return _enter(state, Stage.TERMINATE, now, "asked to end")
+
+
+def end_now(state: JobState, now: float) -> Decision:
+    """What the job was to do before its end is done."""
+    if state.stage >= Stage.TERMINATE:
+        return Decision(state, (), "it ends already")
+    return _enter(state, Stage.TERMINATE, now, "all is done that was to be done before the end")
+
+
+def time_passed(state: JobState, now: float) -> Decision:
+    """The present stage may have lasted long enough."""
+    if now < state.due_s:
+        return Decision(state, (), "nothing is due")
+    return _enter(state, Stage(state.stage + 1), now, f"{state.stage.name} lasted long enough")
+
+
+def _enter(state: JobState, stage: Stage, now: float, reason: str) -> Decision:
+    state = replace(state, stage=stage, due_s=now + SECONDS_IN_STAGE.get(stage, math.inf))
+    if stage is Stage.ABANDON:
+        return Decision(state, (KillServer(),), f"{reason}; workers outlived SIGKILL")
+    signum = signal.SIGTERM if stage is Stage.TERMINATE else signal.SIGKILL
+    return Decision(state, (SendSignal(tuple(sorted(state.alive)), signum),), reason)

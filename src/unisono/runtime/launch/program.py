@@ -1,0 +1,144 @@
+"""What does a worker run? A script or module as ``__main__``, or a function, as Python would.
+
+Invariant: the program finds ``__main__``, ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGS``
+or ``python -m MODULE ARGS`` would have set them.
+
+What does ``unisono run`` do once its arguments are known? Run the script on workers to its end.
+
+Invariant: whatever happens, all workers are gone when this returns, and the status says why.
+
+Standard input, output and error are open, even if a shell has closed them.
+
+Invariant: after :func:`open_standard_fds` no new descriptor is 0, 1 or 2. Otherwise a channel could
+become a worker's standard output, and its prints messages.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+from unisono.runtime.launch.call import know_sources, pack_result, set_modes, start_generators
+from unisono.runtime.launch.forkserver import ForkServer
+from unisono.runtime.launch.job import FUNCTION, MODULE, Job
+from unisono.runtime.launch.report import exit_status, failure_message, interrupt_message
+from unisono.runtime.launch.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
+from unisono.runtime.launch.supervise import supervise
+from unisono.runtime.notices import say
+
+
+def run_program(job: Job) -> bytes:
+    """Run the job's program to its end and return its pickled result; nothing for a script.
+
+    Raises:
+        BaseException: whatever the program raises, including ``SystemExit``.
+    """
+    if job.kind == FUNCTION:
+        return _call_function(job)
+    start_generators({}, job.seed)
+    if job.kind == MODULE:
+        run_module(job.target, job.argv)
+    else:
+        run_script(job.target, job.argv)
+    return b""
+
+
+def run_script(script: str, args: Sequence[str]) -> None:
+    """Run a script as ``python SCRIPT ARGS`` does."""
+    path = os.path.abspath(script)
+    sys.argv = [script, *args]
+    _prepend_to_path(os.path.dirname(os.path.realpath(script)))
+    main = _fresh_main()
+    main.__file__ = path
+    main.__dict__.update(__cached__=None, __annotations__={})
+    main.__loader__ = SourceFileLoader("__main__", path)
+    with io.open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Run a module as ``python -m NAME ARGS`` does."""
+    sys.argv = ["-m", *args]
+    _prepend_to_path(os.getcwd())
+    _fresh_main()
+    # What `python -m` itself calls: it fills in sys.argv[0] and the names of __main__.
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _call_function(job: Job) -> bytes:
+    from unisono.runtime.launch.pickling import load
+
+    sys.path[:] = job.sys_path
+    sys.argv = list(job.argv)
+    main = _fresh_main()
+    call: dict[str, Any] = load(job.payload)
+    know_sources(call["sources"])
+    _know_by_name(main.__dict__, call["of_main"])
+    start_generators(call["states"], job.seed)
+    set_modes(call["modes"])
+    return pack_result(call["function"](*call["args"]))
+
+
+def _know_by_name(main: dict[str, Any], of_main: dict[str, Any]) -> None:
+    """Put what came from the caller's ``__main__`` into this one: pickle looks there by name."""
+    for value in of_main.values():
+        names = getattr(value, "__globals__", {})
+        # A decorator of some module gives its function another's name.
+        if names.get("__name__") == "__main__":
+            main.update({k: v for k, v in names.items() if not k.startswith("__")})
+    for name, value in of_main.items():
+        if name.isidentifier():
+            main.setdefault(name, value)
+
+
+def _fresh_main() -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    return main
+
+
+def _prepend_to_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def run(job: Job) -> int:
+    """Run a script or module on workers and return the exit status of it all."""
+    ending = (*ENDING_SIGNALS, AGENT_ENDED) if job.hosts else ENDING_SIGNALS
+    with signals_as_bytes(ending) as signals:
+        server = ForkServer.start(job.environ)
+        try:
+            state = supervise(server, job, signals).state
+        finally:
+            server.close()
+    if state.interrupted_by is not None:
+        say(interrupt_message(state, job.num_workers))
+    elif state.cause is not None:
+        on_host = f"on host {job.host}, " if job.hosts else ""
+        say(on_host + failure_message(state, job.num_workers))
+    return exit_status(state, is_one_of_several=bool(job.hosts))
+
+
+def open_standard_fds() -> None:
+    """Open ``/dev/null`` where descriptors 0 to 2, or Python's streams of them, are closed."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest free descriptor is this one, as those below it are open.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # Python has None for what was closed when it began; `print(file=None)` goes to stdout.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)

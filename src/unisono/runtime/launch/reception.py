@@ -1,0 +1,299 @@
+"""Who answers the workers' requests? The launcher's reception: memory, recovery, checkpoints.
+
+    a worker's message ──► recovery.decide ──► answers to workers, marks on the control block,
+    a worker was lost  ──►                     replacements, messages for the user
+
+It decides nothing: it does what ``recovery`` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.slots import Places
+from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept, newest_kept
+from unisono.runtime.launch import recovery
+from unisono.runtime.launch import recovery as job_actions
+from unisono.runtime.launch.memories import SharedMemories
+from unisono.runtime.launch.report import joined_message, loss_message
+from unisono.runtime.workers import launcher_messages as codec
+from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.control_block import ControlBlock
+
+# What loops have ended with stays in memory for so many, and in so much of it; older ones are in
+# temporary files.
+_ENDED_LOOPS_AT_MOST = 8
+_ENDED_PARTS_OF_MEMORY = 8
+
+
+class Staff(Protocol):
+    """What the desk has others do."""
+
+    def send(self, rank: int, message: messages.ToWorker) -> None:
+        """Send a worker one message."""
+
+    def spawn(self, rank: int) -> None:
+        """Start a replacement."""
+
+    def end(self) -> None:
+        """End the job, which has nothing left to do."""
+
+    def pid(self, rank: int) -> int | None:
+        """Tell the process of a worker."""
+
+
+class Reception:
+    """The desk of one job. Final.
+
+    Args:
+        control: the control block that the workers share.
+        staff: does what is beyond this desk.
+        state: who computes at first.
+        writer: writes checkpoints.
+        wake: called from another thread when a checkpoint is written; has :meth:`written` called.
+        say: where words for the user go.
+    """
+
+    def __init__(
+        self,
+        control: ControlBlock,
+        staff: Staff,
+        state: recovery.RecoveryState,
+        writer: CheckpointWriter,
+        wake: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.state = state
+        self._control = control
+        self._staff = staff
+        self._writer = writer
+        self._wake = wake
+        self._say = say
+        self._memories = SharedMemories()
+        self._to_remove: set[str] = set()
+        self._writing: tuple[Kept, int | None] | None = None
+        self._to_write: list[tuple[Kept, int | None, bool]] = []
+        self._begun: set[int] = set()
+        self._is_ending = False
+        self._has_stood_down = False
+
+    @property
+    def waiting(self) -> set[int]:
+        """The workers that stand still because this desk has not answered yet."""
+        kept = {rank for _, rank, _ in self._to_write if rank is not None}
+        if self._writing is not None and self._writing[1] is not None:
+            kept.add(self._writing[1])
+        return kept | self.state.stopped.keys() | self.state.asking.keys()
+
+    @property
+    def directories(self) -> list[Path]:
+        """The run directories that are this job's alone."""
+        return self._writer.locks.directories
+
+    def hear(self, rank: int, message: messages.FromWorker) -> None:
+        """Take a worker's message."""
+        match message:
+            case messages.MemoryRequest(key, num_bytes, path):
+                self._staff.send(rank, self._memory(rank, key, num_bytes, path))
+            case messages.MemoryReleased(key):
+                self._memories.release(rank, key)
+                self._tidy_memories()
+            case messages.Begun():
+                self._begun.add(rank)
+            case messages.LockRequest(directory):
+                self._staff.send(rank, self._locked(Path(directory)))
+            case messages.RemoveAtEnd(path):
+                self._to_remove.add(path)
+            case messages.KeepFile(path):
+                self._to_remove.discard(path)
+            case messages.WriteRequest(slot, wait):
+                self._to_write.append((codec.from_fields(Kept, slot), rank, wait))
+                self._write_next()
+            case _ if isinstance(message, recovery.OfRecovery):
+                self._take(recovery.said(self.state, rank, message))
+
+    def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
+        """Make up for a worker that was killed; `how`, in words.
+
+        Returns:
+            Why that cannot be done; empty when it is.
+        """
+        before = self.state
+        step = self._control.lines[rank].step
+        self._memories.forget(rank)
+        self._let_go(rank)
+        in_short = f"worker {rank} {how}".partition(" (")[0]
+        had_begun = rank in self._begun
+        self._begun.discard(rank)
+        decision = recovery.lost(self.state, rank, now, had_begun=had_begun, how=in_short)
+        if job_actions.GiveUp() in decision.actions:
+            self.state = decision.state
+            return decision.reason
+        self._say(loss_message(rank, pid, how, step, before, decision.state))
+        self._do(decision)
+        return ""
+
+    def gone(self, rank: int) -> None:
+        """Note that a worker will do nothing with the others any more."""
+        self._let_go(rank)
+        self._take(recovery.gone(self.state, rank))
+
+    def is_spare(self, rank: int, *, others_are_done: bool) -> bool:
+        """Tell whether a worker is a replacement that the others do without."""
+        membership = self.state.membership
+        return others_are_done if membership is None else rank not in membership.ranks
+
+    def want_stop(self, signum: int) -> bool:
+        """Have the job end after the step under way, as a signal asks; False when it is no use."""
+        if not self.state.can_stop_between_steps:
+            return False
+        self._say("finishing the step, then writing a checkpoint; once more ends it at once")
+        # Before the wish that it explains.
+        self._control.head.end = signum
+        self._take(recovery.stop_wanted(self.state))
+        return True
+
+    def written(self) -> None:
+        """Go on after a checkpoint is written."""
+        if self._writing is not None:
+            _, waiting = self._writing
+            self._writing = None
+            if waiting is not None:
+                self._staff.send(waiting, messages.Acknowledged())
+        self._write_next()
+        if self._is_ending and self._writing is None:
+            self._staff.end()
+
+    def keep_last(self) -> None:
+        """Write the newest snapshot, if the run wants checkpoints; waits until it is written."""
+        self._writer.wait()
+        kept = self._newest_snapshot()
+        mapping = None if kept is None else self._memories.mapping(kept.key)
+        if kept is not None and mapping is not None:
+            self._writer.begin(mapping, kept)
+            self._writer.wait()
+
+    def close(self) -> None:
+        """Let go of everything once the workers have ended; remove what they have left half."""
+        self._writer.wait()
+        self._memories.close()
+        self._writer.locks.let_go()
+        for path in self._to_remove:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def stand_down(self) -> None:
+        """Let nobody join or go on any more: the job ends."""
+        self._has_stood_down = True
+
+    def _take(self, decision: recovery.RecoveryDecision) -> None:
+        if not self._has_stood_down:
+            self._do(decision)
+
+    def _do(self, decision: recovery.RecoveryDecision) -> None:
+        self.state = decision.state
+        for action in decision.actions:
+            self._act(action)
+
+    def _act(self, action: job_actions.Action) -> None:
+        match action:
+            case job_actions.Seat(rank, arrivals):
+                self._control.come_back(rank, arrivals)
+            case job_actions.MarkDeparture(rank, how):
+                self._control.leave(rank, how)
+            case job_actions.Spawn(rank):
+                self._staff.spawn(rank)
+            case job_actions.Answer(rank, messages.Live(loop=loop) as live) if loop is not None:
+                number = self._number_of_snapshot(loop)
+                self._staff.send(rank, replace(live, snapshot=number))
+            case job_actions.Answer(rank, message):
+                self._staff.send(rank, message)
+            case job_actions.Wish(value):
+                self._control.head.wish = value
+            case job_actions.Joined(ranks):
+                self._say(joined_message(ranks, self._staff.pid, self.state))
+            case job_actions.KeepAndEnd():
+                self._is_ending = True
+                kept = self._newest_snapshot()
+                if kept is not None:
+                    self._to_write.append((kept, None, False))
+                    self._write_next()
+                if self._writing is None:
+                    self._staff.end()
+
+    def _let_go(self, rank: int) -> None:
+        """Answer nothing any more that a worker has asked; what it had written is written."""
+        self._to_write = [
+            (kept, None if asker == rank else asker, waits) for kept, asker, waits in self._to_write
+        ]
+        if self._writing is not None and self._writing[1] == rank:
+            self._writing = (self._writing[0], None)
+
+    def _locked(self, directory: Path) -> messages.ToWorker:
+        try:
+            self._writer.locks.hold(directory)
+        except CheckpointError as error:
+            return messages.Refused(str(error), is_of_checkpoint=True)
+        return messages.Acknowledged()
+
+    def _memory(self, rank: int, key: int, num_bytes: int, path: str) -> messages.ToWorker:
+        try:
+            return messages.MemoryGranted((self._memories.request(rank, key, num_bytes, path),))
+        except (ValueError, OSError) as error:
+            return messages.Refused(str(error), is_of_system=isinstance(error, OSError))
+
+    def _write_next(self) -> None:
+        if self._writing is not None or not self._to_write:
+            return
+        kept, rank, waits = self._to_write.pop(0)
+        mapping = self._memories.mapping(kept.key)
+        if mapping is None:
+            self._say(f"step {kept.step}: no checkpoint: its memory is gone.")
+        else:
+            self._writing = (kept, rank if waits else None)
+            self._writer.begin(mapping, kept, self._wake)
+        if rank is not None and (mapping is None or not waits):
+            self._staff.send(rank, messages.Acknowledged())
+
+    def _newest_snapshot(self) -> Kept | None:
+        loop = self.state.loop.facts if self.state.loop is not None else None
+        if loop is None and self.state.history:
+            loop = self.state.history[-1].loop
+        if loop is None or not loop.get("directory"):
+            return None
+        mapping = self._memories.mapping(loop["key"])
+        return None if mapping is None else newest_kept(mapping, loop)
+
+    def _number_of_snapshot(self, loop: Mapping[str, Any]) -> int:
+        """Count the whole snapshots of a loop's memory; 0 if that is gone."""
+        mapping = self._memories.mapping(loop["key"])
+        if mapping is None:
+            return 0
+        return max(Places.from_json(dict(loop)).marks(lambda at, count: mapping[at : at + count]))
+
+    def _tidy_memories(self) -> None:
+        """Let go of what neither a replacement nor a checkpoint may yet need.
+
+        Of loops that have ended a replacement needs the newest snapshots, and no more.
+        """
+        busy = [item[0].key for item in self._to_write]
+        busy += [self._writing[0].key] if self._writing is not None else []
+        busy += [self.state.loop.facts["key"]] if self.state.loop is not None else []
+        ended = {
+            entry.loop["key"]: Places.from_json(dict(entry.loop))
+            for entry in self.state.history
+            if entry.loop is not None
+        }
+        self._memories.drop_unused({*busy, *ended})
+        rest = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _ENDED_PARTS_OF_MEMORY
+        for number, key in enumerate(reversed(ended)):
+            if key not in busy:
+                rest -= self._memories.shrink(key, ended[key])
+                if rest < 0 or number >= _ENDED_LOOPS_AT_MOST:
+                    self._memories.move_to_disk(key, ended[key])

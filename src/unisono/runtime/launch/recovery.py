@@ -1,0 +1,397 @@
+"""Who goes on when a worker is lost, and who joins? (state, event) → decision, with its reason.
+
+Pure: no process, clock or socket is touched here. Each event is a function; ``reception`` calls it
+and does what the decision says.
+
+Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
+next meeting, stop, and hear who continues. A replacement runs the program from its start, gets the
+outcomes of the others' joint calls, and waits once it has caught up; between two steps the
+membership stops for it::
+
+    lost ──► membership without it, replacement started ──► all have stopped ──► continue
+    CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
+
+Invariant: nobody continues before every worker of the membership has stopped: all know the same.
+
+What can follow for a membership: the actions that ``recovery`` decides on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from unisono.runtime.workers.launcher_messages import (
+    LOOP,
+    CatchUp,
+    Continue,
+    JointResult,
+    Live,
+    LoopBegan,
+    Membership,
+    NoRecovery,
+    Passed,
+    Ready,
+    Refused,
+    Stopped,
+    ToWorker,
+)
+from unisono.runtime.workers.meeting_point import Departure
+
+PERIOD_S = 60.0
+RESTARTS = 3
+
+# What a worker says that decides who computes.
+OfRecovery = Ready | NoRecovery | Stopped | CatchUp | JointResult | LoopBegan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of one joint call; of a loop, with its facts when it began."""
+
+    name: str
+    payload: bytes
+    loop: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryState:
+    """What is known about who computes."""
+
+    membership: Membership | None  # who computes together; None: nobody
+    generation: int = 0  # of the newest membership
+    restarts: int = RESTARTS  # how many workers may be lost within a minute
+    replaces: bool = True  # whether a lost worker is replaced; else the others go on without it
+    world_size: int = 0  # how many workers there are to be
+    first_rank: int | None = None  # of several hosts: the rank of this one's first worker
+    gone: frozenset[int] = frozenset()  # who has nothing left to do
+    is_ready: bool = False  # whether a lost worker can be made up for at all
+    trouble: str = ""  # why it cannot any more
+    # somebody of the membership was lost, and the others have not gone on since
+    has_lost: bool = False
+    how_lost: tuple[str, ...] = ()  # how, in words, each of them
+    # who of the membership stands still, and where
+    stopped: Mapping[int, Stopped] = field(default_factory=dict)
+    # the replacements that have caught up and wait, with what they asked
+    asking: Mapping[int, CatchUp] = field(default_factory=dict)
+    history: tuple[Outcome, ...] = ()  # what came of everything done together so far
+    loop: LoopBegan | None = None  # the loop under way
+    losses: tuple[float, ...] = ()  # when workers were lost lately
+    is_wished: bool = False  # the membership has been asked to stop between two steps
+    is_ending: bool = False  # the job ends after the step under way
+
+    @property
+    def can_stop_between_steps(self) -> bool:
+        """Whether there are steps, and a place to keep what they have led to."""
+        facts = self.loop.facts if self.loop is not None else {}
+        is_kept = facts.get("directory") or facts.get("is_kept_by_workers")
+        return bool(self.membership and is_kept)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryDecision:
+    """The new state, what to do now, and why, in words."""
+
+    state: RecoveryState
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+
+
+def gone(state: RecoveryState, rank: int) -> RecoveryDecision:
+    """A worker takes no part any more: its program has ended, or it has left."""
+    state = replace(_without(state, rank), gone=state.gone | {rank})
+    return _settled(state, f"worker {rank} has nothing left to do")
+
+
+def stop_wanted(state: RecoveryState) -> RecoveryDecision:
+    """The job shall end after the step under way."""
+    return _settled(replace(state, is_ending=True), "asked to end after this step")
+
+
+def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
+    """A worker has sent a message."""
+    match message:
+        case Ready():
+            state = replace(state, is_ready=not state.trouble)
+            return RecoveryDecision(state, (), "it can be run again")
+        case NoRecovery(reason):
+            refusals = _refusals(state.asking, why=reason)
+            state = replace(state, is_ready=False, trouble=reason, asking={})
+            return _settled(state, reason, refusals)
+        case Stopped():
+            stopped = {**state.stopped, rank: message}
+            return _settled(replace(state, stopped=stopped), f"worker {rank} stands still")
+        case CatchUp():
+            return _asked(state, rank, message)
+        case JointResult():
+            return _came(state, message)
+        case LoopBegan(index):
+            if state.loop is not None or index != len(state.history):
+                return RecoveryDecision(state, (), "that is known")
+            elsewhere = {r: asked for r, asked in state.asking.items() if asked.name != LOOP}
+            state = replace(state, loop=message, asking=_but(state.asking, elsewhere))
+            return _settled(state, "a loop has begun", _refusals(elsewhere))
+
+
+def lost(
+    state: RecoveryState, rank: int, now: float, *, had_begun: bool = True, how: str = ""
+) -> RecoveryDecision:
+    """A worker was killed.
+
+    Args:
+        state: what is known.
+        rank: which worker.
+        now: the time of a monotonic clock, in seconds.
+        had_begun: whether its program had begun; one that had not can always be run.
+        how: in words, such as "worker 1 was killed by SIGKILL".
+    """
+    losses = (*(at for at in state.losses if now - at < PERIOD_S), now)
+    how_lost = (*state.how_lost, how) if how else state.how_lost
+    state = _without(replace(state, losses=losses, how_lost=how_lost), rank)
+    trouble = ""
+    if not state.is_ready and had_begun:
+        trouble = state.trouble or "the program had not made a `Run` or `Trainer` yet"
+    elif len(losses) > state.restarts:
+        trouble = (
+            f"{len(losses)} worker{'s were' if len(losses) > 1 else ' was'} lost within "
+            f"{PERIOD_S:.0f} s, more than `--restarts` or `restarts` ({state.restarts}) allows"
+        )
+    elif not state.replaces and state.membership is None:
+        trouble = "it was the last worker, and `--no-replace` or `replace=False` allows no other"
+    if trouble:
+        return RecoveryDecision(state, (GiveUp(),), trouble)
+    actions: tuple[Action, ...] = (MarkDeparture(rank, Departure.LOST),)
+    if state.replaces:
+        actions = (*actions, Spawn(rank))
+    return _settled(state, f"worker {rank} was lost; the others go on", actions)
+
+
+def _without(state: RecoveryState, rank: int) -> RecoveryState:
+    """Take a worker out of all that is under way."""
+    membership = state.membership
+    if membership is not None and rank in membership.ranks:
+        ranks = tuple(other for other in membership.ranks if other != rank)
+        leader = membership.leader if membership.leader != rank else min(ranks, default=0)
+        membership = Membership(ranks, leader, membership.generation) if ranks else None
+        state = replace(state, has_lost=True)
+    return replace(
+        state,
+        membership=membership,
+        stopped=_but(state.stopped, (rank,)),
+        asking=_but(state.asking, (rank,)),
+    )
+
+
+def _asked(state: RecoveryState, rank: int, asked: CatchUp) -> RecoveryDecision:
+    if asked.index < len(state.history):
+        answer = _answer(rank, asked, state.history[asked.index])
+        return RecoveryDecision(state, (answer,), "the others have been there")
+    is_loop = state.loop is not None and asked.index == state.loop.index
+    if asked.index > len(state.history) or (is_loop and asked.name != LOOP):
+        return RecoveryDecision(state, _refusals({rank: asked}), "it has come to another place")
+    if state.trouble:
+        refusals = _refusals({rank: asked}, why=state.trouble)
+        return RecoveryDecision(state, refusals, state.trouble)
+    asking = {**state.asking, rank: asked}
+    return _settled(replace(state, asking=asking), f"worker {rank} has caught up")
+
+
+def _came(state: RecoveryState, result: JointResult) -> RecoveryDecision:
+    if result.index != len(state.history):
+        return RecoveryDecision(state, (), "that is known")
+    is_loop = result.name == LOOP
+    loop = state.loop.facts if is_loop and state.loop is not None else None
+    outcome = Outcome(result.name, result.payload, loop)
+    waiting = {rank: asked for rank, asked in state.asking.items() if asked.index == result.index}
+    state = replace(
+        state,
+        history=(*state.history, outcome),
+        loop=None if is_loop else state.loop,
+        asking=_but(state.asking, waiting),
+    )
+    actions: tuple[Action, ...] = tuple(_answer(rank, waiting[rank], outcome) for rank in waiting)
+    if is_loop and state.is_ending:
+        actions = (*actions, KeepAndEnd())
+    return _settled(state, "the workers have done something together", actions)
+
+
+def _settled(
+    state: RecoveryState, reason: str, actions: tuple[Action, ...] = ()
+) -> RecoveryDecision:
+    """Let go on who can go on, and say whether the membership should stop."""
+    membership = state.membership
+    if state.first_rank is not None:
+        state, more = _of_hosts(state)
+        return RecoveryDecision(state, (*actions, *more), reason)
+    if membership is None and state.asking:
+        # The first one that has caught up; the others will join it.
+        first = min(state.asking)
+        state, more = _let_go_on(state, (), (first,), leader=first)
+        actions = (*actions, *more)
+    elif membership is not None and all(rank in state.stopped for rank in membership.ranks):
+        state, more = _go_on(state, membership)
+        actions = (*actions, *more)
+    is_awaited = bool(state.asking) and state.is_ready
+    is_wished = state.loop is not None and (state.is_ending or is_awaited)
+    if is_wished != state.is_wished:
+        state = replace(state, is_wished=is_wished)
+        actions = (*actions, Wish(is_wished))
+    return RecoveryDecision(state, actions, reason)
+
+
+def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
+    """Let go on who can go on, on one of several hosts."""
+    if state.is_ending and len(state.stopped) == state.world_size:
+        return replace(state, stopped={}), (KeepAndEnd(),)
+    state, actions = _begin_again(state)
+    if state.is_ending and not state.is_wished:
+        return replace(state, is_wished=True), (*actions, Wish(value=True))
+    return state, actions
+
+
+def _begin_again(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
+    """On one of several hosts: let nobody go on before all stand still or have caught up.
+
+    Where they go on from is agreed on with the other hosts.
+    """
+    ranks = state.stopped.keys() | state.asking.keys()
+    if not ranks or len(ranks | state.gone) < state.world_size:
+        return state, ()
+    return _let_go_on(state, state.stopped, state.asking, leader=min(ranks))
+
+
+def _go_on(
+    state: RecoveryState, membership: Membership
+) -> tuple[RecoveryState, tuple[Action, ...]]:
+    stop = state.stopped[membership.ranks[0]]
+    if stop.between_steps and state.is_ending:
+        return replace(state, stopped={}), (KeepAndEnd(),)
+    # Not after a loss that is not dealt with yet: the run may have to go back first.
+    may_join = (
+        stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
+    )
+    joining = state.asking if may_join else ()
+    return _let_go_on(state, membership.ranks, joining, leader=membership.leader, stop=stop)
+
+
+def _let_go_on(
+    state: RecoveryState,
+    waiting: Collection[int],
+    joining: Collection[int],
+    *,
+    leader: int,
+    stop: Stopped | None = None,
+) -> tuple[RecoveryState, tuple[Action, ...]]:
+    """Have those who have stopped, and replacements, compute together from now on.
+
+    Where none of them stands still at `stop`, what they share may be torn.
+    """
+    generation, loop, ranks = state.generation + 1, state.loop, tuple(sorted((*waiting, *joining)))
+    joining = tuple(sorted(joining))
+    new = Membership(ranks, leader, generation, "; ".join(state.how_lost))
+    state = replace(
+        state,
+        membership=new,
+        generation=generation,
+        stopped={},
+        asking=_but(state.asking, ranks),
+        has_lost=False,
+        how_lost=(),
+    )
+    live = Live(new, None if loop is None else loop.facts, is_alone=stop is None)
+    return state, (
+        # Before anybody goes on: the seat still shows to how many meetings its last owner came.
+        *(Seat(rank, 0 if stop is None else stop.arrivals) for rank in joining),
+        *(Answer(rank, Continue(new)) for rank in sorted(waiting)),
+        *(Answer(rank, live) for rank in joining),
+        *([Joined(joining)] if joining else ()),
+    )
+
+
+def _but(of_ranks: Mapping[int, T], without: Collection[int]) -> dict[int, T]:
+    return {rank: value for rank, value in of_ranks.items() if rank not in without}
+
+
+def _answer(rank: int, asked: CatchUp, outcome: Outcome) -> Answer:
+    """Give a replacement the outcome of what it has come to."""
+    if asked.name == outcome.name and outcome.name == LOOP and not outcome.payload:
+        return _refused(rank, asked, why="the others left a loop in the midst of a step")
+    if asked.name != outcome.name:
+        return _refused(rank, asked, seen=f"`{outcome.name}`")
+    return Answer(rank, Passed(outcome.payload, outcome.loop))
+
+
+def _refusals(asking: Mapping[int, CatchUp], why: str = "") -> tuple[Answer, ...]:
+    return tuple(_refused(rank, asked, why=why) for rank, asked in asking.items())
+
+
+def _refused(rank: int, asked: CatchUp, *, seen: str = "another place", why: str = "") -> Answer:
+    reason = (
+        f"a program must do the same when it is run again, so that a replacement can catch up, but "
+        f"worker {rank} came to `{asked.name}` where the others had come to {seen}: keep what "
+        f"decides over the program's course the same, or use `--no-replace` or `replace=False`."
+    )
+    if why:
+        reason = f"a replacement must be able to catch up, but cannot any more: {why}."
+    return Answer(rank, Refused(reason))
+
+
+@dataclass(frozen=True, slots=True)
+class MarkDeparture:
+    """Tell all workers, on the control block, whether this one may still come."""
+
+    rank: int
+    how: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Record on the control block that a replacement has come to as many meetings as the others."""
+
+    rank: int
+    arrivals: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a replacement."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the request that a worker waits with."""
+
+    rank: int
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Tell all workers, on the control block, whether to stop between two steps."""
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Report that replacements have joined the membership."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAndEnd:
+    """All stand still between two steps: write a checkpoint, then end the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The loss ends the job."""
+
+
+Action = MarkDeparture | Seat | Spawn | Answer | Wish | Joined | KeepAndEnd | GiveUp

@@ -1,0 +1,356 @@
+"""How is the end of a job, or a lost worker, put into words? What must hold, was seen, is to do.
+
+Only the first failure is reported, not what followed from it.
+
+Why was a worker killed? What the kernel and the control block know beside the signal's number.
+
+    SIGKILL   has the kernel run out of memory since the job began?  Who held how much of it?
+    SIGBUS    is /dev/shm full?
+    SIGABRT   did ranks make different calls of torch.distributed?  gloo aborts where sizes differ
+
+Where nothing is known, nothing is said: ``report.ending`` has words for the signal alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from unisono.plan.shards import assign
+from unisono.runtime.launch import recovery
+from unisono.runtime.launch.policy import JobState, WorkerFailure
+from unisono.runtime.notices import listed, size
+from unisono.runtime.procfs import field, read_text
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.launcher_messages import Membership
+
+PLACE = "This was in "  # as what was noted of an exception begins
+_WITHOUT_GPU = (  # as torch says it
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver on your system",
+    "No CUDA GPUs are available",
+)
+# The exit status of one of several hosts where another start may help (EX_TEMPFAIL of sysexits.h).
+TRY_AGAIN = 75
+_FEW_LINES = 480  # characters
+_SHORT_LINES = 7  # of a traceback, that come within the first ten
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "most often the system ran out of memory: use a smaller batch or fewer "
+    "workers, and look into the system's log",
+    signal.SIGSEGV: "a segmentation fault in native code: run it again with "
+    "PYTHONFAULTHANDLER=1 to see the line",
+    signal.SIGBUS: "memory that could not be provided: use a smaller batch or fewer workers",
+    signal.SIGABRT: "a native library gave up: its message should stand above",
+    signal.SIGILL: "an instruction that this processor does not have: check how torch was built",
+    signal.SIGFPE: "an arithmetic error in native code: run it again with PYTHONFAULTHANDLER=1",
+    signal.SIGTERM: "somebody asked this worker to end",
+}
+
+
+def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
+    """Return the exit status of the whole job, as a shell would.
+
+    Args:
+        state: how it has ended.
+        is_one_of_several: whether it is one of several hosts, which may all be started again.
+    """
+    if state.interrupted_by is not None:
+        return 128 + state.interrupted_by
+    cause = state.cause
+    if cause is None:
+        return 0
+    is_loss = cause.rank is None or cause.exit_code < 0 or cause.waited_for is not None
+    if is_one_of_several and is_loss:
+        return TRY_AGAIN
+    if cause.rank is None:
+        return 1
+    if cause.exit_code < 0:
+        return 128 - cause.exit_code
+    # Who left with 0 while others waited did not end the job well.
+    return cause.exit_code or 1
+
+
+def failure_message(state: JobState, num_workers: int) -> str:
+    """Say what failed first, in one sentence and, where there is one, a traceback.
+
+    Args:
+        state: of the job.
+        num_workers: how many it had.
+    """
+    cause = state.cause
+    assert cause is not None
+    if cause.rank is None:
+        return (
+            "the process that starts the workers must live as long as they do, but it "
+            f"{ending(cause.exit_code)}; all workers ended with it. What it printed before, "
+            "if anything, stands above."
+        )
+    if cause.waited_for in state.done:
+        return _missed(state, cause.waited_for, num_workers, "finished its program")
+    if cause.exit_code == 0:
+        how = "left with exit status 0 in the middle of its program (by `os._exit`?)"
+        return _missed(state, cause.rank, num_workers, how)
+    same = _same_on(state, cause)
+    alone = [failure for failure in state.failures if failure.waited_for is None]
+    ended = len(alone) + len(state.done) + len(state.quiet)
+    others = "; the others were ended" if ended < num_workers else ""
+    who = f"worker {cause.rank} of {num_workers}"
+    if not cause.said.traceback:
+        note = f" It could not be replaced: {cause.note}." if cause.note else ""
+        return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
+    if cause.said.summary.startswith("SystemExit"):
+        return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
+    in_short = "".join(f"  {line}\n" for line in _in_short(state, cause))
+    gap = "\n" if in_short else ""
+    return f"{who} raised an exception{same}{others}:\n\n{in_short}{gap}{cause.said.traceback}"
+
+
+def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
+    """Say first what a traceback says last, if that is long, and who had left before."""
+    lines = cause.said.traceback.splitlines()
+    gone = sorted(state.done | state.quiet) if cause.said.is_disconnect else []
+    if gone:
+        yield (
+            f"{listed('Worker', gone, ' and ')} had come to the end of the program by then: every "
+            f"worker must make the same calls in the same order."
+        )
+    summary = cause.said.summary.splitlines() or [""]
+    if gone or not any(summary[-1] in line for line in lines[:_SHORT_LINES]):
+        # A message may hold another traceback, as that of a DataLoader's process.
+        yield from (_in_lines(line) for line in dict.fromkeys((summary[0], summary[-1])))
+        yield from [line for line in lines[-3:] if line.startswith(PLACE)]
+    if any(words in summary[-1] for words in _WITHOUT_GPU):
+        yield (
+            'There is no GPU here that torch can use: leave out `.cuda()` and `.to("cuda")`; '
+            "unisono moves model and batches to where they are computed."
+        )
+
+
+def _in_lines(message: str) -> str:
+    """Cut a message that would fill a terminal; it stands in full at the traceback's end."""
+    return message if len(message) <= _FEW_LINES else f"{message[:_FEW_LINES]} …"
+
+
+def interrupt_message(state: JobState, num_workers: int) -> str:
+    """Say in one line that the job was interrupted."""
+    assert state.interrupted_by is not None
+    by_ctrl_c = state.interrupted_by == signal.SIGINT
+    by = "Ctrl-C" if by_ctrl_c else signal.Signals(state.interrupted_by).name
+    ended = "its worker was" if num_workers == 1 else f"all {num_workers} workers were"
+    return f"interrupted by {by}; {ended} ended."
+
+
+def loss_message(
+    rank: int,
+    pid: int | None,
+    how: str,
+    step: int,
+    before: recovery.RecoveryState,
+    after: recovery.RecoveryState,
+) -> str:
+    """Say who was lost, how and with which shards, and who continues with which."""
+    if after.first_rank is not None:
+        return (
+            f"rank {after.first_rank + rank} (pid {pid}) {how} in step {step}; a replacement is "
+            f"starting, and all hosts wait for it."
+        )
+    who = f"worker {rank} (pid {pid}) {how}"
+    then = "a replacement is starting" if after.replaces else "it is not replaced"
+    if before.membership is None or rank not in before.membership.ranks:
+        return f"{who} before it had joined the others; {then}."
+    loop = before.loop
+    num_shards = _num_shards_of(before)
+    if loop is not None:
+        who += f" in step {step}"
+    if num_shards is not None:
+        who += f" with {_shards_of(before.membership, num_shards)[rank]}"
+    if after.membership is None:
+        where = "" if loop is None else ", from the latest snapshot"
+        return f"{who}; nobody is left; {then}{where}."
+    others = after.membership.ranks
+    goes = "goes" if len(others) == 1 else "go"
+    text = f"{who}; {listed('worker', others, ' and ')} {goes} on"
+    if num_shards is not None:
+        now = _shards_of(after.membership, num_shards)
+        text += " with " + ", ".join(now[other] for other in others)
+    return f"{text}; {then}."
+
+
+def spare_message(rank: int, how: str) -> str:
+    """Say that a replacement failed before it joined the others."""
+    return (
+        f"the replacement of worker {rank} must run the program again up to where the others are, "
+        f"but failed; the others go on without it:\n\n{how}\n"
+    )
+
+
+def joined_message(
+    ranks: Sequence[int], pid_of: Callable[[int], int | None], state: recovery.RecoveryState
+) -> str:
+    """Say that replacements have joined the membership."""
+    if state.first_rank is not None:
+        who = listed("rank", [state.first_rank + rank for rank in ranks], " and ")
+        return f"{who} {'is' if len(ranks) == 1 else 'are'} replaced."
+    who = listed("worker", [f"{rank} (pid {pid_of(rank)})" for rank in ranks], " and ")
+    text = f"{who} {'has' if len(ranks) == 1 else 'have'} joined"
+    num_shards = _num_shards_of(state)
+    if num_shards is not None and state.membership is not None:
+        shards = _shards_of(state.membership, num_shards)
+        text += " with " + ", ".join(shards[rank] for rank in ranks)
+    return f"{text}."
+
+
+def _num_shards_of(state: recovery.RecoveryState) -> int | None:
+    """Count the shards of the loop under way; None if there is none, or none can be named.
+
+    How shards are divided by the speed of devices is known to the workers alone.
+    """
+    if state.loop is None or state.loop.facts.get("by speed"):
+        return None
+    return int(state.loop.facts["shards"])
+
+
+def _shards_of(membership: Membership, num_shards: int) -> dict[int, str]:
+    """Name the shards of each rank of a membership."""
+    names = {}
+    for rank, shards in zip(
+        membership.ranks, assign(num_shards, len(membership.ranks)), strict=True
+    ):
+        one = len(shards) == 1
+        names[rank] = f"shard {shards[0]}" if one else f"shards {shards[0]}–{shards[-1]}"
+    return names
+
+
+def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
+    """Say who left, who waited for it, and where the first of those waited."""
+    waiting = [failure for failure in state.failures if failure.waited_for == rank]
+    ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
+    who = f" while {listed('worker', ranks)} waited for it" if ranks else ""
+    where = (
+        f" Worker {waiting[0].rank} waited here:\n\n{waiting[0].said.traceback}" if ranks else ""
+    )
+    return (
+        f"worker {rank} of {num_workers} {how}{who}: every worker must come to the end of its "
+        f"program and make the same calls in the same order.{where}"
+    )
+
+
+def ending(exit_code: int) -> str:
+    """Say how a process ended."""
+    if exit_code >= 0:
+        return f"left with exit status {exit_code}"
+    try:
+        signum = signal.Signals(-exit_code)
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+    hint = _SIGNAL_HINTS.get(signum)
+    return f"was killed by {signum.name}" + (f" ({hint})" if hint else "")
+
+
+def _same_on(state: JobState, cause: WorkerFailure) -> str:
+    """Name the other workers with the same failure; empty if there are none."""
+    ranks = sorted(
+        failure.rank
+        for failure in state.failures
+        if failure is not cause
+        and failure.rank is not None
+        and (failure.said.summary, failure.exit_code) == (cause.said.summary, cause.exit_code)
+    )
+    return f" (the same on {listed('rank', ranks)})" if ranks else ""
+
+
+_LOOK_EVERY_S = 0.5
+_FULL_BELOW = 0.05  # of what there is
+_SMALLER = "use a smaller batch or fewer workers"
+
+
+class Deaths:
+    """Looks at the memory of one job's workers, and explains how they end. Final.
+
+    Args:
+        control: their control block.
+        root: where the kernel tells of processes.
+        shared: where processes share files in memory.
+        clock: gives the time, in seconds.
+    """
+
+    def __init__(
+        self,
+        control: ControlBlock,
+        root: Path = Path("/proc"),
+        shared: str = "/dev/shm",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._control, self._root, self._shared, self._clock = control, root, shared, clock
+        self._num_kills = _out_of_memory_kills(root)
+        self._held: dict[int, int] = {}
+        self._looked_at_s = -_LOOK_EVERY_S
+
+    def look(self, pids: Mapping[int, int]) -> None:
+        """Note how much memory each rank's process holds, at most twice a second."""
+        if self._clock() - self._looked_at_s < _LOOK_EVERY_S:
+            return
+        self._looked_at_s = self._clock()
+        found = {rank: _held_bytes(self._root, pid) for rank, pid in pids.items()}
+        self._held |= {rank: held for rank, held in found.items() if held}
+
+    def how(self, exit_code: int) -> str:
+        """Say how a worker has ended, if more is known than its exit status; else nothing."""
+        match -exit_code:
+            case signal.SIGKILL:
+                return self._out_of_memory()
+            case signal.SIGBUS:
+                return self._shared_is_full()
+            case signal.SIGABRT:
+                return self._calls_apart()
+        return ""
+
+    def _out_of_memory(self) -> str:
+        num_kills = _out_of_memory_kills(self._root)
+        if num_kills <= self._num_kills:
+            return ""
+        self._num_kills = num_kills
+        each = ", ".join(f"worker {rank} {size(held)}" for rank, held in sorted(self._held.items()))
+        total = (field(read_text(self._root / "meminfo"), "MemTotal:") or 0) * 1024
+        had = f" of memory: shortly before, these held {each}" if each else " of memory"
+        return (
+            f"was killed by SIGKILL, as the kernel had run out{had}, and the machine has "
+            f"{size(total)}, of which a container may get less: {_SMALLER}"
+        )
+
+    def _shared_is_full(self) -> str:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self._shared)
+            if found.f_bavail < _FULL_BELOW * found.f_blocks:
+                total = size(found.f_blocks * found.f_frsize)
+                return (
+                    f"was killed by SIGBUS, as {self._shared} is full ({total}): remove what other "
+                    "programs have left there, give the container more (`docker run --shm-size`), "
+                    "or use a DataLoader with `num_workers=0`"
+                )
+        return ""
+
+    def _calls_apart(self) -> str:
+        calls = [self._control.call_of(rank) for rank in range(self._control.world_size)]
+        if len({count for count, _ in calls}) > 1 or len({call for _, call in calls}) == 1:
+            return ""
+        each = ", ".join(
+            f"rank {rank} `{call.decode(errors='replace')}`" for rank, (_, call) in enumerate(calls)
+        )
+        return (
+            f"was killed by SIGABRT, as ranks called different collectives: {each}. Every rank "
+            "must make the same calls in the same order, with tensors of one shape and dtype"
+        )
+
+
+def _out_of_memory_kills(root: Path) -> int:
+    """Count the processes that the kernel has killed for want of memory. Source: proc(5)."""
+    return field(read_text(root / "vmstat"), "oom_kill") or 0
+
+
+def _held_bytes(root: Path, pid: int) -> int:
+    return (field(read_text(root / str(pid) / "status"), "VmRSS:") or 0) * 1024

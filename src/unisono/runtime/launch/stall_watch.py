@@ -1,0 +1,263 @@
+"""Who looks at the workers once a second? The launcher, in /proc and in their control block.
+
+It decides nothing: who has stalled is said by ``stalls``.
+
+Which worker has stopped moving, and do all of them wait for each other? Pure, look by look.
+
+A worker's heartbeat is the processor time that it has used, together with the meetings it has come
+to: both stand still if it is stopped, deadlocked, or waits for something that never comes, and
+neither costs it anything. A worker that computes for an hour moves.
+
+In a process group of torch.distributed a worker that stands still may wait for a rank that
+computes. There nobody is killed as long as anybody moves, unless a signal has stopped it; but if
+nobody moves, and these wait for each other, one is::
+
+    worker 0   at the meeting `gradients of step 3`   for worker 1
+    worker 1   in all_reduce                          for worker 0
+
+What gloo waits for cannot be seen, but that a program waits for another thread or process can.
+
+Invariant: time in which the launcher itself stood still (Ctrl-Z, a suspended machine) does not
+count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.runtime.hangs.whereabouts import is_before
+from unisono.runtime.procfs import read_stat, read_text, thread_times
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.launcher_messages import Membership
+
+# gloo's wakes a hundred times a second, whether anything comes or not.
+_IDLE_THREADS = ("gloo_tcp_loop",)
+
+
+class Stalled(NamedTuple):
+    """A worker that is to be killed, what to say of it now, and how it has then ended, in words."""
+
+    rank: int
+    message: str
+    how: str
+
+
+class StallWatch:
+    """Looks at a job's workers once a second. Final.
+
+    Args:
+        control: the control block that they share.
+        timeout_s: how long one that others wait for may stand still, in seconds.
+    """
+
+    def __init__(self, control: ControlBlock, timeout_s: float) -> None:
+        self._control = control
+        self._timeout_s = timeout_s
+        self._seen: dict[int, Observation] = {}
+        self._looked_at_s = time.monotonic()
+
+    @property
+    def due_s(self) -> float:
+        """When to :meth:`look` next, in the time of ``time.monotonic``."""
+        return self._looked_at_s + LOOK_EVERY_S
+
+    def look(
+        self,
+        pids: Mapping[int, int],
+        membership: Membership | None,
+        *,
+        are_grouped: bool = False,
+        is_everybody: bool = False,
+    ) -> list[Stalled]:
+        """Look, if it is time, at the workers with these processes.
+
+        Args:
+            pids: by rank.
+            membership: who computes together.
+            are_grouped: there has been a process group of several workers.
+            is_everybody: no other worker, nor the launcher, has something to do.
+
+        Returns:
+            Those that have stalled; they are then forgotten.
+        """
+        now_s = time.monotonic()
+        passed_s = now_s - self._looked_at_s
+        if passed_s < LOOK_EVERY_S:
+            return []
+        looks = {rank: self._observe(rank, pids[rank], membership) for rank in pids}
+        seen = {rank: look for rank, look in looks.items() if look is not None}
+        self._seen = look(self._seen, seen, passed_s, are_grouped=are_grouped)
+        self._looked_at_s = now_s
+        ranks = stalled(self._seen, self._timeout_s, are_grouped=are_grouped)
+        if not ranks and are_grouped and is_everybody and seen.keys() == pids.keys():
+            return self._deadlocked(pids)
+        return [self._stalled(rank, pids[rank]) for rank in ranks]
+
+    def _stalled(self, rank: int, pid: int) -> Stalled:
+        worker = self._seen.pop(rank)
+        message = stall_message(rank, pid, self._control.lines[rank].step, worker)
+        return Stalled(rank, message, f"was ended, as it stood still for {worker.quiet_s:.0f} s")
+
+    def _deadlocked(self, pids: Mapping[int, int]) -> list[Stalled]:
+        if not is_deadlock(self._seen, self._timeout_s):
+            return []
+        rank = worker_to_kill(self._seen)
+        message = deadlock_message(self._seen, pids[rank])
+        quiet_s = self._seen.pop(rank).quiet_s
+        how = f"was ended, as all workers waited for each other for {quiet_s:.0f} s"
+        return [Stalled(rank, message, how)]
+
+    def _observe(self, rank: int, pid: int, membership: Membership | None) -> Observation | None:
+        time_and_state = processor_time(pid)
+        if time_and_state is None:
+            return None
+        ran_ns, is_stopped = time_and_state
+        mine = self._control.lines[rank].arrivals
+        others = membership.ranks if membership is not None and rank in membership.ranks else ()
+        is_awaited = any(is_before(mine, self._control.lines[r].arrivals) for r in others)
+        is_at_meeting = any(is_before(self._control.lines[r].arrivals, mine) for r in others)
+        count, wait = self._control.wait_of(rank)
+        if is_at_meeting:
+            place = f"at `{self._control.lines[rank].purposes[mine % 2].value.decode().rstrip()}`"
+        else:
+            place = "" if wait is None else f"in {wait.decode(errors='replace')}"
+        # A worker that waits wakes up now and then, which is no sign of life.
+        beat = (pid, 0 if place else ran_ns, mine, count)
+        if not place and mine and waits_for_a_thread(pid):
+            place = "in a collective of torch.distributed, or for a lock"
+        return Observation(beat, is_stopped, is_awaited, place, is_at_meeting)
+
+
+def processor_time(pid: int) -> tuple[int, bool] | None:
+    """Ask the kernel for the nanoseconds a process has run, and whether a signal has stopped it.
+
+    Returns:
+        Of all its threads and children together; None when there is no such process. Source:
+        proc(5), ``task/[tid]/schedstat`` and ``task/[tid]/children``.
+    """
+    try:
+        ran_ns = _ran_ns(pid)
+    except (OSError, ValueError):
+        return None
+    stat = read_stat(pid)
+    return None if stat is None else (ran_ns, stat.is_stopped)
+
+
+def _ran_ns(pid: int) -> int:
+    """Add up the time of a process, and of those it waits for: its threads and its children."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        if read_text(thread / "comm").rstrip("\n") not in _IDLE_THREADS:
+            if (times := thread_times(thread)) is None:
+                raise ProcessLookupError(thread)
+            total += times.ran_ns
+        # Not every kernel lists them.
+        total += sum(_ran_ns(int(child)) for child in read_text(thread / "children").split())
+    return total
+
+
+def waits_for_a_thread(pid: int) -> bool:
+    """Tell whether a process's first thread waits for another thread or process, as far as known.
+
+    Source: proc(5), ``wchan``; locks, and collectives of gloo, wait in the kernel's futexes.
+    """
+    return read_text(Path(f"/proc/{pid}/wchan")).startswith("futex")
+
+
+LOOK_EVERY_S = 1.0
+_OPTION = "`--stall-timeout` or `stall_timeout_s` says after how many seconds."
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one look at a worker has shown."""
+
+    beat: tuple[int, ...]  # what changes as long as it moves
+    is_stopped: bool = False  # a signal has stopped it
+    is_awaited: bool = False  # other members wait at a meeting to which it has not come
+    place: str = ""  # where it waits for others, as far as that can be seen
+    is_at_meeting: bool = False  # it waits at a meeting itself
+    quiet_s: float = 0.0  # for how long it has held others up without moving, in seconds
+
+
+Observations = Mapping[int, Observation]
+
+
+def look(
+    before: Observations, seen: Observations, passed_s: float, *, are_grouped: bool = False
+) -> dict[int, Observation]:
+    """Compare a look at each worker with the one before, and say how long each has been quiet.
+
+    Args:
+        before: the last look.
+        seen: this one.
+        passed_s: the time between them.
+        are_grouped: workers may wait for each other in ways that cannot be seen.
+    """
+    passed_s = min(passed_s, 2 * LOOK_EVERY_S)
+    after = {}
+    for rank, now in seen.items():
+        last = before.get(rank)
+        holds_up = now.is_stopped or now.is_awaited or are_grouped
+        is_quiet = holds_up and last is not None and last.beat == now.beat
+        after[rank] = replace(now, quiet_s=last.quiet_s + passed_s if last and is_quiet else 0.0)
+    return after
+
+
+def stalled(workers: Observations, timeout_s: float, *, are_grouped: bool = False) -> list[int]:
+    """List the workers that have not moved for so long, and are to blame for it themselves."""
+    return [
+        rank
+        for rank, worker in workers.items()
+        if worker.quiet_s >= timeout_s and (worker.is_stopped or not are_grouped)
+    ]
+
+
+def is_deadlock(workers: Observations, timeout_s: float) -> bool:
+    """Tell whether none of these can continue: all that have not finished."""
+    everybody = workers.values()
+    if len(everybody) < 2 or any(worker.quiet_s < timeout_s for worker in everybody):
+        return False
+    # Somebody is awaited for certain, or everybody waits.
+    return any(worker.is_at_meeting for worker in everybody) or all(w.place for w in everybody)
+
+
+def worker_to_kill(workers: Observations) -> int:
+    """Choose the worker of a deadlock to be killed: one that is not where a run would have it."""
+    return min(workers, key=lambda rank: (workers[rank].is_at_meeting, rank))
+
+
+def stall_message(rank: int, pid: int, step: int, worker: Observation) -> str:
+    """Say which worker has stalled, and how."""
+    how = (
+        "a signal has stopped it (SIGSTOP, or a debugger)"
+        if worker.is_stopped
+        else "it waits for something that does not come: a lock, a file, a network"
+    )
+    return (
+        f"worker {rank} (pid {pid}) must move while others wait for it, but has not for "
+        f"{worker.quiet_s:.0f} s in step {step}: {how}. It is ended; {_OPTION}"
+    )
+
+
+def deadlock_message(workers: Observations, pid: int) -> str:
+    """Say who waits where.
+
+    Args:
+        workers: all that have not finished.
+        pid: the process of the one that is ended.
+    """
+    places = "; ".join(
+        f"worker {rank} waits {worker.place or 'for something that cannot be seen'}"
+        for rank, worker in sorted(workers.items())
+    )
+    quiet_s = min(worker.quiet_s for worker in workers.values())
+    return (
+        f"workers must not wait for each other, but none has moved for {quiet_s:.0f} s: {places}. "
+        f"All must call the same collectives in the same order, and none where only some come by. "
+        f"Worker {worker_to_kill(workers)} (pid {pid}) is ended; {_OPTION}"
+    )

@@ -1,0 +1,367 @@
+"""How are workers watched? By one loop in the launcher, which does what ``policy`` decides.
+
+    server: exited ─┐            ┌─► control block (who has left)
+    workers: done,  ├─► policy ──┼─► signals, through the server
+      failed        │            └─► kill the server
+    signals, clock ─┘
+
+``reception`` answers workers' requests. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import socket
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+from unisono.runtime.checkpoint.writer import CheckpointWriter
+from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
+from unisono.runtime.launch import policy, recovery
+from unisono.runtime.launch.exceptions import note_end
+from unisono.runtime.launch.forkserver import ForkServer
+from unisono.runtime.launch.hang_watch import HangWatch, Scene
+from unisono.runtime.launch.job import FUNCTION, Job, reserved_port
+from unisono.runtime.launch.outputs import Outputs
+from unisono.runtime.launch.reception import Reception
+from unisono.runtime.launch.recovery import MarkDeparture
+from unisono.runtime.launch.report import Deaths, ending, spare_message
+from unisono.runtime.launch.signals import AGENT_ENDED, Signals
+from unisono.runtime.launch.stall_watch import StallWatch
+from unisono.runtime.notices import say
+from unisono.runtime.procfs import started_at
+from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.job_store import MEMORY_NAME
+from unisono.runtime.workers.launcher_messages import Membership
+
+_IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended."""
+
+    state: policy.JobState  # failures and interrupts, as the policy saw them
+    results: dict[int, bytes]  # the pickled result of each worker that finished, by rank
+    server_is_usable: bool  # the fork server can start another job
+
+
+def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
+    """Start the workers of `job` and watch them to their end.
+
+    Args:
+        server: starts the workers; killed with them if they cannot be ended alone.
+        job: what the workers do.
+        signals: those that should end the job.
+
+    Raises:
+        KeyboardInterrupt: raised while waiting; all workers have been ended.
+    """
+    supervision = _Supervision(server, job, signals)
+    try:
+        supervision.start_workers()
+        supervision.watch()
+    except KeyboardInterrupt:
+        supervision.end_workers()
+        raise
+    except BaseException:
+        server.kill()
+        raise
+    finally:
+        supervision.close()
+    return JobResult(supervision.state, supervision.results, supervision.server_is_usable)
+
+
+class _Supervision:
+    """The sockets and the control block of one job, and the loop over them."""
+
+    def __init__(self, server: ForkServer, job: Job, signals: Signals | None) -> None:
+        self.state = policy.start(job.num_workers, needs_result=job.kind == FUNCTION)
+        self.results: dict[int, bytes] = {}
+        self.server_is_usable = True
+        self._server = server
+        self._signals = signals
+        self._outputs = Outputs()
+        self._port = reserved_port()
+        if self._port is not None:
+            job = replace(job, master_port=self._port.getsockname()[1])
+        self._job_fd = job.write()
+        self._store_fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
+        self._control = ControlBlock.create(job.num_workers)
+        self._channels: dict[int, Channel] = {}
+        self._pids: dict[int, int] = {}
+        self._spared: set[int] = set()
+        self._condemned: dict[int, str] = {}
+        self._has_groups = False
+        self._incarnations = dict.fromkeys(range(job.num_workers), -1)
+        # Of several hosts, this one alone cannot tell who waits for whom.
+        self._is_one_of_several = bool(job.hosts)
+        self._watch = StallWatch(self._control, job.stall_timeout_s)
+        self._hangs = HangWatch(self._control, job.folder, say)
+        self._deaths = Deaths(self._control)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
+        self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
+        if signals is not None:
+            self._selector.register(signals, selectors.EVENT_READ, self._read_signals)
+        self._woken, self._waking = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, self._read_writer)
+        faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
+        writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
+        members = recovery.RecoveryState(
+            Membership.of(job.num_workers),
+            restarts=job.restarts,
+            replaces=job.replaces,
+            world_size=job.num_workers,
+            first_rank=job.first_rank if job.hosts else None,
+        )
+        self._desk = Reception(self._control, self, members, writer, self._wake, say)
+
+    def start_workers(self) -> None:
+        try:
+            for rank in self._incarnations:
+                self.spawn(rank)
+        except ConnectionError:
+            # The server is gone; the loop will find the end of its channel and say so.
+            pass
+
+    def spawn(self, rank: int) -> None:
+        """Start a worker, or the replacement of one that was lost."""
+        self._incarnations[rank] += 1
+        ours, theirs = Channel.pair()
+        self._channels[rank] = ours
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._read_worker, rank))
+        standard = self._outputs.standard_fds()
+        try:
+            memory = [self._job_fd, self._control.fd, self._store_fd]
+            fds = [*standard, *memory, theirs.fileno()]
+            self._server.spawn(rank, self._incarnations[rank], fds)
+        finally:
+            theirs.close()
+            for fd in standard:
+                os.close(fd)
+
+    def send(self, rank: int, message: messages.ToWorker) -> None:
+        """Send a worker one message."""
+        channel = self._channels.get(rank)
+        try:
+            if channel is not None:
+                channel.send(message)
+        except ConnectionError:
+            # The worker has died meanwhile; the server will say how.
+            return
+
+    def end(self) -> None:
+        """End the job, which has nothing left to do."""
+        self._take(policy.end_now(self.state, time.monotonic()))
+
+    def pid(self, rank: int) -> int | None:
+        """Return the process of a worker."""
+        return self._pids.get(rank)
+
+    def watch(self) -> None:
+        """Run until no worker is left."""
+        while not self.state.over:
+            timed = (self.state, self._watch, self._outputs)
+            due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s)
+            ready = self._selector.select(max(0.0, due_s - time.monotonic()))
+            # What a worker wrote before its end is shown before what is said of that.
+            self._outputs.pump()
+            for key, _ in ready:
+                if key.data is not None:
+                    key.data()
+            self._take(policy.time_passed(self.state, time.monotonic()))
+            self._end_stalled()
+            self._look_for_hangs()
+        if self.state.cause is not None:
+            self._desk.keep_last()
+        note_end(self._desk.directories, self.state, self._control, say)
+
+    def end_workers(self) -> None:
+        """End everybody after a KeyboardInterrupt; a second one ends them at once."""
+        try:
+            self._interrupt(signal.SIGINT)
+            self.watch()
+        except KeyboardInterrupt:
+            self._act(policy.KillServer())
+
+    def close(self) -> None:
+        self._hangs.close()
+        if self._port is not None:
+            self._port.close()
+        self._desk.close()
+        # A cycle of references would keep the control block's mapping, and its descriptor, until
+        # the next garbage collection.
+        del self._desk, self._hangs, self._watch, self._deaths
+        self._outputs.close()
+        self._selector.close()
+        self._control.close()
+        os.close(self._job_fd)
+        os.close(self._store_fd)
+        self._woken.close()
+        self._waking.close()
+        for channel in self._channels.values():
+            channel.close()
+
+    def _wake(self) -> None:
+        self._waking.send(b"w")
+
+    def _end_stalled(self) -> None:
+        working = self.state.alive - self.state.done
+        ranks = working - self._desk.waiting
+        pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids}
+        for stalled in self._watch.look(
+            pids,
+            self._desk.state.membership,
+            are_grouped=self._has_groups,
+            is_everybody=pids.keys() == working,
+        ):
+            say(stalled.message)
+            self._condemned[stalled.rank] = stalled.how
+            self._server.signal([stalled.rank], signal.SIGKILL)
+
+    @property
+    def _look_at_hangs_s(self) -> float:
+        return math.inf if self._is_one_of_several else self._hangs.due_s
+
+    def _look_for_hangs(self) -> None:
+        working = self.state.alive - self.state.done
+        if self.state.stage is not policy.Stage.RUNNING:
+            return
+        membership = self._desk.state.membership
+        pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
+        self._deaths.look(pids)
+        if self._is_one_of_several:
+            return
+        self._hangs.look(
+            Scene(
+                pids,
+                () if membership is None else membership.ranks,
+                tuple(sorted(self._incarnations.keys() - working)),
+            )
+        )
+
+    def _read_signals(self) -> None:
+        assert self._signals is not None
+        for signum in self._signals.read():
+            self._interrupt(signum)
+
+    def _interrupt(self, signum: int) -> None:
+        # Without an agent nobody would tell other hosts that the run ends: they begin again.
+        can_wait = self.state.interrupted_by is None and signum != AGENT_ENDED
+        gently = can_wait and self._desk.want_stop(signum)
+        self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
+
+    def _read_writer(self) -> None:
+        self._woken.recv(64)
+        self._desk.written()
+
+    def _read_server(self) -> None:
+        for message in self._server.channel.receive_ready():
+            match message:
+                case messages.Forked(rank, pid):
+                    self._pids[rank] = pid
+                    # For whoever asks from outside before the program takes its seat.
+                    self._control.lines[rank].take(pid, started_at(pid) or 0)
+                case messages.WorkerExited(rank, exit_code):
+                    # What a worker said before it left must be known before its leaving is judged.
+                    self._read_worker(rank)
+                    self._exited(rank, exit_code)
+        if self._server.channel.at_end:
+            for rank in sorted(self.state.alive):
+                self._read_worker(rank)
+            self._selector.unregister(self._server.channel)
+            self.server_is_usable = False
+            self._take(policy.server_lost(self.state, self._server.wait()))
+
+    def _exited(self, rank: int, exit_code: int) -> None:
+        """Judge the end of a worker: may the others continue without it?"""
+        self._forget_channel(rank)
+        condemned = self._condemned.pop(rank, "")
+        how = condemned if exit_code == -signal.SIGKILL else ""
+        how = how or self._deaths.how(exit_code)
+        pid = self._pids.pop(rank, None)
+        is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
+        now, trouble = time.monotonic(), ""
+        if policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:
+            trouble = self._desk.lost(rank, pid, how or ending(exit_code), now)
+            if not trouble:
+                if rank not in self._channels:
+                    self._take(policy.left_behind(self.state, rank))
+                return
+        self._desk.gone(rank)
+        if not is_spare:
+            self._take(policy.exited(self.state, rank, exit_code, now, note=trouble, how=how))
+            return
+        if rank not in self._spared:
+            say(spare_message(rank, f"It {how or ending(exit_code)}. {trouble}".rstrip()))
+        self._spared.discard(rank)
+        self._take(policy.left_behind(self.state, rank))
+
+    def _forget_channel(self, rank: int) -> None:
+        channel = self._channels.pop(rank, None)
+        if channel is None:
+            return
+        if not channel.at_end:
+            self._selector.unregister(channel)
+        channel.close()
+
+    def _read_worker(self, rank: int) -> None:
+        channel = self._channels.get(rank)
+        if channel is None:
+            return
+        was_at_end = channel.at_end
+        for message in channel.receive_ready():
+            self._hear(rank, message)
+        if channel.at_end and not was_at_end:
+            self._selector.unregister(channel)
+
+    def _hear(self, rank: int, message: messages.Message) -> None:
+        match message:
+            case messages.ProgramDone(payload):
+                self.results[rank] = payload
+                self._take(policy.done(self.state, rank))
+                self._desk.gone(rank)
+            case messages.ProgramFailed() if self._is_spare(rank):
+                say(spare_message(rank, message.traceback))
+                self._spared.add(rank)
+            case messages.ProgramFailed():
+                failure = policy.WorkerFailure(rank, message.exit_code, message)
+                self._take(policy.failed(self.state, failure, time.monotonic()))
+            case messages.ShowProgress():
+                self._outputs.show(message)
+            case messages.MakesGroup():
+                self._has_groups = True
+                # The others stay in their group, which a replacement cannot join.
+                self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
+            case messages.FromWorker():
+                self._desk.hear(rank, message)
+
+    def _is_spare(self, rank: int) -> bool:
+        """Tell whether a worker is a replacement that the others do not need."""
+        others_are_done = bool(self.state.done)
+        is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
+        return is_replacement and self._desk.is_spare(rank, others_are_done=others_are_done)
+
+    def _take(self, decision: policy.Decision) -> None:
+        self.state = decision.state
+        for action in decision.actions:
+            self._act(action)
+        if self.state.stage is not policy.Stage.RUNNING:
+            self._desk.stand_down()
+
+    def _act(self, action: policy.Action) -> None:
+        match action:
+            case MarkDeparture(rank, how):
+                self._control.leave(rank, how)
+            case policy.SendSignal(ranks, signum):
+                self._server.signal(ranks, signum)
+            case policy.KillServer():
+                self.server_is_usable = False
+                self._server.kill()

@@ -1,0 +1,281 @@
+"""What happens in a worker, from the fork to its last breath?
+
+    take over descriptors, signals, environment → run the program → say how it ended → leave
+
+Invariant: every way a program can end is told to the launcher before the process ends, except
+those that no process survives; and nothing of the fork server's own life is left in a worker.
+A process that the program forks is no worker: it ends as it would anywhere, and tells nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from unisono.runtime.c10d.registration import GLOO, replace_gloo
+from unisono.runtime.faults import Faults
+from unisono.runtime.hangs.collective_notes import note_collectives
+from unisono.runtime.hangs.stacks import let_launcher_look
+from unisono.runtime.launch.exceptions import (
+    is_disconnect,
+    lost_peer,
+    own_excepthook,
+    pack_exception,
+    shortened,
+    summary_line,
+    traceback_text,
+)
+from unisono.runtime.launch.job import Job, worker_environment
+from unisono.runtime.launch.process_groups import (
+    free_groups_of_torchs_ddp_last,
+    use_launchers_store,
+)
+from unisono.runtime.launch.program import run_program
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
+from unisono.runtime.workers.lifeline import die_with
+from unisono.runtime.workers.memory import keep_freed_memory
+from unisono.runtime.workers.supervisor import (
+    CONTROL_VARIABLE,
+    INCARNATION_VARIABLE,
+    LINK_VARIABLE,
+    PID_VARIABLE,
+    RECOVERS_VARIABLE,
+    STORE_VARIABLE,
+    LauncherLink,
+)
+
+_BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
+
+
+def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
+    """Turn a fresh fork of the server into worker `rank` and never come back.
+
+    Args:
+        rank: which worker to be.
+        incarnation: how many workers had this rank before.
+        fds: standard input, output, error; the job; the control block; the store; the channel.
+        server_pid: the process that forked this one, with which it dies.
+    """
+    exit_code = _BOOTSTRAP_FAILED
+    try:
+        if not die_with(server_pid):
+            os._exit(_BOOTSTRAP_FAILED)
+        let_launcher_look(server_pid)
+        _take_over_signals()
+        keep_freed_memory()
+        *standard, job_fd, control_fd, store_fd, link_fd = fds
+        _take_over_standard_streams(standard)
+        job = Job.read(job_fd)
+        os.close(job_fd)
+        names = {
+            LINK_VARIABLE: link_fd,
+            CONTROL_VARIABLE: control_fd,
+            STORE_VARIABLE: store_fd,
+            PID_VARIABLE: os.getpid(),
+            INCARNATION_VARIABLE: incarnation,
+            RECOVERS_VARIABLE: int(job.recovers),
+        }
+        link = _take_over_environment(job, rank, names)
+        Faults.from_environment(os.environ, rank, incarnation).meet("start")
+        exit_code = _live(job, rank, link)
+    except BaseException:
+        # Nobody else could say it: the launcher sees no more than the exit status.
+        traceback.print_exc()
+    finally:
+        os._exit(exit_code)
+
+
+def _take_over_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Ctrl-C is the launcher's business. A handler, unlike SIG_IGN, is not passed on to programs
+    # that the worker starts, so those still end with Ctrl-C.
+    signal.signal(signal.SIGINT, lambda signum, frame: None)
+
+
+def _take_over_standard_streams(fds: list[int]) -> None:
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+        os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whole lines in one write, so that those of different workers do not tear; also
+            # under `python -u`, which would write every piece of a line by itself.
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def _take_over_environment(job: Job, rank: int, names: Mapping[str, int]) -> LauncherLink:
+    environ = worker_environment(job, rank, {name: str(value) for name, value in names.items()})
+    os.environ.clear()
+    os.environ.update(environ)
+    link = context().launcher
+    assert link is not None
+    return link
+
+
+def _live(job: Job, rank: int, link: LauncherLink) -> int:
+    """Run the program and tell how it ended; return the exit status."""
+    result: bytes = b""
+    ended: BaseException | None = None
+    worker = os.getpid()
+    try:
+        import torch
+
+        os.chdir(job.folder)
+        torch.set_num_threads(job.threads)
+        use_launchers_store()
+        _spare_ddps_logger()
+        if torch.distributed.is_available():
+            free_groups_of_torchs_ddp_last()
+            note_collectives(link.control, rank)
+        if job.backend != GLOO:
+            replace_gloo(rank)
+        link.tell(Begun())
+        result = run_program(job)
+    except BaseException as error:
+        ended = error
+    exit_code, text = _exit_status(ended)
+    is_worker = os.getpid() == worker
+    if ended is not None and exit_code:
+        if is_worker:
+            _tell_failure(link, ended, exit_code, text)
+        else:
+            _print_failure(ended, text)
+    _finish_as_python_does()
+    if is_worker and not exit_code:
+        link.tell(ProgramDone(result))
+    return exit_code
+
+
+def _spare_ddps_logger() -> None:
+    """Keep DDP's logger away from wrapped gloo groups: a segmentation fault in torch 2.13.
+
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps them, and the logger takes them for gloo. There
+    its note is left out.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d
+
+    if distributed_c10d.get_debug_level().name != "DETAIL":
+        return
+    logger: Any = dist.Logger  # type: ignore[attr-defined]
+
+    class Logger(logger):  # type: ignore[misc]
+        """torch's, except for one call."""
+
+        def set_construction_data_and_log(self, *arguments: Any) -> None:
+            """Note what was constructed, unless there is a gloo group."""
+            groups = distributed_c10d._world.pg_backend_config.values()
+            if not any("gloo" in str(group) for group in groups):
+                super().set_construction_data_and_log(*arguments)
+
+    dist.Logger = Logger  # type: ignore[attr-defined]
+
+
+def _exit_status(ended: BaseException | None) -> tuple[int, str]:
+    """Say what Python's exit status would be, and what it would print for a ``SystemExit``."""
+    if ended is None:
+        return 0, ""
+    if not isinstance(ended, SystemExit):
+        return 1, ""
+    if ended.code is None:
+        return 0, ""
+    if isinstance(ended.code, int):
+        return ended.code & 0xFF, ""
+    return 1, str(ended.code)
+
+
+def _tell_failure(link: LauncherLink, error: BaseException, exit_code: int, text: str) -> None:
+    if not isinstance(error, SystemExit):
+        _call_own_excepthook(error)
+        text = traceback_text(error)
+    link.tell(
+        ProgramFailed(
+            exit_code,
+            summary=shortened(summary_line(error)),
+            traceback=shortened(text),
+            waited_for=lost_peer(error),
+            is_disconnect=is_disconnect(error),
+            payload=pack_exception(error),
+        )
+    )
+
+
+def _print_failure(error: BaseException, text: str) -> None:
+    if isinstance(error, SystemExit):
+        sys.stderr.write(f"{text}\n" if text else "")
+    elif not _call_own_excepthook(error):
+        sys.stderr.write(traceback_text(error))
+
+
+def _call_own_excepthook(error: BaseException) -> bool:
+    """Call a hook that the program set (error trackers do); Python's own would only print."""
+    hook = own_excepthook(sys.excepthook)
+    if hook is not None:
+        _and_go_on(lambda: hook(type(error), error, error.__traceback__))
+    return hook is not None
+
+
+def _finish_as_python_does() -> None:
+    _and_go_on(threading._shutdown)  # type: ignore[attr-defined]
+    _and_go_on(atexit._run_exitfuncs)
+    _and_go_on(_close_files)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            _and_go_on(stream.flush)
+
+
+def _close_files() -> None:
+    """Close files that the program left open: `os._exit` would lose what they still hold."""
+    # The class under the abstract one, as asking an abstract class about every object is slow.
+    files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    ours = {id(owner) for stream in streams for owner in (stream, getattr(stream, "buffer", None))}
+    files = [file for file in files if id(file) not in ours and _may_hold_something(file)]
+    # Wrappers first: closing one writes what it holds into what it wraps.
+    for file in sorted(files, key=_depth_of_wrapping):
+        _and_go_on(file.flush if _is_pair(file) else file.close)
+
+
+def _may_hold_something(file: Any) -> bool:
+    """Tell whether a file has what is to be written; closing others may wait for their readers."""
+    if isinstance(file, io.RawIOBase | io.BytesIO | io.StringIO):
+        return False
+    try:
+        return bool(file.writable())
+    except Exception:  # closed, or half made
+        return False
+
+
+def _is_pair(file: Any) -> bool:
+    """Tell whether what is read beside what is written would be closed, too."""
+    return isinstance(file, io.BufferedRWPair) or (
+        isinstance(file, io.TextIOWrapper) and isinstance(file.buffer, io.BufferedRWPair)
+    )
+
+
+def _depth_of_wrapping(file: object) -> int:
+    # text → what Python code implements, such as a GzipFile → the plain file
+    if isinstance(file, io.TextIOBase):
+        return 0
+    return 2 if type(file) in (io.BufferedWriter, io.BufferedRandom, io.BufferedReader) else 1
+
+
+def _and_go_on(act: Callable[[], object]) -> None:
+    """Do one of the last things; as in Python, its failure is shown and does not stop the next."""
+    try:
+        act()
+    except BaseException:
+        traceback.print_exc()

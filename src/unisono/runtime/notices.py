@@ -1,0 +1,132 @@
+"""Notices for the user, and names in them that others chose.
+
+Words for quantities: counts, sizes, times and shares, each in one way wherever they are shown.
+
+Sizes are binary (1 GiB is 2**30 bytes), as in torch's own messages about memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+# Control and direction characters, halves of surrogates, line separators: what is not seen as such.
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+_NAME_CHARS_AT_MOST = 200
+
+
+def say(line: str) -> None:
+    """Show a line at once, on a line of its own even beside a progress bar; never fails."""
+    stream = sys.stderr  # or what the program has put in its place, which may do anything
+    with contextlib.suppress(Exception):
+        start = "\r\x1b[2K" if hasattr(stream, "isatty") and stream.isatty() else ""
+        stream.write(f"{start}unisono: {shown_lines(line)}\n")
+        stream.flush()
+
+
+def listed(word: str, items: Iterable[object], last: str = ", ") -> str:
+    """Write ``rank 1``, or ``ranks 0, 1, 2``; `last` stands before the last of several."""
+    *most, end = map(str, items)
+    return f"{word}s {', '.join(most)}{last}{end}" if most else f"{word} {end}"
+
+
+def named(names: Sequence[object], at_most: int = 8) -> str:
+    """Write names, the first of them where there are more: ``` `a`, `b` and 3 more ```."""
+    told = ", ".join(f"`{shown(name, 100)}`" for name in names[:at_most])
+    more = len(names) - at_most
+    return f"{told} and {more} more" if more > 0 else told
+
+
+def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
+    """Write out what a terminal would hide or obey in a name that comes from a file or a folder.
+
+    Args:
+        text: the name.
+        max_chars: of the name; what is longer ends in "…".
+    """
+    name = str(text)
+    if name.isprintable() and len(name) <= max_chars:
+        return name
+    if len(name) > max_chars:
+        name = name[: max_chars - 1] + "…"
+    return "".join(map(_shown, name))
+
+
+def shown_lines(text: str) -> str:
+    """Do the same to a whole text and leave its lines as they are."""
+    return "\n".join(shown(line, len(line)) for line in text.split("\n"))
+
+
+def can_show(text: str, encoding: str) -> bool:
+    """Tell whether a terminal has all characters of a text."""
+    try:
+        text.encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _shown(character: str) -> str:
+    if unicodedata.category(character) not in _HIDDEN:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+UNKNOWN = "–"
+
+
+def count(number: float) -> str:
+    """Write a count with its thousands apart."""
+    return f"{number:,.0f}".replace(",", "\u202f") if abs(number) < 1e12 else f"{number:.3g}"
+
+
+def plural(number: int, word: str) -> str:
+    """Write a count with its noun."""
+    return f"{count(number)} {word}{'' if number == 1 else 's'}"
+
+
+def amount(number: float | None) -> str:
+    """Write a measured value with a few digits."""
+    if number is None:
+        return UNKNOWN
+    if not math.isfinite(number):
+        return {math.inf: "∞", -math.inf: "−∞"}.get(number, "NaN")
+    return count(number) if 1e4 <= abs(number) < 1e12 else f"{number:.4g}"
+
+
+def percent(share: float) -> str:
+    """Write a share as people do."""
+    return f"{share * 100:.0f} %"
+
+
+def size(num_bytes: float | None) -> str:
+    """Write a number of bytes, such as ``310 MiB``, in at most eight cells."""
+    if num_bytes is None:
+        return UNKNOWN
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1023.5:
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time in the units that one would say it in."""
+    if seconds is None or not 0 <= seconds < math.inf:
+        return UNKNOWN  # clocks are put back at times
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes} min {rest} s"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"

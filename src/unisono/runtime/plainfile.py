@@ -1,0 +1,222 @@
+"""Open a file of a directory, and nothing that was put in its place.
+
+::
+
+    runs/mnist ─────────────► events.jsonl      a plain file under one name, or none yet
+    may be a link, and its    no link, pipe, device, socket or directory;
+    parents may be links      one that is written has no other name (hard link)
+
+The user chooses the directory; its files are our own. A link would lead out of the directory, a
+pipe would block whoever opens it, and opening a device may do anything. Files are therefore opened
+relative to the directory's descriptor, without following links, and checked once they are open.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from unisono.errors import NotPlainFileError
+from unisono.runtime.notices import shown
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+_CHUNK_BYTES = 1 << 20
+_TURN_AT_MOST_S, _POLL_S = 30.0, 0.005
+_HARD_LINK = "one with several names (hard links)"
+
+
+def open_plain(path: Path, flags: int) -> int:
+    """Open a plain file and return its descriptor, which is close-on-exec.
+
+    Args:
+        path: the file; its directory may be reached over links.
+        flags: as for :func:`os.open`.
+
+    Raises:
+        NotPlainFileError: something else has that name.
+        OSError: it cannot be opened.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_in(folder, path, flags)
+    finally:
+        os.close(folder)
+
+
+def open_in(folder: int, path: Path, flags: int) -> int:
+    """Do the same in a directory that is open: only the last part of `path` is looked up there."""
+    writes = flags & os.O_ACCMODE != os.O_RDONLY
+    if (kind := _kind_there(folder, path.name)) == stat.S_IFBLK or kind == stat.S_IFCHR:
+        raise _refusal(path, _KINDS[kind])
+    try:
+        safe = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path.name, safe, 0o666, dir_fd=folder)
+    except OSError as error:
+        if kind in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK) and error.errno != errno.EEXIST:
+            raise _refusal(path, _KINDS[kind]) from None
+        raise
+    if trouble := _trouble_with(os.fstat(fd), writes):
+        os.close(fd)
+        raise _refusal(path, trouble)
+    return fd
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Write a file beside its name, and give it that name once it is whole and on the disk.
+
+    A reader finds the old file or the whole new one, even after a crash. If the block raises, the
+    old one stays, and nothing is left beside it. Processes that write the same file take turns;
+    where the file has the same bytes already, it stays. What a killed process has left, the next
+    removes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    beside, file = _in_turn(path)
+    has_name = False
+    with file:
+        try:
+            yield file
+            file.flush()
+            if not _holds(path, file):
+                os.fsync(file.fileno())
+                os.replace(beside, path)
+                has_name = True
+                sync_folder(path.parent)
+        finally:
+            if not has_name:
+                beside.unlink(missing_ok=True)
+
+
+def _in_turn(path: Path) -> tuple[Path, BinaryIO]:
+    """Open an empty file beside another, in turn; one of its own if its turn never comes."""
+    beside = path.with_name(f".{path.name}.part")
+    while True:
+        try:
+            file = os.fdopen(open_plain(beside, os.O_RDWR | os.O_CREAT), "w+b")
+        except NotPlainFileError:
+            beside.unlink()
+            continue
+        if not _locked(file):
+            file.close()
+            beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+            beside.unlink(missing_ok=True)
+            mine = open_plain(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            return beside, os.fdopen(mine, "w+b")
+        if is_at(beside, file.fileno()):  # else it has got its name, or was removed
+            file.truncate()
+            return beside, file
+        file.close()
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Lock a file; False where that cannot be, or another process keeps it for long."""
+    until_s = time.monotonic() + _TURN_AT_MOST_S
+    while time.monotonic() < until_s:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+        except OSError:
+            return False
+        else:
+            return True
+    return False
+
+
+def _holds(path: Path, file: BinaryIO) -> bool:
+    """Tell whether a plain file has the bytes of another, which is open."""
+    try:
+        with open(open_plain(path, os.O_RDONLY), "rb") as there:
+            if os.fstat(there.fileno()).st_size != os.fstat(file.fileno()).st_size:
+                return False
+            file.seek(0)
+            both = (iter(functools.partial(one.read, _CHUNK_BYTES), b"") for one in (there, file))
+            return all(a == b for a, b in zip(*both, strict=True))
+    except (OSError, NotPlainFileError):
+        return False
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def check_plain(path: Path, *, is_replaced: bool = False) -> None:
+    """Refuse a name under which something else than a plain file is; nothing is opened.
+
+    Args:
+        path: the file, which need not be there.
+        is_replaced: whether a new file takes its place; then it may have other names, too.
+
+    Raises:
+        NotPlainFileError: something else is there.
+    """
+    try:
+        seen = os.lstat(path)
+    except (OSError, ValueError):
+        return  # whoever opens it will say so
+    if trouble := _trouble_with(seen, writes=not is_replaced):
+        raise _refusal(path, trouble)
+
+
+def check_own_folder(path: Path) -> None:
+    """Refuse a link in place of a folder in which a run makes files of its own.
+
+    Raises:
+        NotPlainFileError: it is one.
+    """
+    if os.path.islink(path):
+        raise NotPlainFileError(
+            f"{shown(path, 1000)} must be a directory, but is a symbolic link: move it away, or "
+            f"pass a `path` of another name."
+        )
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Tell whether an open plain file still has this name; links to it do not count."""
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(there.st_mode) and os.path.samestat(there, os.fstat(fd))
+
+
+def _kind_there(folder: int, name: str) -> int:
+    try:
+        return stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return 0
+
+
+def _trouble_with(seen: os.stat_result, writes: bool) -> str:
+    if not stat.S_ISREG(seen.st_mode):
+        return _KINDS.get(stat.S_IFMT(seen.st_mode), "something else")
+    return _HARD_LINK if writes and seen.st_nlink > 1 else ""
+
+
+def _refusal(path: Path, seen: str) -> NotPlainFileError:
+    return NotPlainFileError(
+        f"{shown(path, 1000)} must be a plain file with no other name, but is {seen}: move it "
+        f"away, or put a copy of the file in its place."
+    )

@@ -1,0 +1,241 @@
+"""What does the kernel say of a process and its control groups? Sources: proc(5), cgroups(7).
+
+How does a process reach the memory of another one? Through /proc, where it may.
+
+Processes of one user, on one host and in one container, may open each other's memfds as
+``/proc/<pid>/fd/<fd>``: no name in a file system, no socket. A number of a process or of a
+descriptor may mean something else by now, so whoever opens one checks what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from unisono.runtime.notices import say
+from unisono.runtime.timeouts import NOTICE
+
+_MAX_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """What is used of it."""
+
+    letter: str  # the state, such as `R` for running
+    started: int  # when the process began, in ticks since the boot
+    parent: int  # the process that started it
+
+    @property
+    def is_stopped(self) -> bool:
+        """A signal has stopped it, or a debugger."""
+        return self.letter in "Tt"
+
+    @property
+    def has_ended(self) -> bool:
+        """It has ended, whether or not its parent has waited for it."""
+        return self.letter in "ZX"
+
+
+def parse_stat(text: str) -> ProcessStat | None:
+    """Read the text of such a file; None for anything else. The name in it may hold anything."""
+    fields = text[text.rfind(")") + 1 :].split()
+    try:  # the first two fields of proc(5) end at the bracket
+        return ProcessStat(fields[0], int(fields[19]), int(fields[1]))
+    except (IndexError, ValueError):
+        return None
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Look at a process; None if there is none."""
+    return parse_stat(read_text(Path(f"/proc/{pid}/stat")))
+
+
+class ThreadTimes(NamedTuple):
+    """How long a thread has run, and how long it has waited for a core, in nanoseconds."""
+
+    ran_ns: int
+    waited_ns: int
+
+
+def thread_times(folder: Path) -> ThreadTimes | None:
+    """Look at a thread; None if there is none. Some kernels count nothing: then all is 0.
+
+    Source: Documentation/scheduler/sched-stats.rst, ``schedstat``.
+
+    Args:
+        folder: the thread's in /proc, or that of a process, for its first thread.
+    """
+    fields = read_text(folder / "schedstat").split()
+    if len(fields) != 3 or not all(field.isdecimal() for field in fields):
+        return None
+    return ThreadTimes(int(fields[0]), int(fields[1]))
+
+
+def read_text(path: Path) -> str:
+    """Read the beginning of a file of the kernel; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def field(text: str, name: str) -> int | None:
+    """Read a number of lines such as ``VmRSS: 1000 kB`` or ``oom_kill 3``; None: not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdecimal():
+            return int(words[1])
+    return None
+
+
+def group_folders(controller: str, root: Path) -> Iterator[Path]:
+    """List where a controller's files of this process's control group may be, v1 or v2.
+
+    Those of the groups above it follow, up to the root: within a container, the path of the group
+    may not be visible.
+    """
+    groups = parse_groups(read_text(root / "proc/self/cgroup"))
+    base, path = root / "sys/fs/cgroup", groups.get("", "/")
+    if controller in groups:
+        path = groups[controller]
+        with_others = ",".join(name for name in groups if name and groups[name] == path)
+        candidates = (controller, with_others, "cpu,cpuacct", "cpuacct,cpu")
+        base = next((base / name for name in candidates if (base / name).is_dir()), base)
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for length in range(len(parts), -1, -1):
+        yield base.joinpath(*parts[:length])
+
+
+def parse_groups(text: str) -> dict[str, str]:
+    """Read ``/proc/self/cgroup``: the path of the group by controller, ``""`` for v2's."""
+    lines = (line.split(":", 2) for line in text.splitlines() if line.count(":") > 1)
+    return {name: path for _, names, path in lines for name in names.split(",")}
+
+
+_PAUSE_S, _PAUSE_AT_MOST_S = 0.01, 0.5
+
+T = TypeVar("T")
+
+
+class NotThereError(Exception):
+    """What was looked for in another process is not there, or not any more."""
+
+
+def wait_for(
+    look: Callable[[float], T],
+    timeout_s: float,
+    late: Callable[[NotThereError], Exception],
+    told: tuple[str, str] | None = None,
+) -> T:
+    """Look for something again and again.
+
+    Args:
+        look: given the seconds since the first look; raises NotThereError where it finds nothing.
+        timeout_s: how long it may take, in seconds.
+        late: makes what is raised then, of what was raised last.
+        told: who has waited, and for what, as is said once when it takes long.
+    """
+    begun_s = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - begun_s
+        try:
+            return look(waited_s)
+        except NotThereError as error:
+            if waited_s >= timeout_s:
+                raise late(error) from error
+        if told is not None and waited_s >= NOTICE.in_s():
+            say(f"{told[0]} has waited {waited_s:.0f} s {told[1]}.")
+            told = None
+        # So that looking takes a tenth of the time at most, where it takes long.
+        looked_s = time.monotonic() - begun_s - waited_s
+        time.sleep(min(max(_PAUSE_S, 9 * looked_s), _PAUSE_AT_MOST_S))
+
+
+def host_name() -> str:
+    """Name what two processes have in common when one can find the other in /proc."""
+    return _namespace("pid")
+
+
+def network_name() -> str:
+    """Name what two processes have in common when they reach each other over the loopback."""
+    return _namespace("net")
+
+
+def _namespace(kind: str) -> str:
+    boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip() or os.uname().nodename
+    return f"{boot}/{os.stat(f'/proc/self/ns/{kind}').st_ino}"
+
+
+def started_at(pid: int) -> int | None:
+    """Tell when a process began, in ticks since the boot; None when it has ended.
+
+    Together with its number that names a process for ever; a number alone comes again.
+    """
+    stat = read_stat(pid)
+    return None if stat is None or stat.has_ended else stat.started
+
+
+def create_memory(name: str, num_bytes: int) -> int:
+    """Make a memfd, all zero; the descriptor is the caller's.
+
+    It is sparse: pages exist from when they are first written.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> int:
+    """Open the memfd that process `pid` has as `fd`; the descriptor is the caller's.
+
+    Args:
+        pid: the process.
+        fd: its number there.
+        name: what it was called when it was made.
+        num_bytes: its size; None if it grows.
+
+    Raises:
+        NotThereError: that process has ended, or has something else there.
+    """
+    path = f"/proc/{pid}/fd/{fd}"
+    try:
+        # Before opening: what an unrelated process has there may be a device or a pipe.
+        if not os.readlink(path).startswith(f"/memfd:{name}"):
+            raise NotThereError(f"{path} is not the memory that was told of")
+        mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotThereError(f"{path} cannot be opened ({error.strerror})") from error
+    if num_bytes is not None and os.fstat(mine).st_size != num_bytes:
+        os.close(mine)
+        raise NotThereError(f"{path} is memory of another size")
+    return mine
+
+
+def memories_of(pid: int, name: str) -> Iterator[tuple[int, str, os.stat_result]]:
+    """List the memfds that a process has open and whose names begin with `name`.
+
+    Returns:
+        The number, the whole name and the facts of each; nothing of a process that may not be read.
+    """
+    try:
+        numbers = [int(number) for number in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return
+    for number in numbers:
+        path = f"/proc/{pid}/fd/{number}"
+        try:
+            kind, _, called = os.readlink(path).partition(":")
+            if kind == "/memfd" and called.startswith(name):
+                yield number, called.removesuffix(" (deleted)"), os.stat(path)
+        except OSError:  # it was closed meanwhile
+            continue

@@ -1,0 +1,394 @@
+"""What a program's own objects lead to: generators, and the plain values that they keep.
+
+::
+
+    data set, loss, model ─► attributes, slots, lists, dicts, partials, closures, bound methods,
+                             globals and class attributes that the program's own code names ─► …
+
+No code of the program runs on the way: attributes are read where they lie, properties are not
+asked. Nearer things come first, and so many at most; long lists, tensors and sets are not walked.
+A thing is named by its way, ``dataset.transform.steps[2].rng``, the same in every process.
+
+Generators of the program's own, seeded as the default ones are.
+
+A data set has its `numpy.random.default_rng(0)`, a loss its `torch.Generator()`. What they give
+would depend on what this process has computed before. So those that can be found (``reach.py``) are
+seeded wherever the default ones are, each from the same word and its own name, and are put back
+where the default ones are put back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import random
+import sys
+import sysconfig
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_VISITED_AT_MOST = 5_000
+_LONG = 256  # entries of a list or dict
+_PLAIN = {type(None), bool, int, float, complex, str, bytes}
+_LEAVES = _PLAIN | {range, slice, torch.dtype, torch.Tensor, torch.nn.Parameter, np.ndarray}
+_EMPTY = {dict, list, tuple, OrderedDict}
+_GENERATORS = (random.Random, np.random.Generator, np.random.BitGenerator, torch.Generator)
+_NAMESPACES = {types.SimpleNamespace, argparse.Namespace}
+_BUILTIN = type(len)
+MISSING: Any = object()
+"""In the place of a value: there is none."""
+_OF_RUNS = (
+    "unisono.training.run",
+    "unisono.training.step",
+    "unisono.training.trainer",
+    "unisono.training.callbacks",
+)
+_OF_LIBRARIES = ("site-packages", "dist-packages")
+
+
+class Holder(NamedTuple):
+    """Something that holds values by name, and belongs to the program."""
+
+    path: str
+    read: Callable[[], Iterator[tuple[str, Any]]]  # the values now, each with its name
+    put: Callable[[str, Any], object] | None = None  # has it hold another by name, or `MISSING`
+
+
+class Reached(NamedTuple):
+    """What was found on one walk."""
+
+    generators: dict[str, Any]  # by the way to them; the default ones are left out
+    holders: list[Holder]
+
+
+def reach(roots: Mapping[str, Any]) -> Reached:
+    """Walk from some objects.
+
+    Args:
+        roots: where to begin, each with its name.
+    """
+    found = Reached({}, [])
+    seen = _defaults()
+    ways = deque((name, root, True) for name, root in roots.items())
+    while ways and len(seen) < _VISITED_AT_MOST:
+        path, value, is_own = ways.popleft()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value  # kept, so that no other gets its `id`
+        if isinstance(value, (*_GENERATORS, np.random.RandomState)):
+            if not isinstance(value, random.SystemRandom):
+                found.generators[path] = value
+            continue
+        try:
+            for holder, is_of_program in _holders(path, value, is_own=is_own):
+                if is_of_program:
+                    found.holders.append(holder)
+                ways.extend(
+                    (holder.path + name, part, is_of_program)
+                    for name, part in holder.read()
+                    if type(part) not in _LEAVES and (type(part) not in _EMPTY or part)
+                )
+        except Exception:  # whatever an object makes of being looked at, the walk goes on
+            continue
+    return found
+
+
+def used_in(frame: types.FrameType) -> dict[str, Any]:
+    """Give what the code of a frame names, by name, as far as it is there already."""
+    there = {**frame.f_globals, **frame.f_locals}
+    code = frame.f_code
+    names = {*_names_in(code), *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    return {name: there[name] for name in sorted(names & there.keys())}
+
+
+def _defaults() -> dict[int, Any]:
+    """Give the default generators, which are seeded in any case, by ``id``."""
+    of_numpy: Any = np.random.mtrand._rand
+    defaults = [random._inst, of_numpy, of_numpy._bit_generator, torch.default_generator]
+    return {id(each): each for each in defaults}
+
+
+def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, bool]]:
+    """Take a thing apart; of each part, whether it belongs to the program.
+
+    Args:
+        is_own: whether it was found in something that does.
+    """
+    if isinstance(value, (dict, list, tuple, deque)):
+        put = functools.partial(_set_entry, value)
+        yield Holder(path, functools.partial(_entries, value), put), is_own
+    elif isinstance(value, types.MethodType):
+        yield _fixed(path, {"": value.__self__, ".__func__": value.__func__}), False
+    elif isinstance(value, _BUILTIN):
+        yield _fixed(path, {"": getattr(value, "__self__", None)}), False
+    elif isinstance(value, functools.partial):
+        parts = {"": value.func, ".args": value.args, ".keywords": value.keywords}
+        yield _fixed(path, parts), is_own
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield _fixed(path, {"": value.__func__}), False
+    elif isinstance(value, property):
+        yield _fixed(path, {"": value.fget}), False
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(path, value)
+    elif isinstance(value, type):
+        if not is_of_a_library(value.__module__):
+            for each in value.__mro__:
+                if not is_of_a_library(each.__module__):
+                    put = functools.partial(_set_in, each)
+                    yield Holder(path, functools.partial(_named, vars(each), None), put), True
+        return
+    elif isinstance(value, types.ModuleType) or _is_of_run(type(value)):
+        return
+    yield from _of_object(path, value, is_own=is_own)
+
+
+def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder, bool]]:
+    is_own = not is_of_a_library(value.__module__)
+    yield _fixed(path, {".__defaults__": value.__defaults__, "": value.__kwdefaults__}), is_own
+    if value.__closure__:
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
+        put = functools.partial(_set_in_cell, cells)
+        yield Holder(path, functools.partial(_contents, cells), put), is_own
+    if is_own:
+        names = set(_names_in(value.__code__))
+        named = functools.partial(_named, value.__globals__, names)
+        yield Holder(path, named, functools.partial(_set_in, value.__globals__)), True
+        for name, module in named():
+            if isinstance(module, types.ModuleType) and not is_of_a_library(module.__name__):
+                within = functools.partial(_named, vars(module), names)
+                put = functools.partial(_set_in, vars(module))
+                yield Holder(path + name, within, put), True
+
+
+def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, bool]]:
+    """Read attributes and slots where they lie; and those of the class, if it is the program's."""
+    kind: Any = type(value)
+    is_own = (kind in _NAMESPACES and is_own) or not is_of_a_library(kind.__module__)
+    attributes = _attributes(value)
+    if attributes is not None:
+        put = functools.partial(_set_in, attributes)
+        yield Holder(path, functools.partial(_named, attributes, None), put), is_own
+    if slots := _slots(kind):
+        put = functools.partial(_set_in_slot, value, dict(slots))
+        yield Holder(path, functools.partial(_in_slots, value, slots), put), is_own
+    if is_own:
+        yield _fixed(path, {f".{kind.__name__}": kind}), False
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: Any) -> list[tuple[str, types.MemberDescriptorType]]:
+    return [
+        (f".{name}", member)
+        for each in kind.__mro__
+        if "__slots__" in vars(each)
+        for name, member in vars(each).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if isinstance(attributes, dict) else None
+
+
+def _fixed(path: str, parts: Mapping[str, Any]) -> Holder:
+    return Holder(path, lambda: iter(parts.items()))
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        if dict.__len__(value) <= _LONG:
+            for at, (key, part) in enumerate(dict.items(value)):
+                # Other keys may be others in each process, as the numbers of hooks are.
+                yield f"[{key!r:.40}]" if type(key) is str else f"[{at}]", part
+        return
+    kind: Any = next(each for each in (list, tuple, deque) if isinstance(value, each))
+    if kind.__len__(value) <= _LONG:
+        yield from ((f"[{at}]", part) for at, part in enumerate(kind.__iter__(value)))
+
+
+def _named(namespace: Mapping[str, Any], names: set[str] | None) -> Iterator[tuple[str, Any]]:
+    chosen = [*namespace] if names is None else sorted(names & namespace.keys())
+    for name in chosen:
+        yield f".{name}", namespace[name]
+
+
+def _set_entry(container: Any, name: str, value: Any) -> None:
+    if not isinstance(container, dict):
+        container[int(name[1:-1])] = value
+    else:
+        names = {f"[{key!r:.40}]": key for key in container if type(key) is str}
+        _set_in(container, f".{names[name]}", value)
+
+
+def _set_in(namespace: Any, name: str, value: Any) -> None:
+    if value is MISSING:
+        (namespace if isinstance(namespace, dict) else {}).pop(name[1:])
+    elif isinstance(namespace, type):
+        setattr(namespace, name[1:], value)
+    else:
+        namespace[name[1:]] = value
+
+
+def _set_in_cell(cells: Mapping[str, types.CellType], name: str, value: Any) -> None:
+    assert value is not MISSING
+    cells[name[1:]].cell_contents = value
+
+
+def _set_in_slot(
+    owner: Any, slots: Mapping[str, types.MemberDescriptorType], name: str, value: Any
+) -> None:
+    assert value is not MISSING
+    slots[name].__set__(owner, value)
+
+
+def _contents(cells: Mapping[str, types.CellType]) -> Iterator[tuple[str, Any]]:
+    for name, cell in cells.items():
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # it is empty yet
+            continue
+
+
+def _in_slots(
+    value: Any, slots: list[tuple[str, types.MemberDescriptorType]]
+) -> Iterator[tuple[str, Any]]:
+    for name, member in slots:
+        try:
+            yield name, member.__get__(value)
+        except AttributeError:  # likewise
+            continue
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Name what a function's code may take from globals and from modules; inner functions, too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _is_of_run(kind: type) -> bool:
+    """Tell what of ours leads back to the whole program."""
+    return kind.__module__.startswith(_OF_RUNS)
+
+
+@functools.cache
+def is_of_a_library(module: str | None) -> bool:
+    """Tell whether a module came with Python or was installed, as far as its file says."""
+    name = module or "builtins"
+    if name in ("__main__", "__mp_main__"):
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or name.startswith("unisono."):
+        return True
+    parts = Path(file).parts
+    return any(name in parts for name in _OF_LIBRARIES) or file.startswith(_standard())
+
+
+@functools.cache
+def _standard() -> str:
+    return sysconfig.get_paths()["stdlib"]
+
+
+class _Own(NamedTuple):
+    """One generator: how it is seeded (from 64 bits), read, and put back."""
+
+    generator: Any
+    salt: int
+    seed: Callable[[int], object]
+    state: Callable[[], Any]
+    put_back: Callable[[Any], object]
+
+
+class OwnGenerators:
+    """Those that some objects lead to, once :meth:`look` was called. Final.
+
+    Args:
+        roots: where to look, by names that are the same in every process.
+
+    Attributes:
+        found: those, as they were found last.
+        holders: what else was found then, see :func:`reach`.
+    """
+
+    def __init__(self, **roots: Any) -> None:
+        self._roots = roots
+        self.found: list[_Own] = []
+        self.holders: list[Holder] = []
+
+    def look(self) -> bool:
+        """Look, maybe again; tell whether others are there than before."""
+        before = [own.generator for own in self.found]
+        reached = reach(self._roots)
+        found = [_own(path, each) for path, each in reached.generators.items()]
+        self.found = [own for own in found if own is not None]
+        self.holders = reached.holders
+        return before != [own.generator for own in self.found]
+
+    def seed(self, word: int) -> None:
+        """Seed all of them, each otherwise, from the 64 bits that the default ones get."""
+        for own in self.found:
+            own.seed(word ^ own.salt)
+
+    def states(self) -> list[Any]:
+        """Give what each of them stands at."""
+        return [own.state() for own in self.found]
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Leave those that are known now as they were, whatever happens."""
+        states = [(own, own.state()) for own in self.found]
+        try:
+            yield
+        finally:
+            for own, state in states:
+                own.put_back(state)
+
+
+def _own(path: str, generator: Any) -> _Own | None:
+    """Say how a generator is seeded; None if that cannot be done."""
+    salt = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little")
+    # No code of the program's: what its own classes make of `seed` is not asked.
+    if isinstance(generator, random.Random):
+        seeded, stated, put = random.Random.seed, random.Random.getstate, random.Random.setstate
+        return _Own(
+            generator,
+            salt,
+            lambda word: seeded(generator, word),
+            lambda: stated(generator),
+            lambda state: put(generator, state),
+        )
+    if isinstance(generator, torch.Generator):
+        return _Own(
+            generator, salt, generator.manual_seed, generator.get_state, generator.set_state
+        )
+    if isinstance(generator, np.random.RandomState):
+        return _Own(
+            generator,
+            salt,
+            lambda word: generator.seed(word % 2**32),
+            lambda: generator.get_state(legacy=False),
+            generator.set_state,
+        )
+    bits: Any = getattr(generator, "bit_generator", generator)
+    if type(bits).__module__.partition(".")[0] != "numpy":
+        return None
+
+    def seed(word: int) -> None:
+        bits.state = type(bits)(word).state
+
+    return _Own(
+        generator, salt, seed, lambda: bits.state, lambda state: setattr(bits, "state", state)
+    )

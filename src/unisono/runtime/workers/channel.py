@@ -1,0 +1,134 @@
+"""How do the processes of one host talk? In messages over a pair of AF_UNIX sockets.
+
+The sockets are of the kind SOCK_SEQPACKET, which keeps the bounds of what was sent. A packet is
+
+    | header size u32 | header (JSON) | payload |       or       | 0 u32 |
+
+and the descriptors of its message travel beside it (SCM_RIGHTS), in order. What is too long for a
+packet lies in a memfd, whose descriptor is then the last one.
+
+Invariant: a receiver sees whole messages or the end, never a part of one; every descriptor that
+arrives is close-on-exec and belongs to exactly one message. Nothing here unpickles.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import socket
+
+from unisono.runtime.workers.launcher_messages import Message, decode, encode
+
+_SIZE_BYTES = 4
+_IN_MEMORY = bytes(_SIZE_BYTES)
+# Whatever a system gives to sockets for their buffers, there is room for so much.
+_PACKET_BYTES = 1 << 15
+_MAX_DESCRIPTORS = 33  # of a message, with that of its memory
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Channel:
+    """One end of a socket pair. Not locked: one thread sends and receives at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.at_end = False
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Make two connected ends, both close-on-exec."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """Take over an inherited or received descriptor; it becomes close-on-exec."""
+        os.set_inheritable(fd, False)
+        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd))
+
+    def fileno(self) -> int:
+        """Return the descriptor, for selectors and for passing the end on."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message; blocks while the other side's buffer is full.
+
+        Raises:
+            ConnectionError: the other end is closed: BrokenPipeError, or ConnectionResetError
+                when it left messages unread.
+        """
+        text, payload, fds = encode(message)
+        header = text.encode("ascii")
+        num_bytes = _SIZE_BYTES + len(header) + len(payload)
+        parts = [len(header).to_bytes(_SIZE_BYTES, "big"), header, payload]
+        if num_bytes <= _PACKET_BYTES:
+            self._send_packet(parts, fds)
+            return
+        with os.fdopen(os.memfd_create("unisono-message", os.MFD_CLOEXEC), "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            self._send_packet([_IN_MEMORY], (*fds, file.fileno()))
+
+    def receive(self) -> Message | None:
+        """Wait for one message; None when the other end is closed."""
+        return self._receive(0)
+
+    def receive_ready(self) -> list[Message]:
+        """Take what has arrived, without waiting; sets ``at_end`` once the other end is closed."""
+        messages = []
+        while not self.at_end:
+            try:
+                message = self._receive(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if message is not None:
+                messages.append(message)
+        return messages
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _send_packet(self, parts: list[bytes], fds: tuple[int, ...]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._socket.sendmsg(parts, rights)
+
+    def _receive(self, flags: int) -> Message | None:
+        try:
+            # Not socket.recv_fds: Python 3.11 ignores its flags.
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _PACKET_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            # Told once: the other end closed with our messages unread. What it sent is still there.
+            return self._receive(flags)
+        arrived = array.array("i")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                arrived.frombytes(content[: len(content) - len(content) % arrived.itemsize])
+        if not data:
+            self.at_end = True
+            return None
+        fds = list(arrived)
+        try:
+            return _read(data, fds)
+        except ValueError:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+
+def _read(packet: bytes, fds: list[int]) -> Message:
+    if packet != _IN_MEMORY or not fds:
+        return _decode(packet, fds)
+    with (
+        os.fdopen(fds.pop(), "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory,
+    ):
+        return _decode(memory, fds)
+
+
+def _decode(frame: bytes | mmap.mmap, fds: list[int]) -> Message:
+    header_end = _SIZE_BYTES + int.from_bytes(frame[:_SIZE_BYTES], "big")
+    return decode(frame[_SIZE_BYTES:header_end], frame[header_end:], tuple(fds))

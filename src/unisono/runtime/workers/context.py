@@ -1,0 +1,272 @@
+"""What is this process among the workers? Found once, kept here, and passed on from here.
+
+Which processes must not train as workers? Each is refused before it trains alone.
+
+*What a worker starts* inherits the worker's variables, but has no seat. *Ranks of a process group*
+that RANK and WORLD_SIZE do not tell of would not take part.
+
+*Processes of* ``torch.multiprocessing.spawn`` are ranks in the eyes of their program, but nothing
+in the environment says so. What tells them apart from a single process with a training of its own
+(of a ``ProcessPoolExecutor``, a search for hyperparameters, a ``spawn`` of one) is that torch hands
+each its index: whoever has an index above 0 is one of several. That one is refused, and torch then
+ends the others, the one with index 0 among them, and raises in the program that has spawned them.
+
+A worker's launcher sees where it waits for others, and so can tell who waits for whom.
+
+Whoever waits wakes now and then to look around, so the processor time of a worker does not tell
+that it stands still. Only what the program itself waits for is shown, not what other threads do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from unisono.runtime.faults import Faults
+from unisono.runtime.timeouts import RENDEZVOUS
+from unisono.runtime.workers.supervisor import (
+    PID_VARIABLE,
+    LauncherLink,
+    SingleProcess,
+    Supervisor,
+    has_launcher,
+    is_worker,
+)
+from unisono.runtime.world import HOSTS_VARIABLE, SOMEBODY, World, per_process, world
+
+if TYPE_CHECKING:
+    from unisono.runtime.workers.joint_calls import JointCalls
+    from unisono.runtime.workers.rendezvous import Rendezvous
+    from unisono.runtime.workers.team import Team
+
+
+class Context:
+    """One process's place among the workers. Final; see :func:`context`.
+
+    Attributes:
+        held: who this worker is while the environment says something else for a moment.
+    """
+
+    held: World | None = None
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a descriptor must not be taken over twice
+        self._link: LauncherLink | None = None
+        self._joined: dict[World, JointCalls] = {}
+        self._met: dict[World, Rendezvous] = {}
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Our launcher, if it started this very process; else nobody, as long as none has come."""
+        return self.launcher or SingleProcess()
+
+    @property
+    def launcher(self) -> LauncherLink | None:
+        """Our launcher, if it started this very process."""
+        with self._lock:
+            if self._link is None and has_launcher():
+                self._link = _link()
+            return self._link
+
+    @property
+    def world(self) -> World:
+        """This worker's place, whatever a pass is told of it."""
+        link = self.launcher
+        return link.world if link is not None else self.held or world()
+
+    def rendezvous(self, timeout_s: float | None = None) -> Rendezvous:
+        """Find the other workers of the job. Collective the first time: every rank calls it.
+
+        Args:
+            timeout_s: how long the last one may take; by default what ``timeouts.py`` says.
+
+        Raises:
+            ValueError: the environment does not say clearly who this worker is, or where rank 0 is.
+            RuntimeError: a worker has started this process.
+            RendezvousError: the workers cannot find each other.
+            WaitTimeoutError: somebody did not come in time.
+            PeerLostError: somebody came and left before all were there.
+        """
+        from unisono.runtime.workers.rendezvous import of_launcher
+
+        link = self.launcher
+        here = self.world
+        with self._lock:
+            if here not in self._met:
+                self._met[here] = self._meet(here, timeout_s) if link is None else of_launcher(link)
+            return self._met[here]
+
+    def _meet(self, here: World, timeout_s: float | None) -> Rendezvous:
+        from unisono.runtime.workers.rendezvous import meet
+
+        # Ranks that a program starts itself are told where to meet.
+        if here.world_size > 1 and not os.environ.get("MASTER_PORT"):
+            refuse_children(here)
+        return meet(here, os.environ, RENDEZVOUS.in_s() if timeout_s is None else timeout_s)
+
+    def team(self) -> Team:
+        """Join the workers, as :meth:`join` does."""
+        return self.join().team
+
+    def join(self) -> JointCalls:
+        """Join the workers among whom this process was started, or be a team of one.
+
+        Under another launcher than ours: collective, every rank calls it; waits for all of them the
+        first time.
+
+        Returns:
+            The team, and what it does together; the same for all runs of a process, but a team of
+            one is another one for each.
+
+        Raises:
+            ValueError: the environment does not say clearly who this worker is, or torch's process
+                group has more ranks than that says.
+            RuntimeError: this process cannot be one of the workers, or does not know the others.
+            RendezvousError: the workers cannot find each other.
+            WaitTimeoutError: somebody did not come in time.
+            PeerLostError: somebody came and left before all were there.
+        """
+        # Whoever only starts a job does not wait for these.
+        from unisono.runtime.workers.external import ExternallyLaunched
+        from unisono.runtime.workers.joint_calls import JointCalls
+        from unisono.runtime.workers.team import Team
+
+        link = self.launcher
+        here = self.world
+        if link is None and here.world_size > 1:
+            refuse_children(here)
+        refuse_larger_group(here)
+        refuse_spawned(here)
+        if link is None and here.world_size == 1:
+            return JointCalls(Team(SingleProcess(here)))
+        with self._lock:
+            if here not in self._joined:
+                supervisor = link or ExternallyLaunched.meet(self.rendezvous(), here)
+                if link is not None:
+                    link.control.take_seat(here.rank)
+                    link.connect()
+                faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
+                self._joined[here] = JointCalls(Team(supervisor, faults))
+            return self._joined[here]
+
+
+def _link() -> LauncherLink:
+    if HOSTS_VARIABLE not in os.environ:
+        return LauncherLink()
+    from unisono.runtime.workers.host_member import HostMember
+
+    return HostMember()
+
+
+def context() -> Context:
+    """Give the context of this process, always the same; a fork has one of its own."""
+    return per_process(Context)
+
+
+_WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
+
+
+def refuse_children(here: World) -> None:
+    """Refuse what a worker has started: it has that one's variables, but not its seat.
+
+    Raises:
+        RuntimeError: this process is one.
+    """
+    if PID_VARIABLE in os.environ and not is_worker():
+        raise RuntimeError(
+            f"what a worker starts must not train in its place, but this process has the variables "
+            f"of rank {here.rank} of {here.world_size} and is another one than that worker "
+            f"(process {os.environ[PID_VARIABLE]}): train in the worker itself; for a training of "
+            f"its own, start it without {PID_VARIABLE}, RANK and WORLD_SIZE."
+        )
+
+
+def refuse_larger_group(here: World) -> None:
+    """Refuse one of a process group with others who would not take part.
+
+    Raises:
+        ValueError: torch's process group has more ranks than there are workers.
+    """
+    dist = _process_groups()
+    if dist is None:
+        return
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size > here.world_size:
+        raise ValueError(
+            f"every rank of torch's process group must be one of the workers that train together, "
+            f"but the group has {world_size} (this process is rank {rank}) where RANK and "
+            f"WORLD_SIZE tell of {here.world_size}: set "
+            f'`os.environ["RANK"] = "{rank}"` and `os.environ["WORLD_SIZE"] = "{world_size}"`, in '
+            f"each process its own rank, or start the program with `unisono run -n {world_size}` "
+            f"instead of `mp.spawn`."
+        )
+
+
+def refuse_spawned(here: World) -> None:
+    """Refuse one of several spawned processes that does not know of the others.
+
+    One that sets RANK and WORLD_SIZE, or makes a process group, has said who it is.
+
+    Raises:
+        RuntimeError: this process is one.
+    """
+    index = _spawned_index()
+    if index == 0 or here.world_size > 1 or here.started_by == SOMEBODY or _process_groups():
+        return
+    raise RuntimeError(
+        f"workers that train together must know of each other, but this process (index {index} of "
+        f"`torch.multiprocessing.spawn`) has neither RANK nor WORLD_SIZE, and would train the "
+        f"whole run alone, as each of the others: call `unisono.launch(fn, workers=…)` instead of "
+        f'`mp.spawn`. For a training of its own in each process, set `os.environ["RANK"] = "0"` '
+        f'and `os.environ["WORLD_SIZE"] = "1"` there.'
+    )
+
+
+def _spawned_index() -> int:
+    """Tell which of the processes that torch has spawned this one is; 0 for any other process."""
+    process: Any = multiprocessing.current_process()
+    target = getattr(process, "_target", None)
+    names = (getattr(target, "__module__", ""), getattr(target, "__name__", ""))
+    arguments: Any = getattr(process, "_args", ())
+    if names != _WRAPPER or len(arguments) < 2 or not isinstance(arguments[1], int):
+        return 0
+    return arguments[1]
+
+
+def _process_groups() -> Any:
+    """Give torch.distributed if this process has made a process group; else None."""
+    dist: Any = sys.modules.get("torch.distributed")
+    has_group = dist is not None and dist.is_available() and dist.is_initialized()
+    return dist if has_group else None
+
+
+_SHOWN_AFTER_S = 1.0
+
+
+class ShownWait:
+    """A wait that the launcher, if there is one, sees once it has lasted a second. Final."""
+
+    def __init__(self) -> None:
+        self._is_shown = False
+
+    def look(self, waited_s: float, what: Callable[[], str]) -> None:
+        """Show it if it is time.
+
+        Args:
+            waited_s: how long it has lasted.
+            what: says what for, in at most 124 letters.
+        """
+        is_due = waited_s >= _SHOWN_AFTER_S and not self._is_shown
+        if is_due and threading.current_thread() is threading.main_thread():
+            self._is_shown = True
+            context().supervisor.show_wait(what())
+
+    def close(self) -> None:
+        """Show that it is over."""
+        if self._is_shown:
+            self._is_shown = False
+            context().supervisor.show_wait("")

@@ -1,0 +1,417 @@
+"""The control block that launcher and workers share: how far each has come, and who has left.
+
+One memfd: a head, a line for each rank, a mailbox for each rank. Each line is written by its rank
+alone (`departure` and the head by the launcher alone), so no locks are needed. Our launcher creates
+it, so that it outlives every worker. Without our launcher rank 0 creates it (`external.py`), each
+worker takes its seat by writing which process it is, and the first to see that another one has
+died writes its `departure`.
+
+Purposes say what the last two arrivals were for: nobody can be two meetings ahead. A plan says what
+everybody does before a certain step; it is made between the two meetings of the step before, so
+that all who pass the second read this one, and nobody still reads the one before.
+
+Where the workers of a step meet, and what follows when one of them is lost.
+
+A wait (see ``meeting_point``) ends when everyone has come, when one of those missing was lost (then
+the membership changes), when one has left for good or died with nobody to make up for it
+(:class:`PeerLostError`), or when the time is up (:class:`WaitTimeoutError`).
+
+Whether a lost worker had come to a meeting is a fact that never changes again, so all others
+decide alike: those who wait for it stop at the same meeting.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from collections.abc import Callable, Sequence
+
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.runtime.notices import say
+from unisono.runtime.procfs import create_memory, started_at
+from unisono.runtime.timeouts import MEETING
+from unisono.runtime.workers.meeting_point import (
+    COUNTER,
+    Departure,
+    MeetingPoint,
+    MeetingSeat,
+    Waiter,
+    spin_s,
+)
+
+MAILBOX_BYTES = 64 * 1024
+_LENGTH_BYTES = 8
+NUM_TIMES = 7
+NUM_SIZES = 3
+PURPOSE_BYTES, WAIT_BYTES, CALL_BYTES = 24, 124, 124
+MEMORY_NAME = "unisono-control"
+
+
+class Head(ctypes.Structure):
+    """What the launcher says to all.
+
+    Attributes:
+        wish: whether it wishes that all workers stop between two steps.
+        end: which signal has the job end after the step under way; 0: none.
+    """
+
+    _fields_ = (
+        ("wish", ctypes.c_uint32),
+        ("end", ctypes.c_uint32),
+        ("unused", ctypes.c_uint64),
+        ("rest_of_line", ctypes.c_uint8 * 48),
+    )
+
+
+class _Times(ctypes.Structure):
+    _fields_ = (("step", ctypes.c_int64), ("seconds", ctypes.c_double * NUM_TIMES))
+
+
+class RankLine(MeetingSeat):
+    """What one rank says of itself, in whole cache lines.
+
+    Attributes:
+        begun: the number after that of the step that it was last seen in; 0 before the first.
+        purposes: of its last two arrivals, in turn; votes are likewise.
+        memory: of its device, in bytes.
+        wish: of the launcher of its host, as workers of other hosts hear it.
+    """
+
+    _fields_ = (
+        ("begun", ctypes.c_int64),
+        ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),
+        ("plan_step", ctypes.c_int64),
+        ("plan", ctypes.c_uint32),
+        ("wish", ctypes.c_uint32),
+        ("memory", ctypes.c_int64 * NUM_SIZES),
+        ("votes", ctypes.c_uint32 * 2),
+        ("times", _Times * 2),
+        ("num_waits", ctypes.c_uint32),
+        ("wait", ctypes.c_char * WAIT_BYTES),
+        ("num_calls", ctypes.c_uint32),
+        ("call", ctypes.c_char * CALL_BYTES),
+    )
+
+    @property
+    def step(self) -> int:
+        """The step that it was last seen in; 0 before the first."""
+        return int(self.begun) - 1 if self.begun else 0
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.begun = step + 1
+
+
+_HEAD_BYTES, _LINE_BYTES = ctypes.sizeof(Head), ctypes.sizeof(RankLine)
+_TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times
+
+
+class ControlBlock:
+    """The mapped control block. Final.
+
+    Args:
+        fd: the memory, made by :meth:`create`; below 0 for one that nobody shares.
+        world_size: the number of workers.
+
+    Attributes:
+        head: see :class:`Head`.
+        lines: of each rank.
+    """
+
+    def __init__(self, fd: int, world_size: int) -> None:
+        self.fd = fd
+        self.world_size = world_size
+        self._map = mmap.mmap(fd, control_block_bytes(world_size))
+        self.head = Head.from_buffer(self._map)
+        self.lines = [
+            RankLine.from_buffer(self._map, _HEAD_BYTES + rank * _LINE_BYTES)
+            for rank in range(world_size)
+        ]
+        self._longs = (ctypes.c_int64 * (len(self._map) // 8)).from_buffer(self._map)
+        starts = [
+            _HEAD_BYTES + rank * _LINE_BYTES + RankLine.times.offset for rank in range(world_size)
+        ]
+        self._mail_at = _HEAD_BYTES + world_size * _LINE_BYTES
+        self._times_at = [(start, start + _TOLD.size) for start in starts]
+
+    @classmethod
+    def create(cls, world_size: int) -> ControlBlock:
+        """Make a fresh control block for `world_size` workers; a launcher does, or else rank 0."""
+        return cls(create_memory(MEMORY_NAME, control_block_bytes(world_size)), world_size)
+
+    @classmethod
+    def private(cls) -> ControlBlock:
+        """Make one for a process that is alone; nobody shares it."""
+        return cls(-1, 1)
+
+    def meeting_point(
+        self, rank: int, waiter: Waiter, notice_after_s: float | None = None
+    ) -> MeetingPoint:
+        """Have `rank` meet the others here; arguments as of :class:`MeetingPoint`."""
+        return MeetingPoint(self.lines, rank, waiter, notice_after_s)
+
+    @property
+    def is_stop_wished(self) -> bool:
+        """Whether a launcher wishes that all workers stop between two steps."""
+        return bool(self.head.wish)
+
+    def departure(self, rank: int) -> Departure:
+        """Tell whether `rank` has left."""
+        return Departure(self.lines[rank].departure)
+
+    def leave(self, rank: int, how: Departure) -> None:
+        """Mark that `rank` will never come to a meeting again, and wake whoever waits for it."""
+        self.lines[rank].leave(how)
+
+    def come_back(self, rank: int, arrivals: int) -> None:
+        """Mark that somebody has taken the seat of `rank` and counts meetings from `arrivals`.
+
+        Only while nobody waits for `rank`, and before anybody is told to.
+        """
+        self.lines[rank].arrivals = arrivals
+        self.lines[rank].departure = int(Departure.PRESENT)
+
+    def take_seat(self, rank: int) -> None:
+        """Say that this process is `rank`."""
+        self.lines[rank].take(os.getpid(), started_at(os.getpid()) or 0)
+
+    def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
+        """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
+        at = self._times_at[rank][step % 2]
+        _TOLD.pack_into(self._map, at, -1, *times)
+        self._longs[at >> 3] = step
+
+    def times(self, rank: int, step: int) -> tuple[float, ...] | None:
+        """Tell where `rank` spent a step; None if it has not said, or has said another since."""
+        at = self._times_at[rank][step % 2]
+        told = _TOLD.unpack_from(self._map, at)
+        return told[1:] if told[0] == step == self._longs[at >> 3] else None
+
+    def step_under_way(self, rank: int) -> int | None:
+        """Tell which step `rank` is in; None where it has told of its end, or begun none."""
+        begun = self.lines[rank].begun
+        told = self.times(rank, begun - 1) if begun else None
+        # Memory in which nothing was told yet looks like step 0, but none begins at 0 s.
+        is_over = not begun or (told is not None and told[0] > 0)
+        return None if is_over else int(begun) - 1
+
+    def begin_wait(self, rank: int, what: bytes) -> None:
+        """Say that `rank` waits for others elsewhere than at a meeting, and what for."""
+        self.lines[rank].wait = what[:WAIT_BYTES]
+        self.lines[rank].num_waits |= 1
+
+    def end_wait(self, rank: int) -> None:
+        """Say that `rank` goes on."""
+        self.lines[rank].num_waits = (self.lines[rank].num_waits | 1) + 1
+
+    def wait_of(self, rank: int) -> tuple[int, bytes | None]:
+        """Tell what `rank` waits for elsewhere than at a meeting, or None.
+
+        Returns:
+            A count that changes with each such wait, and the wait under way.
+        """
+        count = self.lines[rank].num_waits
+        return count, self.lines[rank].wait if count % 2 else None
+
+    def note_call(self, rank: int, call: bytes) -> None:
+        """Say which collective of torch.distributed `rank` begins."""
+        line = self.lines[rank]
+        line.call = call[:CALL_BYTES]
+        line.num_calls += 1
+
+    def call_of(self, rank: int) -> tuple[int, bytes]:
+        """Tell how many collectives `rank` has begun, as far as it says so, and the newest."""
+        line = self.lines[rank]
+        return line.num_calls, line.call
+
+    def post(self, rank: int, message: bytes) -> None:
+        """Put at most ``MAILBOX_BYTES − 8`` bytes into the mailbox of `rank`."""
+        start = self._mailbox(rank)
+        self._map[start : start + _LENGTH_BYTES] = len(message).to_bytes(_LENGTH_BYTES, "little")
+        self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + len(message)] = message
+
+    def posted(self, rank: int) -> bytes:
+        """Read the mailbox of `rank`."""
+        start = self._mailbox(rank)
+        length = int.from_bytes(self._map[start : start + _LENGTH_BYTES], "little")
+        return self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + length]
+
+    def put_beside(self, which: int, data: bytes) -> None:
+        """Have workers of other hosts get some bytes with this worker's next arrival."""
+        return
+
+    def beside(self, which: int) -> dict[int, bytes]:
+        """Take what workers of other hosts have sent with an arrival, by rank."""
+        return {}
+
+    def close(self) -> None:
+        """Give the control block's file descriptor back; the mapping goes with the object."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _mailbox(self, rank: int) -> int:
+        return self._mail_at + rank * MAILBOX_BYTES
+
+
+def control_block_bytes(world_size: int) -> int:
+    """Tell how long the control block for some workers is."""
+    return _HEAD_BYTES + world_size * (_LINE_BYTES + MAILBOX_BYTES)
+
+
+_SAME_CALLS = "all workers must make the same calls in the same order."
+
+
+class Barrier:
+    """One worker's view of the meeting point. Every rank makes one; final.
+
+    Args:
+        control: the control block shared with the other workers.
+        rank: this worker.
+        timeout_s: how long a wait may last, in seconds; see :mod:`unisono.runtime.timeouts`.
+        notice_after_s: when a wait is told in words, in seconds; the same.
+        say: where those words go.
+        look: called several times a second while somebody is missing; marks on the control block
+            who has died. By default nothing: a launcher does that.
+    """
+
+    def __init__(
+        self,
+        control: ControlBlock,
+        rank: int,
+        *,
+        timeout_s: float | None = None,
+        notice_after_s: float | None = None,
+        say: Callable[[str], None] = say,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._control = control
+        self._rank, self._line = rank, control.lines[rank]
+        self._timeout_s = MEETING.in_s() if timeout_s is None else timeout_s
+        self._say = say
+        self._look = look
+        self._point = control.meeting_point(rank, self, notice_after_s)
+        self.set_membership(range(control.world_size))
+
+    def set_membership(self, ranks: Sequence[int]) -> None:
+        """Wait for these ranks from now on."""
+        self._others = [other for other in ranks if other != self._rank]
+        self._point.spin_s = spin_s(len(ranks))
+
+    def departure(self, other: int) -> Departure:
+        """Look whether `other` has left, also without a word."""
+        self._look()
+        return self._control.departure(other)
+
+    def has_gone_further(self, other: int) -> bool:
+        """Tell whether a worker has come to the meeting that this one comes to next."""
+        return not self._point.missing([other], (self.arrivals + 1) % COUNTER)
+
+    @property
+    def arrivals(self) -> int:
+        """Count the meetings that this worker has come to, modulo 2³²."""
+        return int(self._line.arrivals)
+
+    def arrive(self, purpose: str = "") -> None:
+        """Come to the next meeting. Collective: every rank calls it, in the same order.
+
+        Args:
+            purpose: what the meeting is for, in at most 24 letters; the same on every rank.
+        """
+        self._line.purposes[(self.arrivals + 1) % 2].value = purpose.encode()[:PURPOSE_BYTES]
+        self._point.arrive()
+
+    def vote(self, vote: int) -> None:
+        """Have a number, below 2³², read beside the next arrival of this worker."""
+        self._line.votes[(self.arrivals + 1) % 2] = vote
+
+    def votes(self, ranks: Sequence[int]) -> dict[int, int]:
+        """Read what came with the arrivals that :meth:`wait` has waited for, by rank."""
+        which = self.arrivals % 2
+        return {rank: self._control.lines[rank].votes[which] for rank in ranks}
+
+    def wait(self) -> bool:
+        """Wait until the others have come to the meeting that this worker came to last.
+
+        Returns:
+            Whether all have come; False if one that has not was lost.
+
+        Raises:
+            MismatchError: somebody came for another purpose.
+            PeerLostError: a worker that has not come never will.
+            WaitTimeoutError: a worker did not come in time.
+        """
+        target = self.arrivals
+        if not self._point.wait(self._others, target, self._timeout_s):
+            return False
+        self._check_purpose(target % 2)
+        return True
+
+    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
+        self._look()
+        left = [(rank, self._control.departure(rank)) for rank in missing]
+        return [one for one in left if one[1] != Departure.PRESENT]
+
+    def lose(self, rank: int, how: Departure) -> None:
+        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`; a lost one is made up for."""
+        if not how.may_be_back:
+            raise self._left(rank, how)
+
+    def give_up_on(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
+        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
+        return WaitTimeoutError(
+            f"{self._sight(missing, waited_s)} Giving up after {waited_s:.0f} s: look at what rank "
+            f"{missing[0]} does there, or at code that not every worker runs.",
+            missing=tuple(missing),
+            waited_s=waited_s,
+        )
+
+    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
+        """See :class:`Waiter`; the first of those here speaks."""
+        here = min(set(self._others) - set(missing), default=self._rank + 1)
+        if is_long and self._rank < here:
+            self._say(self._sight(missing, waited_s))
+
+    def _check_purpose(self, which: int) -> None:
+        mine = self._line.purposes[which].value
+        for other in self._others:
+            theirs = self._control.lines[other].purposes[which].value
+            if theirs != mine:
+                raise MismatchError(
+                    f"every worker must make the same calls in the same order, but rank "
+                    f"{self._rank} came to `{mine.decode().strip()}` and rank {other} to "
+                    f"`{theirs.decode().strip()}`: call it on every worker, not under "
+                    f"`if rank == 0` nor where only one caught an exception."
+                )
+
+    def _sight(self, missing: Sequence[int], waited_s: float) -> str:
+        here = self._line.step
+        there = ", ".join(f"rank {other} ({self._last_seen(other)})" for other in missing)
+        return f"rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
+
+    def _left(self, other: int, how: Departure) -> PeerLostError:
+        what, advice = {
+            Departure.FINISHED: ("has finished its program", _SAME_CALLS),
+            Departure.DIED: (
+                f"has died, its process {self._control.lines[other].pid} is gone",
+                "look for what ended it (a signal, too little memory), and start all again; with a "
+                "`directory` the run goes on from its newest checkpoint.",
+            ),
+            Departure.UNREACHABLE: (
+                "cannot be reached any more",
+                "its host has gone, or the link to it; see to that and start all again; with a "
+                "`directory` the run goes on from its newest checkpoint.",
+            ),
+        }.get(how, ("has failed", _SAME_CALLS))
+        return PeerLostError(
+            f"every worker must come to this point of step {self._line.step}, "
+            f"but rank {other} {what} ({self._last_seen(other)}) while rank {self._rank} waits for "
+            f"it: {advice}",
+            rank=other,
+        )
+
+    def _last_seen(self, other: int) -> str:
+        return f"last seen in step {self._control.lines[other].step}"

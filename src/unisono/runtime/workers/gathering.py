@@ -1,0 +1,169 @@
+"""How do ranks wait for each other at a store? Each leaves a value, and waits for the others'.
+
+    rank 0   set "what/0" ─ check "what/0 … what/n−1" ─ look who is missing ─ … ─ all are there
+    rank 1   set "what/1" ─ …                                one who gives up leaves the reason
+
+A rank that can tell that the others will never all come says so in the store, so that all end
+alike. Nothing waits inside of the store, where no signal would be heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from unisono import errors
+from unisono.runtime.notices import listed, say
+from unisono.runtime.timeouts import NOTICE
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+# Told those who have come, by rank, those who are missing, and how long they were waited for.
+Look = Callable[[Mapping[int, Any], Sequence[int], float], None]
+
+_REFUSED = "refused"
+_PAUSES_S = (1e-3, 1e-2)
+_LOOK_EVERY_S = 0.1
+# For so long torch's store looks for its file.
+_STORE_ANSWERS_WITHIN_S = 5.0
+_STAYS_AT_MOST_S = 10.0
+_FIELDS = ("rank", "missing", "waited_s")
+_ERRORS: Mapping[str, Callable[..., errors.UnisonoError]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.PeerLostError,
+        errors.WaitTimeoutError,
+        errors.MismatchError,
+        errors.RendezvousError,
+    )
+}
+
+
+@dataclass
+class Gathering:
+    """Ranks that gather values, once or several times. Final."""
+
+    store: Store  # torch's, with keys that nobody else uses
+    rank: int  # this rank
+    world_size: int  # how many there are to be
+    _: KW_ONLY
+    where: str  # what they come to, for messages
+    timeout_s: float  # how long each may take, in seconds
+    # called now and then; raises where somebody will never come
+    look: Look = lambda heard, missing, waited_s: None
+    # what to do about one that did not come
+    advice: str = "look whether it was started, and what it does there."
+    speaks: bool = True  # whether a long wait is said
+    is_held: bool = False  # whether rank 0 holds the store, which ends with it
+
+    def gather(self, what: str, mine: object) -> list[Any]:
+        """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
+
+        If rank 0 holds the store, it returns when all ranks have all values.
+
+        Raises:
+            WaitTimeoutError: a rank did not come in time.
+            RendezvousError: the store is gone.
+            UnisonoError: `look` has raised it, here or on another rank.
+        """
+        try:
+            self.store.set_timeout(timedelta(seconds=_STORE_ANSWERS_WITHIN_S))
+            self.store.set(f"{what}/{self.rank}", json.dumps(mine))
+            heard = self._wait_for(what)
+            if self.is_held:
+                self._stay(f"{what} read")
+        except RuntimeError as error:
+            self.look({}, range(self.world_size), 0.0)
+            raise errors.RendezvousError(
+                f"the store must be there until all ranks have come to {self.where}, but does not "
+                f"answer rank {self.rank} ({error}): look what has become of rank 0, or of "
+                f"whatever else holds it."
+            ) from error
+        finally:
+            self.store.set_timeout(timedelta(seconds=self.timeout_s))
+        return heard
+
+    def _stay(self, what: str) -> None:
+        """Have rank 0 stay until the others have read everything, or for a while."""
+        self.store.set(f"{what}/{self.rank}", "")
+        until_s = time.monotonic() + _STAYS_AT_MOST_S
+        keys = [f"{what}/{rank}" for rank in range(self.world_size)]
+        while self.rank == 0 and not self.store.check(keys) and time.monotonic() < until_s:
+            time.sleep(_PAUSES_S[0])
+
+    def _wait_for(self, what: str) -> list[Any]:
+        keys = [f"{what}/{rank}" for rank in range(self.world_size)]
+        begun_s = look_at_s = time.monotonic()
+        pause_s, most_s = _PAUSES_S
+        heard: dict[int, Any] = {}
+        while not self.store.check(keys):
+            now_s = time.monotonic()
+            if now_s >= look_at_s:
+                self._look_around(keys, heard, now_s - begun_s)
+                look_at_s = time.monotonic() + _LOOK_EVERY_S
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, most_s)
+        return [heard[rank] if rank in heard else self._value(key) for rank, key in enumerate(keys)]
+
+    def _value(self, key: str) -> Any:
+        return json.loads(self.store.get(key))
+
+    def _look_around(self, keys: Sequence[str], heard: dict[int, Any], waited_s: float) -> None:
+        """Raise if the wait is in vain."""
+        missing = self._missing(keys, heard)
+        try:
+            if self.store.check([_REFUSED]):
+                raise _error_of(self._value(_REFUSED))
+            self.look(heard, missing, waited_s)
+            if waited_s >= self.timeout_s:
+                raise too_late(self.world_size, self.where, self.timeout_s, missing, self.advice)
+        except errors.UnisonoError as error:
+            # What a rank wrote before it ended counts.
+            if self._missing(keys, heard) != missing:
+                return
+            self._refuse(error)
+            raise
+        if self.speaks and waited_s >= NOTICE.in_s() and self.rank == min(heard):
+            self.speaks = False
+            ranks = listed("rank", missing, " and ")
+            say(f"rank {self.rank} has waited {waited_s:.0f} s in {self.where} for {ranks}.")
+
+    def _missing(self, keys: Sequence[str], heard: dict[int, Any]) -> list[int]:
+        for rank, key in enumerate(keys):
+            if rank not in heard and self.store.check([key]):
+                heard[rank] = self._value(key)
+        return [rank for rank in range(self.world_size) if rank not in heard]
+
+    def _refuse(self, error: errors.UnisonoError) -> None:
+        """Have all others raise this error, too."""
+        fields = {name: value for name, value in vars(error).items() if name in _FIELDS}
+        with contextlib.suppress(RuntimeError):  # the store may be gone
+            self.store.set(_REFUSED, json.dumps([type(error).__name__, str(error), fields]))
+
+
+def too_late(
+    world_size: int, where: str, timeout_s: float, missing: Sequence[int], advice: str
+) -> errors.WaitTimeoutError:
+    """Say that ranks did not come in time, and what to do."""
+    have = "has" if len(missing) == 1 else "have"
+    return errors.WaitTimeoutError(
+        f"all {world_size} ranks must come to {where} within {timeout_s:g} s, but "
+        f"{listed('rank', missing)} {have} not: {advice}",
+        missing=tuple(missing),
+        waited_s=timeout_s,
+    )
+
+
+def _error_of(refused: Sequence[Any]) -> errors.UnisonoError:
+    """Make the error again that another rank has raised."""
+    name, text, fields = refused
+    if "missing" in fields:
+        fields["missing"] = tuple(fields["missing"])
+    error: errors.UnisonoError = _ERRORS[name](text, **fields)
+    return error

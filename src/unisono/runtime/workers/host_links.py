@@ -1,0 +1,336 @@
+"""How do workers of different hosts hear from each other? Over one connection for each two of them.
+
+A worker listens on one address while the job begins. Whoever connects shows the job's token, hashed
+with its rank, and gets the answer hashed likewise; who shows something else is turned away, and who
+shows nothing keeps nobody waiting. When all have connected nobody listens any more.
+
+Frames are a length (u32) and that many bytes. Nothing is sent while nobody has something to say:
+the kernel asks whether a silent host is still there, and a connection that is not acknowledged for
+some seconds fails. So nobody computes slower for being watched, and a stopped worker is not taken
+for a lost host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import select
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from unisono.errors import RendezvousError
+from unisono.runtime import __version__
+from unisono.runtime.timeouts import RENDEZVOUS
+from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.rendezvous import Rendezvous
+
+# After so long without a sign of life a host, or the link to it, is taken for lost. A link that is
+# cut for five seconds is survived: what was sent meanwhile is sent again every second.
+LOST_AFTER_S = 8.0
+_TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
+_LENGTH = struct.Struct("<I")
+_HELLO = struct.Struct("<I32s")
+_READ_BYTES = 1 << 18
+_ANSWERS_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.1
+_BUFFER_BYTES = 1 << 20
+_BACKLOG, _CALLERS_AT_MOST = 128, 256
+
+# Where a worker listens: address and port.
+Place = Sequence[Any]
+
+
+class HostLinks:
+    """One worker's connections to those of other hosts. Final; made by :func:`connect_hosts`."""
+
+    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
+        self._sockets = dict(sockets)
+        self._incoming = {rank: bytearray() for rank in sockets}
+        self._outgoing = {rank: bytearray() for rank in sockets}
+        self._poll = select.poll()
+        self._rank_of = {}
+        for rank, link in self._sockets.items():
+            watch_link(link)
+            self._rank_of[link.fileno()] = rank
+            self._poll.register(link, select.POLLIN)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame to every worker of other hosts, as far as the kernel takes it now."""
+        data = _LENGTH.pack(len(frame)) + frame
+        for rank in list(self._sockets):
+            self._outgoing[rank] += data
+            self._flush(rank)
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[int, bytes | Departure]]:
+        """Give the frames that come within so many seconds, at once if there are any.
+
+        Returns:
+            Ranks with what they have sent, or how they are lost.
+        """
+        for rank in list(self._sockets):
+            self._flush(rank)
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            rank = self._rank_of[fd]
+            gone = self._read(rank)
+            yield from ((rank, frame) for frame in self._frames(rank))
+            if gone is not None:
+                self._drop(rank)
+                yield rank, gone
+
+    def close(self) -> None:
+        """End all connections."""
+        for rank in list(self._sockets):
+            self._drop(rank)
+
+    def _read(self, rank: int) -> Departure | None:
+        """Read what has come; gives how the worker is lost, if it is."""
+        link, incoming = self._sockets[rank], self._incoming[rank]
+        try:
+            while chunk := link.recv(_READ_BYTES):
+                incoming += chunk
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return Departure.DIED
+        except OSError:
+            return Departure.UNREACHABLE
+        return Departure.DIED
+
+    def _flush(self, rank: int) -> None:
+        """Send what is left; an error is noticed where the connection is read."""
+        outgoing = self._outgoing[rank]
+        with contextlib.suppress(OSError):
+            while outgoing:
+                del outgoing[: self._sockets[rank].send(outgoing)]
+
+    def _frames(self, rank: int) -> Iterator[bytes]:
+        incoming = self._incoming[rank]
+        while len(incoming) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(incoming)[0]
+            if len(incoming) < end:
+                return
+            yield bytes(incoming[_LENGTH.size : end])
+            del incoming[:end]
+
+    def _drop(self, rank: int) -> None:
+        link = self._sockets.pop(rank)
+        self._poll.unregister(link)
+        link.close()
+
+
+def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
+    """Connect this worker with every one of other hosts. Collective: every rank calls it.
+
+    Args:
+        rendezvous: where all workers have met.
+        address: of this host, where the others reach it; nothing else is listened on.
+
+    Raises:
+        RendezvousError: another host cannot be reached, or has another version.
+    """
+    places, token = rendezvous.places, rendezvous.token
+    others = set(range(places.world_size)) - set(places.local_ranks)
+
+    def tell(place: Place) -> dict[int, tuple[Place, str]]:
+        told = rendezvous.gather("addresses of workers", [__version__, place])
+        for rank, (version, _) in enumerate(told):
+            if version != told[0][0]:
+                raise RendezvousError(
+                    f"all hosts must have one version of Unisono, but rank 0 has {told[0][0]} and "
+                    f"rank {rank} has {version}: install the same on all."
+                )
+        return {rank: (told[rank][1], token) for rank in others}
+
+    def look() -> None:
+        rendezvous.watch(0.0)
+
+    me, within_s = places.rank, RENDEZVOUS.in_s()
+    return HostLinks(connect_ranks(me, address, token, tell, look, within_s))
+
+
+def connect_ranks(
+    me: int,
+    address: str,
+    token: str,
+    tell: Callable[[Place], Mapping[int, tuple[Place, str]]],
+    look: Callable[[], None],
+    within_s: float,
+) -> dict[int, socket.socket]:
+    """Connect this worker with others; of each two, the higher rank calls the lower one.
+
+    Args:
+        me: this worker's rank.
+        address: where it listens until all have connected.
+        token: what whoever calls it must show.
+        tell: tells the others where it listens; gives where each of them does, and its token.
+        look: called now and then; raises where somebody will never come.
+        within_s: how long it may take from then on, in seconds.
+
+    Raises:
+        RendezvousError: one of them is not reached.
+    """
+    links: dict[int, socket.socket] = {}
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as listening:
+        others = tell(listening.getsockname()[:2])
+        deadline = time.monotonic() + within_s
+        try:
+            for rank in sorted(rank for rank in others if rank < me):
+                links[rank] = _call_rank(rank, *others[rank], me, deadline)
+            above = {rank for rank in others if rank > me}
+            links.update(_take_calls(listening, above, me, token, look, deadline))
+        except BaseException:
+            for link in links.values():
+                link.close()
+            raise
+    return links
+
+
+def _call_rank(rank: int, place: Place, token: str, me: int, deadline: float) -> socket.socket:
+    """Connect to a worker that listens, until a time of ``time.monotonic``; both show the token.
+
+    Raises:
+        RendezvousError: it is not reached there.
+    """
+    link = None
+    try:
+        left_s = max(0.1, deadline - time.monotonic())
+        link = socket.create_connection((place[0], place[1]), min(LOST_AFTER_S, left_s))
+        link.settimeout(min(_ANSWERS_WITHIN_S, left_s))
+        link.sendall(_HELLO.pack(me, _shown(token, me, rank)))
+        _, shown = _HELLO.unpack(_exactly(link, _HELLO.size))
+    except OSError as error:
+        if link is not None:
+            link.close()
+        raise RendezvousError(
+            f"every host must reach the others, but rank {me} does not reach rank {rank} at "
+            f"{place[0]}:{place[1]} ({error}): name the interface that connects the hosts with "
+            f"UNISONO_INTERFACE, and let the firewall pass connections between them."
+        ) from error
+    if not hmac.compare_digest(shown, _shown(token, rank, me)):
+        link.close()
+        raise RendezvousError(
+            f"rank {rank} must be at {place[0]}:{place[1]}, but who answers there does not know "
+            f"the job's token: look for another job that uses this address."
+        )
+    return link
+
+
+def _take_calls(
+    listening: socket.socket,
+    missing: set[int],
+    me: int,
+    token: str,
+    look: Callable[[], None],
+    deadline: float,
+) -> Iterator[tuple[int, socket.socket]]:
+    """Give a connection of each rank, as they come.
+
+    Raises:
+        RendezvousError: somebody has not connected until then.
+    """
+    listening.setblocking(False)
+    selector = selectors.DefaultSelector()
+    selector.register(listening, selectors.EVENT_READ)
+    try:
+        while missing:
+            look()
+            if time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"every host must reach the others, but ranks {sorted(missing)} have not "
+                    f"reached rank {me} at {listening.getsockname()[0]}: name the interface that "
+                    f"connects the hosts with UNISONO_INTERFACE, and let the firewall pass "
+                    f"connections between them."
+                )
+            for key, _ in selector.select(_LOOK_EVERY_S):
+                if key.data is None:
+                    _let_in(listening, selector)
+                    continue
+                caller, hello = key.data
+                rank = _hear(caller, hello, me, token)
+                if rank is not None:
+                    selector.unregister(caller)
+                    if rank in missing:
+                        missing.remove(rank)
+                        yield rank, caller
+                    else:
+                        caller.close()
+    finally:
+        for caller in _callers(selector):
+            caller.close()
+        selector.close()
+
+
+def _let_in(listening: socket.socket, selector: selectors.BaseSelector) -> None:
+    """Take a connection; of too many that have shown nothing yet the oldest is closed."""
+    with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+        caller, _ = listening.accept()
+        caller.setblocking(False)
+        selector.register(caller, selectors.EVENT_READ, (caller, bytearray()))
+    for caller in _callers(selector)[:-_CALLERS_AT_MOST]:
+        selector.unregister(caller)
+        caller.close()
+
+
+def _callers(selector: selectors.BaseSelector) -> list[socket.socket]:
+    return [key.data[0] for key in selector.get_map().values() if key.data is not None]
+
+
+def _hear(caller: socket.socket, hello: bytearray, me: int, token: str) -> int | None:
+    """Read what a caller shows, and answer.
+
+    Returns:
+        Its rank, -1 if it does not know the token, None if it has not shown everything yet.
+    """
+    with contextlib.suppress(OSError):
+        while len(hello) < _HELLO.size:
+            try:
+                chunk = caller.recv(_HELLO.size - len(hello))
+            except BlockingIOError:
+                return None
+            if not chunk:
+                return -1
+            hello += chunk
+        rank, shown = _HELLO.unpack(hello)
+        if hmac.compare_digest(shown, _shown(token, rank, me)):
+            caller.sendall(_HELLO.pack(me, _shown(token, me, rank)))
+            return int(rank)
+    return -1
+
+
+def _shown(token: str, rank: int, to: int) -> bytes:
+    return hmac.digest(token.encode(), f"rank {rank} to {to}".encode(), "sha256")
+
+
+def _exactly(link: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        chunk = link.recv(num_bytes - len(data))
+        if not chunk:
+            raise ConnectionResetError("the connection was closed")
+        data += chunk
+    return data
+
+
+def watch_link(link: socket.socket) -> None:
+    """Be ready to send and receive, and have the kernel notice when the other host is gone."""
+    link.setblocking(False)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    notice_lost_host(link)
+
+
+def notice_lost_host(link: socket.socket) -> None:
+    """Have a connection fail when the other host is gone."""
+    tcp = socket.IPPROTO_TCP
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
+    link.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)
+    link.setsockopt(tcp, socket.TCP_KEEPCNT, int(LOST_AFTER_S))
+    link.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(1000 * LOST_AFTER_S))
+    with contextlib.suppress(OSError):
+        link.setsockopt(tcp, _TCP_RTO_MAX_MS, _RTO_MS)

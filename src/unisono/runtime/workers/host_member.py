@@ -1,0 +1,443 @@
+"""A worker of one of several hosts, each with a launcher of ours: lost workers are replaced there.
+
+On each host all is as on a single one: its launcher shares memory, starts a replacement, and has
+it run the program up to where the others are. Then all workers of all hosts begin again together::
+
+    host 0   worker 0  step 812 ─ misses worker 3 ──── waits ────┐
+             worker 1  step 812 ─ misses worker 3 ──── waits ────┤ all connect anew, and go back to
+    host 1   worker 2  step 812 ─ misses worker 3 ──── waits ────┤ the newest snapshot: step 809 ─►
+             worker 3  step 8✕       replaced ─ the program ─────┘
+
+They meet in *rounds*, which the store counts. Whoever is lost or missed in a round closes it, by
+counting on; those who were in it, and those who come later, meet in the next. So it makes no
+difference how often somebody is lost, or where: a round is the same for all whom it leads to its
+end, and who goes on from it misses the others at the next meeting. Where all begin again depends on
+what they do:
+
+* in a loop: at the newest snapshot. Each host has every snapshot in its launcher's memory, so only
+  a number is agreed on: that of the newest one that any worker knows to be whole. A worker knows so
+  once all have come to the next meeting, and before that all had copied their shares.
+* elsewhere, or before a loop's first snapshot: with the joint call in which they are.
+
+Some may have come to the end of a joint call when others miss somebody in its last meeting. They
+leave its outcome in the store, where the others find it and go on.
+
+Is anybody there, where no connection is left? The kernel of the other host answers.
+
+A worker that waits to be connected again, or still runs the program up to there, listens at an
+address that it leaves in the store. Whoever waits for it connects, and says nothing: however busy
+or stopped the worker is, its kernel answers as long as both are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import MismatchError, PeerLostError, RendezvousError, UnisonoError
+from unisono.runtime.timeouts import MEETING, RENDEZVOUS
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.host_links import (
+    LOST_AFTER_S,
+    connect_hosts,
+    notice_lost_host,
+    watch_link,
+)
+from unisono.runtime.workers.hosts_control_block import HostsControlBlock
+from unisono.runtime.workers.interfaces import address_here
+from unisono.runtime.workers.launcher_messages import (
+    JointResult,
+    Live,
+    LoopBegan,
+    Membership,
+    Passed,
+    ProgramDone,
+    ProgramFailed,
+    Told,
+)
+from unisono.runtime.workers.meeting_point import COUNTER, Departure
+from unisono.runtime.workers.rendezvous import RankPlaces, Rendezvous, prefixed
+from unisono.runtime.workers.supervisor import LauncherLink
+from unisono.runtime.workers.team import StepBrokenError
+from unisono.runtime.world import HOSTS_VARIABLE
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+TOKEN_VARIABLE = "UNISONO_JOB"
+_WHERE = "where all begin again, as a worker was lost"
+_ROUND = "round"
+_ENDS = {ProgramDone: Departure.FINISHED, ProgramFailed: Departure.FAILED}
+_LOOK_EVERY_S = 0.1
+_ATTEMPTS = 3
+
+
+class HostMember(LauncherLink):
+    """The end of a worker whose launcher is one of several, one on each host. Final."""
+
+    # Its launcher knows of its own host alone.
+    explains_waits = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks_of_host = self._places.ranks_of_host
+        self.address = address_here()
+        self._store = self._store_of_hosts()
+        self._signs = SignsOfLife(self._store, self.world.rank, self.address)
+        self._index = self._snapshot = 0
+        self._loop: Mapping[str, Any] | None = None
+        self._is_member, self._waits = not self._is_replacement, False
+        if self._is_replacement:
+            self._signs.show()
+
+    @property
+    def _is_replacement(self) -> bool:
+        return self.can_replace and self.incarnation > 0
+
+    def _map(self, fd: int) -> ControlBlock:
+        sizes = map(int, os.environ[HOSTS_VARIABLE].split(","))
+        self._places = places_of(self.world.rank, list(sizes))
+        self._hosts_control = HostsControlBlock(
+            fd, self._places, are_replaced=os.environ.get("UNISONO_RECOVERS") == "1"
+        )
+        return self._hosts_control
+
+    def open_store(self) -> Store:
+        """See :class:`LauncherLink`; a part of the one at MASTER_ADDR."""
+        return prefixed("program", self._store)
+
+    def connect(self) -> None:
+        """Reach the workers of other hosts. Collective: every rank calls it, once.
+
+        A replacement does so when it has caught up with them.
+
+        Raises:
+            RendezvousError: another host cannot be reached.
+            WaitTimeoutError: a rank did not come in time.
+        """
+        if not self._is_replacement:
+            self._begin_again(0)
+
+    def look(self) -> None:
+        """See :class:`Supervisor`; what other hosts have sent says who is lost there."""
+        self._hosts_control.receive()
+
+    def tell(self, message: Told) -> None:
+        """See :class:`LauncherLink`; other hosts are told what they may have to know."""
+        if isinstance(message, LoopBegan):
+            self._loop = message.facts
+            self._keep(f"loop {message.index}", json.dumps(dict(message.facts)).encode())
+        elif isinstance(message, JointResult):
+            self._keep(f"outcome {message.index}", message.name.encode() + b"\n" + message.payload)
+            self._index, self._loop, self._snapshot = message.index + 1, None, 0
+        elif (how := _ENDS.get(type(message))) is not None:
+            self.control.leave(self.world.rank, how)
+        super().tell(message)
+
+    def outcome(self, index: int, name: str) -> bytes | None:
+        """See :class:`Supervisor`.
+
+        Raises:
+            MismatchError: the others have made another call there.
+        """
+        if not self._is_over(index):
+            return None
+        said, _, payload = self._store.get(f"outcome {index}").partition(b"\n")
+        if said.decode() != name:
+            raise MismatchError(
+                f"every worker must make the same calls in the same order, but rank "
+                f"{self.world.rank} came to `{name}` where others came to `{said.decode()}`: call "
+                f"it on every worker, not under `if rank == 0`."
+            )
+        return payload
+
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
+        """See :class:`Supervisor`; returns when all are there again, on all hosts.
+
+        Raises:
+            PeerLostError: a worker is lost where the run cannot go back, or cannot be replaced.
+            StepBrokenError: others have come to the end of what this worker does.
+        """
+        if between_steps and self.control.head.end:
+            return super().stopped(arrivals, between_steps=True)  # where this process is ended
+        if not self.can_go_back:
+            how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
+            left = [rank for rank, one in how.items() if one != Departure.PRESENT]
+            # Others stand still already, as they miss the same one.
+            lost = min(left, key=lambda rank: how[rank] == Departure.STOPPED)
+            why = (
+                "what is called between two steps of a custom loop cannot begin again, except for "
+                "`digest`: call it in a callback of `Trainer.fit`, or before or after the loop"
+            )
+            raise _ended(lost, why)
+        with self._store_asked():
+            self._signs.show()
+            return self._begin_again(arrivals)
+
+    def catch_up(self, index: int, name: str) -> Passed | Live:
+        """See :class:`LauncherLink`; all begin again where the replacement has come to."""
+        self._index = index
+        if not self._is_member:
+            with self._waiting():
+                answer = super().catch_up(index, name)
+            if isinstance(answer, Passed):
+                return answer
+            self._is_member, self._loop, self._snapshot = True, answer.loop, answer.snapshot
+        try:
+            with self._store_asked():
+                membership = self._begin_again(self.control.lines[self.world.rank].arrivals)
+        except StepBrokenError:
+            payload, key = self.outcome(index, name) or b"", f"loop {index}"
+            facts = json.loads(self._store.get(key)) if self._store.check([key]) else None
+            self.tell(JointResult(index, name, payload))
+            return Passed(payload, facts)
+        return Live(membership, self.agreed_loop, is_alone=True)
+
+    def _begin_again(self, arrivals: int) -> Membership:
+        """Wait for all workers of all hosts, and connect with them anew. Collective.
+
+        Args:
+            arrivals: to how many meetings this worker has come.
+        """
+        failures = 0
+        while not self._is_over(self._index):
+            # Others may wait for this worker where they do not miss the lost one.
+            self.control.leave(self.world.rank, Departure.STOPPED)
+            while self._misses_neighbours:
+                with self._waiting():
+                    super().stopped(arrivals, between_steps=True)
+            try:
+                return self._meet_in_round(arrivals)
+            except _RoundClosedError:
+                continue
+            except RendezvousError as error:
+                # One that was lost a moment ago is not reached.
+                failures += 1
+                if failures == _ATTEMPTS or isinstance(error.__cause__, TimeoutError):
+                    raise
+        raise StepBrokenError
+
+    @contextmanager
+    def _store_asked(self) -> Iterator[None]:
+        """Say so if the host with the store is lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = f"the store on its host does not answer ({error})"
+            raise _ended(0, why) from error
+
+    def _meet_in_round(self, arrivals: int) -> Membership:
+        number = self._enter_round()
+        try:
+            rendezvous = self._rendezvous(number)
+            newest = self.newest_snapshot() if self._loop and self.newest_snapshot else 0
+            mine = [self._index, arrivals, max(newest, self._snapshot), self._loop]
+            heard = rendezvous.gathering(_WHERE, MEETING.in_s()).gather("workers", mine)
+            indices, counts, snapshots, loops = zip(*heard, strict=True)
+            if len(set(indices)) > 1:  # those behind are to find what has come of it
+                raise _RoundClosedError
+            links = connect_hosts(rendezvous, self.address)
+            self._hosts_control.connect(links, (max(counts) + 2) % COUNTER)
+            rendezvous.gather("workers that have connected anew", None)
+        except (_RoundClosedError, RendezvousError):
+            self._close_round(number)
+            raise
+        self._signs.hide()
+        self.agreed_snapshot = max(snapshots)
+        self.agreed_loop = next(filter(None, loops), None)
+        return Membership(tuple(range(self.world.world_size)), 0, number)
+
+    def _enter_round(self) -> int:
+        """Tell in which round all meet now; nobody, nor one that it replaces, is twice in one."""
+        self._store.compare_set(_ROUND, "", "0")
+        while True:
+            number = int(self._store.get(_ROUND))
+            entered = f"{number} with {self.world.rank}"
+            if not self._store.check([entered]):
+                self._store.set(entered, "")
+                return number
+            self._close_round(number)
+
+    def _close_round(self, number: int) -> None:
+        self._store.compare_set(_ROUND, str(number), str(number + 1))
+
+    def _rendezvous(self, number: int) -> Rendezvous:
+        processes = self._processes
+
+        def watch(waited_s: float) -> None:
+            if self._processes != processes or self._is_over(self._index):
+                raise _RoundClosedError
+            if int(self._store.get(_ROUND)) != number:
+                raise _RoundClosedError
+            self._look_at_hosts()
+
+        store = prefixed(f"{_ROUND} {number}", self._store)
+        return Rendezvous(
+            store,
+            self._places,
+            lambda rank: not self.control.departure(rank).may_be_back,
+            watch=watch,
+        )
+
+    def _await_answer(self) -> None:
+        while self._waits and not select.select([self._channel], [], [], _LOOK_EVERY_S)[0]:
+            self._look_at_hosts()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Have other hosts looked at while this one's launcher lets nobody go on."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def _look_at_hosts(self) -> None:
+        """Give up where nobody will come in the place of a lost worker."""
+        self.look()
+        for rank in range(self.world.world_size):
+            how = self.control.departure(rank)
+            if not how.may_be_back:
+                if how != Departure.FINISHED or not self._is_over(self._index):
+                    raise _ended(rank, "nobody takes its place")
+                continue
+            is_missed = how == Departure.LOST and self._hosts_control.is_far(rank)
+            if is_missed and self._signs.silent_s(rank) > LOST_AFTER_S:
+                raise _ended(rank, f"nobody took its place within {LOST_AFTER_S:.0f} s")
+
+    @property
+    def _misses_neighbours(self) -> bool:
+        """Whether a lost worker of this host has still to be replaced."""
+        lines = [self.control.lines[rank] for rank in self._places.local_ranks]
+        return any(line.departure == Departure.LOST for line in lines)
+
+    @property
+    def _processes(self) -> list[tuple[int, int] | None]:
+        lines = [self.control.lines[rank] for rank in self._places.local_ranks]
+        return [None if line.has_died else line.process for line in lines]
+
+    def _is_over(self, index: int) -> bool:
+        """Tell whether others have come to the end of a joint call."""
+        return bool(self._store.check([f"outcome {index}"]))
+
+    def _keep(self, key: str, value: bytes) -> None:
+        """Leave something in the store, if that is still there at the program's end."""
+        try:
+            if self.can_replace and not self._store.check([key]):
+                self._store.set(key, value)  # type: ignore[arg-type]  # takes bytes, too
+        except RuntimeError:
+            return
+
+    def _store_of_hosts(self) -> Store:
+        from torch._C._distributed_c10d import TCPStore
+
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        limit = timedelta(seconds=RENDEZVOUS.in_s())
+        store = TCPStore(address, port, None, False, limit, wait_for_workers=False)
+        # Whoever waits for its answer hears of nothing else.
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as link:
+                if link.getpeername()[1:2] == (port,):  # of a local socket it is a text
+                    notice_lost_host(link)
+        return prefixed(f"unisono/{os.environ[TOKEN_VARIABLE]}", store)
+
+
+class _RoundClosedError(BaseException):
+    """Somebody was lost while all met: they meet again."""
+
+
+def places_of(rank: int, sizes: list[int]) -> RankPlaces:
+    """Say who is where, of ranks counted host by host.
+
+    Args:
+        rank: this worker.
+        sizes: how many workers each host has.
+    """
+    hosts = [str(host) for host, size in enumerate(sizes) for _ in range(size)]
+    return RankPlaces.of(rank, hosts)
+
+
+def _ended(rank: int, why: str) -> UnisonoError:
+    return PeerLostError(
+        f"every worker must stay to the end of the run, but rank {rank} was lost, and {why}: look "
+        f"for what ended it, or its host, and start all again; with a `directory` the run goes on "
+        f"from its newest checkpoint.",
+        rank=rank,
+    )
+
+
+_BACKLOG = 4096
+
+
+class SignsOfLife:
+    """What one worker shows to the others, and sees of them. Final.
+
+    Args:
+        store: has everybody's addresses.
+        rank: this worker.
+        address: of this host, where the others reach it.
+    """
+
+    def __init__(self, store: Store, rank: int, address: str) -> None:
+        self._store, self._rank, self._address = store, rank, address
+        self._listening: socket.socket | None = None
+        self._links: dict[int, socket.socket] = {}
+        self._places: dict[int, str] = {}
+        self._silent_since_s: dict[int, float] = {}
+
+    def show(self) -> None:
+        """Be seen from now on."""
+        if self._listening is None:
+            self._listening = socket.create_server((self._address, 0), backlog=_BACKLOG)
+            place = json.dumps(self._listening.getsockname()[:2])
+            self._store.set(_key(self._rank), place)
+
+    def hide(self) -> None:
+        """Be seen no more, nor look at anybody, as all are connected."""
+        for link in self._links.values():
+            link.close()
+        if self._listening is not None:
+            self._listening.close()
+        self._listening = None
+        self._links.clear()
+        self._silent_since_s.clear()
+
+    def silent_s(self, rank: int) -> float:
+        """Tell for how long nobody with a rank has been seen, as far as this worker has looked."""
+        place = self._store.get(_key(rank)).decode() if self._store.check([_key(rank)]) else ""
+        if place != self._places.get(rank, ""):
+            self._places[rank] = place
+            self._call(rank, *json.loads(place))
+        try:
+            if rank in self._links:
+                self._links[rank].recv(1)  # what nobody ever says
+        except BlockingIOError:
+            self._silent_since_s.pop(rank, None)
+            return 0.0
+        except ConnectionResetError:
+            pass
+        except OSError:
+            return math.inf  # its kernel has been silent for long
+        now_s = time.monotonic()
+        return now_s - self._silent_since_s.setdefault(rank, now_s)
+
+    def _call(self, rank: int, address: str, port: int) -> None:
+        if (before := self._links.pop(rank, None)) is not None:
+            before.close()
+        with contextlib.suppress(OSError):
+            self._links[rank] = socket.create_connection((address, port), LOST_AFTER_S / 2)
+            watch_link(self._links[rank])
+
+
+def _key(rank: int) -> str:
+    return f"sign of {rank}"

@@ -1,0 +1,158 @@
+"""The control block of one of several hosts: workers of other hosts have their lines here, too.
+
+The workers of this host share it as on a single host. What a worker of another host writes into its
+line and mailbox reaches each process with its next arrival, in memory of that process alone: so no
+older view overwrites a newer one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from unisono.runtime.workers.control_block import ControlBlock, RankLine
+from unisono.runtime.workers.host_links import HostLinks
+from unisono.runtime.workers.meeting_point import Departure, MeetingPoint, Waiter
+from unisono.runtime.workers.rendezvous import RankPlaces
+
+# What others need of a line: not where it hangs, which is looked at on its own host.
+_TOLD_BYTES = RankLine.num_waits.offset
+_SIZE_BYTES = 8
+
+
+class HostsControlBlock(ControlBlock):
+    """A control block of which other hosts see this worker's line. Final.
+
+    Args:
+        fd: the memory that the workers of this host share, made for so many; see
+            :class:`ControlBlock`.
+        places: who is where.
+        are_replaced: whether a worker that dies is made up for.
+    """
+
+    def __init__(self, fd: int, places: RankPlaces, *, are_replaced: bool = False) -> None:
+        here = places.local_ranks
+        super().__init__(fd, len(here))
+        self.world_size = places.world_size
+        self._rank, self._links = places.rank, HostLinks({})
+        self._mail, self._put = b"", [b"", b""]
+        self._came: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+        self._dead = Departure.LOST if are_replaced else Departure.DIED
+        # Mapped for this process alone.
+        self._far = ControlBlock(-1, places.world_size)
+        self._far_ranks = frozenset(range(places.world_size)) - frozenset(here)
+        self._at = {rank: at for at, rank in enumerate(here)}
+        own, self.lines = self.lines, list(self._far.lines)
+        self.lines[here[0] : here[-1] + 1] = own
+
+    def connect(self, links: HostLinks, arrivals: int = 0) -> None:
+        """Hear from workers of other hosts; before, all have come to so many meetings."""
+        self._links.close()
+        self._links = links
+        self._mail, self._put = b"", [b"", b""]
+        for came in self._came:
+            came.clear()
+        for rank in (*self._far_ranks, self._rank):
+            self.come_back(rank, arrivals)
+
+    def meeting_point(
+        self, rank: int, waiter: Waiter, notice_after_s: float | None = None
+    ) -> MeetingPoint:
+        """See :class:`ControlBlock`."""
+        return HostsMeetingPoint(self, rank, waiter, notice_after_s)
+
+    def leave(self, rank: int, how: Departure) -> None:
+        """See :class:`ControlBlock`."""
+        super().leave(rank, how)
+        if rank == self._rank:
+            self.tell()
+
+    def receive(self, timeout_s: float = 0.0) -> None:
+        """Take what workers of other hosts have said, or wait for it so many seconds."""
+        for rank, said in self._links.receive(timeout_s):
+            if isinstance(said, bytes):
+                self._take(rank, said)
+            elif self.departure(rank) == Departure.PRESENT:
+                self.leave(rank, self._dead if said == Departure.DIED else said)
+
+    @property
+    def is_stop_wished(self) -> bool:
+        """See :class:`ControlBlock`; that of any host does."""
+        return bool(self.head.wish) or any(line.wish for line in self._far.lines)
+
+    def is_far(self, rank: int) -> bool:
+        """Tell whether a worker is on another host."""
+        return rank in self._far_ranks
+
+    def times(self, rank: int, step: int) -> tuple[float, ...] | None:
+        """See :class:`ControlBlock`."""
+        if rank in self._far_ranks:
+            return self._far.times(rank, step)
+        return super().times(self._at[rank], step)
+
+    def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
+        """See :class:`ControlBlock`."""
+        super().set_times(self._at[rank], step, times)
+
+    def post(self, rank: int, message: bytes) -> None:
+        """See :class:`ControlBlock`."""
+        super().post(self._at[rank], message)
+        self._mail = message
+
+    def posted(self, rank: int) -> bytes:
+        """See :class:`ControlBlock`."""
+        if rank in self._far_ranks:
+            return self._far.posted(rank)
+        return super().posted(self._at[rank])
+
+    def put_beside(self, which: int, data: bytes) -> None:
+        """See :class:`ControlBlock`."""
+        self._put[which] = data
+
+    def beside(self, which: int) -> dict[int, bytes]:
+        """See :class:`ControlBlock`."""
+        came = dict(self._came[which])
+        self._came[which].clear()
+        return came
+
+    def tell(self) -> None:
+        """Send this worker's line, its new mail and what is put beside it to all other hosts."""
+        line = self.lines[self._rank]
+        line.wish = self.head.wish
+        which = line.arrivals % 2
+        mail, self._mail = self._mail, b""
+        beside, self._put[which] = self._put[which], b""
+        num_bytes = len(mail).to_bytes(_SIZE_BYTES, "little")
+        self._links.send(bytes(line)[:_TOLD_BYTES] + num_bytes + mail + beside)
+
+    def _take(self, rank: int, said: bytes) -> None:
+        line, mail_at = self.lines[rank], _TOLD_BYTES + _SIZE_BYTES
+        end = mail_at + int.from_bytes(said[_TOLD_BYTES:mail_at], "little")
+        if end > mail_at:
+            self._far.post(rank, said[mail_at:end])
+        ctypes.memmove(ctypes.addressof(line), said, _TOLD_BYTES)
+        if len(said) > end:
+            self._came[line.arrivals % 2][rank] = said[end:]
+
+
+class HostsMeetingPoint(MeetingPoint):
+    """A meeting point that workers of other hosts come to. Final."""
+
+    can_spin = False
+
+    def __init__(
+        self, control: HostsControlBlock, rank: int, waiter: Waiter, notice_after_s: float | None
+    ) -> None:
+        super().__init__(control.lines, rank, waiter, notice_after_s)
+        self._control = control
+
+    def arrive(self) -> None:
+        """See :class:`MeetingPoint`."""
+        super().arrive()
+        self._control.tell()
+
+    def _rest(self, rank: int, seen: int, at_most_s: float) -> None:
+        if self._control.is_far(rank):
+            self._control.receive(at_most_s)
+        else:
+            super()._rest(rank, seen, at_most_s)

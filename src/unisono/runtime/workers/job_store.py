@@ -1,0 +1,322 @@
+"""Where is the store through which the workers of a job find each other?
+
+A file without a name (memfd) is torch's ``FileStore`` wherever all workers are on one host: nothing
+listens, nothing is left over, and each process opens it through /proc. Workers of our launcher are
+given its descriptor. For those of another one rank 0 makes it, and until all have come a second,
+empty one, which bears the job's name: the others look for that among what this user's processes
+have open::
+
+    rank 0   makes both ────────────────────────────── … ─ all have come ─ closes the second
+    rank 1     finds the second ─ opens the first ─── …
+
+Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: torchrun's agent has
+it, or else rank 0, which listens at that address alone.
+
+Which job does a worker belong to that nobody of ours launched? What its launcher calls it.
+
+Workers of one job must come to the same name, and those of two jobs on one host never: two at the
+same time, or one that was started again while the left-overs of the first are still there. A pure
+function of the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from unisono.errors import RendezvousError
+from unisono.runtime.procfs import (
+    NotThereError,
+    memories_of,
+    open_memory,
+    started_at,
+    wait_for,
+)
+from unisono.runtime.workers.gathering import too_late
+from unisono.runtime.world import OPEN_MPI, SLURM, SOMEBODY, TORCHRUN, World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+MEMORY_NAME = "unisono-store"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Rank 0 has the memory that is looked for open under the first free number from here on: so others
+# need not list what every process has open.
+_FIRST_NUMBER = 200
+_TAKEN_AT_MOST_S = 3.0
+_CONNECTS_WITHIN_S = 2.0
+_BACKLOG = 1024
+
+T = TypeVar("T")
+
+
+def is_at_master(environ: Mapping[str, str], here: World) -> bool:
+    """Tell whether the store is at MASTER_ADDR and MASTER_PORT; otherwise it is a file.
+
+    It is there where an agent of torchrun has it, and where workers may be on several hosts.
+
+    Raises:
+        ValueError: they are on several hosts, and nothing says where rank 0 is.
+    """
+    given = [name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)]
+    several = here.local_world_size != here.world_size
+    if len(given) == 1 and (several or here.started_by not in (SLURM, OPEN_MPI)):
+        raise ValueError(
+            f"`MASTER_ADDR` and `MASTER_PORT` must be set together, but only {given[0]} is: set "
+            f"both, or, where all workers are on one host, none."
+        )
+    if not given and several:
+        raise ValueError(
+            f"`MASTER_ADDR` and `MASTER_PORT` must say where rank 0 is where workers are on "
+            f"several hosts ({here.local_world_size} of {here.world_size} on this one), but are "
+            f"not set: set both in every process."
+        )
+    if len(given) < 2:
+        return False
+    is_counted = here.started_by in (SLURM, OPEN_MPI) or "LOCAL_WORLD_SIZE" in environ
+    is_here = environ["MASTER_ADDR"] in _LOOPBACK or is_counted
+    return several or not is_here or has_agent(environ)
+
+
+def has_agent(environ: Mapping[str, str]) -> bool:
+    """Tell whether an agent of torchrun holds a store that outlives the workers."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def file_store(fd: int) -> Store:
+    """Open the store in a memfd, which must stay open as `fd`."""
+    from torch._C._distributed_c10d import FileStore
+
+    store: Store = FileStore(f"/proc/self/fd/{fd}", -1)
+    return store
+
+
+def wait_for_rank_0(
+    look: Callable[[float], T], here: World, where: str, advice: str, timeout_s: float
+) -> T:
+    """Look for rank 0 again and again.
+
+    Args:
+        look: told how long it has waited; raises :class:`NotThereError` where it finds nothing.
+        here: this worker's place.
+        where: what the workers come to, for messages.
+        advice: what to do if rank 0 does not come.
+        timeout_s: how long it may take, in seconds.
+
+    Raises:
+        WaitTimeoutError: rank 0 did not come in time.
+    """
+
+    def late(error: NotThereError) -> Exception:
+        return too_late(here.world_size, where, timeout_s, (0,), f"{error}; {advice}")
+
+    return wait_for(look, timeout_s, late, (f"rank {here.rank}", f"in {where} for rank 0"))
+
+
+@contextlib.contextmanager
+def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
+    """Make the job's file, as rank 0. The others can find it until the block ends.
+
+    Raises:
+        RendezvousError: another process has come as rank 0.
+    """
+    # Stays open as long as the process: whoever makes a process group later looks here, too.
+    fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
+    low = os.memfd_create(f"{_announcement(job)}{os.getpid()}-{fd}", os.MFD_CLOEXEC)
+    announced = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_NUMBER)
+    os.close(low)
+    try:
+        if announcements(job)[0][0] != os.getpid():
+            os.close(fd)
+            raise _taken(job, here)
+        yield file_store(fd)
+    finally:
+        os.close(announced)
+
+
+def store_there(job: JobName, here: World, waited_s: float) -> Store:
+    """Come as another rank to the file that rank 0 has made.
+
+    Raises:
+        NotThereError: it is not there.
+        RendezvousError: another process has come there as this rank.
+    """
+    found = announcements(job)
+    if not found:
+        raise NotThereError("rank 0 is not there")
+    pid, number = found[0]
+    fd = open_memory(pid, number, MEMORY_NAME)
+    store = file_store(fd)
+    if store.add(f"comings of {here.rank}", 1) == 1:
+        store.set(f"process of {here.rank}", f"{os.getpid()} {started_at(os.getpid())}")
+        return store
+    has_died = _has_died(store, here.rank)
+    del store  # which looks at its file once more
+    os.close(fd)
+    if has_died:
+        raise NotThereError(f"an earlier rank {here.rank} has died there")
+    # That of an earlier job of this name is there for a moment more.
+    if waited_s >= _TAKEN_AT_MOST_S:
+        raise _taken(job, here)
+    raise NotThereError(f"somebody has come as rank {here.rank} to where it is")
+
+
+def announcements(job: JobName) -> list[tuple[int, int]]:
+    """Find who has come as rank 0 of a job, the first first: process, and descriptor there."""
+    found = [
+        (facts.st_ctime_ns, pid, int(name.rpartition("-")[2]))
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+        if os.path.lexists(f"/proc/{pid}/fd/{_FIRST_NUMBER}")
+        # Not what a fork has inherited.
+        for _, name, facts in memories_of(pid, f"{_announcement(job)}{pid}-")
+        if facts.st_uid == os.geteuid()
+    ]
+    return [(pid, number) for _, pid, number in sorted(found)]
+
+
+def _announcement(job: JobName) -> str:
+    return f"unisono-{job.name}-"
+
+
+def _has_died(store: Store, rank: int) -> bool:
+    """Tell whether a process that has come as a rank has ended."""
+    if not store.check([f"process of {rank}"]):
+        return False
+    pid, started = store.get(f"process of {rank}").decode().split()
+    return str(started_at(int(pid))) != started
+
+
+def _taken(job: JobName, here: World) -> RendezvousError:
+    return RendezvousError(
+        f"each worker of a job must have a rank of its own, but another process has come as rank "
+        f"{here.rank} of {here.world_size} ({job.told}): give every process its own RANK, and jobs "
+        f"that run at the same time another MASTER_PORT; what a worker starts must not train in "
+        f"its place."
+    )
+
+
+def store_at_master(
+    environ: Mapping[str, str], here: World, *, where: str, timeout_s: float
+) -> Store:
+    """Have the store at MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        RendezvousError: rank 0 cannot listen there.
+        WaitTimeoutError: nobody listens there in time.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
+    limit = timedelta(seconds=timeout_s)
+    if here.rank or has_agent(environ):
+        advice = "look whether it was started, and whether MASTER_ADDR and MASTER_PORT name it."
+        wait_for_rank_0(lambda _: knock(address, port), here, where, advice, timeout_s)
+        return TCPStore(address, port, None, False, limit, wait_for_workers=False)
+    try:
+        fd = listen(address, port).detach()
+    except OSError as error:
+        # The program itself may have made a process group there; torch then shares its store.
+        if error.errno != errno.EADDRINUSE:
+            raise RendezvousError(
+                f"rank 0 must listen at MASTER_ADDR and MASTER_PORT ({address}:{port}), but that "
+                f"fails with: {error}. Set both to an address of rank 0's host and a free port."
+            ) from error
+        fd = None
+    try:
+        return TCPStore(
+            *(address, port, None, True, limit),
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=fd,
+        )
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"MASTER_PORT ({port}) must be free on rank 0's host, but another process listens "
+            f"there ({error}): set it to another one."
+        ) from error
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and 0 < int(text) < 2**16:
+        return int(text)
+    raise ValueError(f"`MASTER_PORT` must be a number of a port, but is {text!r}: set it to one.")
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Listen at that address alone; torch's own way is to listen at all of them.
+
+    Raises:
+        OSError: it is not one of this host's, or somebody listens there.
+    """
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(place, family=family, backlog=_BACKLOG)
+
+
+def knock(address: str, port: int) -> None:
+    """See that somebody listens there: inside of torch's store no signal would be heard.
+
+    Raises:
+        NotThereError: nobody does.
+    """
+    try:
+        socket.create_connection((address, port), timeout=_CONNECTS_WITHIN_S).close()
+    except OSError as error:
+        raise NotThereError(f"{address}:{port} cannot be reached ({error})") from error
+
+
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT")
+_OPEN_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
+_TORCHRUN = ("TORCHELASTIC_RUN_ID", *_MASTER, "TORCHELASTIC_RESTART_COUNT")
+# What is looked at in turn; the first of which anything is set counts.
+_KINDS = {
+    TORCHRUN: (_TORCHRUN,),
+    SLURM: (_SLURM, _MASTER),
+    OPEN_MPI: (_OPEN_MPI, _MASTER, _SLURM),
+    SOMEBODY: (_MASTER, _SLURM, _OPEN_MPI),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """A job's name among all of one user on one host."""
+
+    name: str  # fit for a file
+    told: str  # what it was made of, for messages
+
+
+def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobName:
+    """Name the job that `environ` belongs to.
+
+    Args:
+        environ: the variables of a worker.
+        here: its place, found in them.
+        session: the session of its process; counts where no variable says anything.
+    """
+    for names in _KINDS.get(here.started_by, _KINDS[SOMEBODY]):
+        facts = [(name, environ[name]) for name in names if name in environ]
+        if facts:
+            break
+    else:
+        facts = [("session", str(session))]
+    told = ", ".join(f"{name}={value}" for name, value in facts)
+    whole = repr((here.started_by, here.world_size, facts))
+    return JobName(f"job-{hashlib.sha256(whole.encode()).hexdigest()[:32]}", told)
+
+
+def num_restarts(environ: Mapping[str, str]) -> int:
+    """Count how often this job's launcher has started it again."""
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        text = environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return 0

@@ -1,0 +1,284 @@
+"""Where processes of one host meet: none goes on before all have come, and none waits for ever.
+
+Each has a seat in shared memory, which counts the meetings that it has come to. Only the process
+itself adds to that, inside of the kernel, which orders memory on every processor (see ``futex``). A
+wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel, and
+wakes at least five times a second to see who was lost. The step meets here (``barrier``), and so do
+the collectives of the backend (``c10d.meeting``); both say what for, and what follows a loss.
+
+Waiting for a word of shared memory to change, without burning a core.
+
+Linux futexes on shared mappings. :func:`add_and_wake` adds to the word inside the kernel, which
+is atomic and a full memory barrier on every processor: what a worker wrote before it is seen by
+whoever sees the new value and then calls :func:`acquire`. Source: futex(2), ``FUTEX_WAIT`` and
+``FUTEX_WAKE_OP``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+from unisono.runtime.procfs import started_at
+from unisono.runtime.timeouts import NOTICE
+
+SLEEP_AT_MOST_S = 0.2
+_SPIN_S = 3e-3
+_SPIN_WHEN_CROWDED_S = 2e-5
+COUNTER = 2**32
+_HALF = COUNTER // 2
+
+
+class Departure(enum.IntEnum):
+    """Whether a process may still come to a meeting; a lost one is made up for by the others.
+
+    DIED is said of one that nobody can make up for: there is no launcher of ours. UNREACHABLE is
+    said of one on a host that does not answer any more. STOPPED is said of one that waits until all
+    begin again, as another one is lost.
+    """
+
+    PRESENT = 0
+    FINISHED = 1
+    FAILED = 2
+    LOST = 3
+    DIED = 4
+    UNREACHABLE = 5
+    STOPPED = 6
+
+    @property
+    def may_be_back(self) -> bool:
+        """Whether somebody with its rank is to be expected."""
+        return self in (Departure.PRESENT, Departure.LOST, Departure.STOPPED)
+
+
+class MeetingSeat(ctypes.Structure):
+    """What a process says of itself where it meets others; the first of its line.
+
+    Attributes:
+        arrivals: the meetings that it has come to, modulo 2³².
+        departure: see :class:`Departure`; written by whoever knows.
+    """
+
+    _fields_: ClassVar[Any] = (
+        ("arrivals", ctypes.c_uint32),
+        ("departure", ctypes.c_uint32),
+        ("pid", ctypes.c_int64),
+        ("started", ctypes.c_int64),
+    )
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Tell which process it is and when it started; zeros while nobody has come.
+
+        Half of it is never told, also while that process is writing it.
+        """
+        pid, started = self.pid, self.started
+        # Whichever of the two a processor lets us see first.
+        return (pid, started) if pid and started else (0, 0)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether a process has come and is gone; a later one of its number is not meant."""
+        pid, started = self.process
+        return bool(pid) and started_at(pid) != started
+
+    def take(self, pid: int, started: int) -> None:
+        """Say which process it is."""
+        self.started = started
+        self.pid = pid
+
+    def arrive(self) -> None:
+        """Count one more arrival, after all that this process wrote, and wake the others."""
+        add_and_wake(ctypes.addressof(self))
+
+    def leave(self, how: Departure) -> None:
+        """Mark that it will never come to a meeting again, and wake whoever waits for it."""
+        self.departure = int(how)
+        wake(ctypes.addressof(self))
+
+
+def spin_s(num_processes: int) -> float:
+    """Tell how long to spin before sleeping: shortly where processes outnumber the cores."""
+    is_crowded = num_processes > len(os.sched_getaffinity(0))
+    return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
+
+
+class Waiter(Protocol):
+    """Who waits at a meeting point, and what it does about those who do not come."""
+
+    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+        """Look which of them will never come, most telling first."""
+
+    def lose(self, rank: int, how: Departure) -> None:
+        """Raise because of one that is lost; if this returns, the wait stops without an error."""
+
+    def give_up_on(self, missing: Sequence[int], waited_s: float) -> Exception:
+        """Make the error for those who did not come in time."""
+
+    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
+        """Show that the wait lasts; `is_long` once, when it is to be said in words."""
+
+
+class MeetingPoint:
+    """One process's view of it.
+
+    Args:
+        seats: of all ranks, in shared memory.
+        rank: this one.
+        waiter: is asked while somebody is missing.
+        notice_after_s: when a wait is long, in seconds.
+
+    Attributes:
+        spin_s: how long a wait spins, in seconds.
+        can_spin: whether others may be microseconds away; not over a network.
+    """
+
+    can_spin = True
+
+    def __init__(
+        self,
+        seats: Sequence[MeetingSeat],
+        rank: int,
+        waiter: Waiter,
+        notice_after_s: float | None = None,
+    ) -> None:
+        self._seats, self._waiter = seats, waiter
+        self._mine = ctypes.addressof(seats[rank])
+        self._notice_after_s = NOTICE.in_s() if notice_after_s is None else notice_after_s
+        self.spin_s = spin_s(len(seats))
+
+    def arrive(self) -> None:
+        """Come to the next meeting, after all that this process wrote, and wake the others."""
+        add_and_wake(self._mine)
+
+    def missing(self, ranks: Sequence[int], target: int) -> list[int]:
+        """List those of `ranks` that have not come to the meeting of number `target`."""
+        seats = self._seats
+        return [rank for rank in ranks if (seats[rank].arrivals - target) % COUNTER >= _HALF]
+
+    def wait(
+        self,
+        others: Sequence[int],
+        target: int,
+        timeout_s: float,
+        patience_s: float = math.inf,
+        *,
+        spins: bool = True,
+    ) -> bool:
+        """Wait until the others have come to the meeting of number `target`.
+
+        Args:
+            others: their ranks.
+            target: which meeting.
+            timeout_s: how long the wait may last, in seconds.
+            patience_s: how long until it stops without an error, in seconds.
+            spins: spin for a moment before sleeping.
+
+        Returns:
+            Whether all have come.
+        """
+        missing = self.missing(others, target)
+        if missing and spins and self.can_spin:
+            end = time.perf_counter() + self.spin_s
+            while missing and time.perf_counter() < end:
+                os.sched_yield()
+                missing = self.missing(missing, target)
+        if missing and not self._sleep(missing, target, timeout_s, patience_s):
+            return False
+        acquire(self._mine)
+        return True
+
+    def _sleep(self, missing: list[int], target: int, timeout_s: float, patience_s: float) -> bool:
+        start, is_told = time.monotonic(), False
+        while missing:
+            seen = self._seats[missing[0]].arrivals
+            lost = self._waiter.look(missing)  # before the next look at who has come
+            before, missing = missing[0], self.missing(missing, target)
+            for rank, how in lost:
+                if rank in missing:
+                    self._waiter.lose(rank, how)
+                    return False
+            if before not in missing:
+                continue
+            waited_s = time.monotonic() - start
+            if waited_s >= timeout_s:
+                raise self._waiter.give_up_on(missing, waited_s)
+            if waited_s >= patience_s:
+                return False
+            is_long = waited_s >= self._notice_after_s and not is_told
+            is_told = is_told or is_long
+            self._waiter.tell(missing, waited_s, is_long=is_long)
+            slice_s = min(SLEEP_AT_MOST_S, timeout_s - waited_s, patience_s - waited_s)
+            self._rest(before, seen, slice_s)
+        return True
+
+    def _rest(self, rank: int, seen: int, at_most_s: float) -> None:
+        """Sleep while a rank has come to `seen` meetings; wakes when it arrives or leaves."""
+        wait(ctypes.addressof(self._seats[rank]), seen, at_most_s)
+
+
+_SYSCALL_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 202)
+_READS_STAY_IN_ORDER = platform.machine() == "x86_64"
+_WAIT, _WAKE, _WAKE_OP = 0, 1, 5
+_OP_ADD = 1
+_EVERYONE = 2**31 - 1
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = (
+    ctypes.c_long,  # which system call
+    ctypes.c_void_p,  # the word
+    ctypes.c_int,  # operation
+    ctypes.c_uint32,  # value expected, or how many to wake
+    ctypes.c_void_p,  # timeout
+    ctypes.c_void_p,  # the word that FUTEX_WAKE_OP changes
+    ctypes.c_uint32,  # how FUTEX_WAKE_OP changes it
+)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def wait(address: int, expected: int, timeout_s: float) -> None:
+    """Sleep while the 32-bit word at `address` is `expected`, at most `timeout_s` seconds.
+
+    Returns also for no reason at all (a signal, say): the caller looks at the word again.
+    """
+    timespec = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
+    _call(address, _WAIT, expected, ctypes.addressof(timespec))
+
+
+def wake(address: int) -> None:
+    """Wake everyone who sleeps on the word at `address`."""
+    _call(address, _WAKE, _EVERYONE)
+
+
+def add_and_wake(address: int, amount: int = 1) -> None:
+    """Add `amount` (0 … 2047) to the word at `address`, then wake everyone who sleeps on it."""
+    operation = (_OP_ADD << 28) | (amount << 12)
+    _call(address, _WAKE_OP, _EVERYONE, 0, address, operation)
+
+
+def acquire(address: int) -> None:
+    """Order later reads after those made, of a word at `address` that is this process's to change.
+
+    Where processors keep them in order by themselves it costs nothing.
+    """
+    if not _READS_STAY_IN_ORDER:
+        add_and_wake(address, 0)
+
+
+def _call(
+    address: int, operation: int, value: int, timeout: int = 0, second: int = 0, encoded: int = 0
+) -> None:
+    if _syscall(_SYSCALL_NUMBER, address, operation, value, timeout, second, encoded) < 0:
+        code = ctypes.get_errno()
+        if code not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
+            raise OSError(code, f"futex: {os.strerror(code)}")

@@ -1,0 +1,142 @@
+"""Shared memory as tensors: one memfd, mapped once in each worker.
+
+Pages exist from when they are first written, so a generous size costs nothing. The kernel frees
+them when the launcher and every worker have let go; nothing ever has a name in a file system.
+
+Keep freed memory: a process that trains wants the same blocks again in its next step.
+
+glibc gives large blocks back to the kernel when they are freed and takes fresh, zeroed pages for
+the next ones; for large layers that is a third of a training step, and of small ones a tenth. Our
+workers exist to train, and so do those that another launcher started, and processes that make a
+group of our backend: they keep what they have. Source: mallopt(3).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+ALIGNMENT_BYTES = 64
+
+
+def aligned(num_bytes: int) -> int:
+    """Round up to whole cache lines (64 bytes), where kernels compute the same bits everywhere."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
+    """Give the whole pages of a range back; then they read as zero. Source: madvise(2)."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = (stop - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if num_bytes > 0:
+        mapping.madvise(mmap.MADV_REMOVE, first, num_bytes)
+
+
+class Memory:
+    """A mapping of `num_bytes` bytes, all zero at first. Final."""
+
+    _fd: int | None = None
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+
+    @classmethod
+    def map(cls, fd: int, num_bytes: int) -> Memory:
+        """Map the memory behind `fd`, shared with whoever maps it too."""
+        memory = cls(mmap.mmap(fd, num_bytes))
+        memory._fd = os.dup(fd)
+        weakref.finalize(memory, os.close, memory._fd).atexit = False
+        return memory
+
+    def private_view(self, start: int, num_bytes: int) -> Memory:
+        """Map whole pages again, of memory that was mapped by :meth:`map`.
+
+        The view shows what is written to the memory, but for pages that this process has written
+        to through the view.
+        """
+        assert self._fd is not None
+        flags = mmap.MAP_PRIVATE
+        return Memory(mmap.mmap(self._fd, num_bytes, flags=flags, offset=start))
+
+    @classmethod
+    def copy_on_write(cls, fd: int, num_bytes: int) -> Memory:
+        """Map the memory behind `fd` to be read; what is written here is seen by nobody else."""
+        return cls(mmap.mmap(fd, num_bytes, flags=mmap.MAP_PRIVATE))
+
+    @classmethod
+    def private(cls, num_bytes: int) -> Memory:
+        """Take memory that this process shares with nobody, not with a fork of it either."""
+        return cls(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the mapping."""
+        return len(self._mapping)
+
+    def tensor(
+        self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
+    ) -> torch.Tensor:
+        """View bytes from `offset` on as a dense tensor (contiguous without `stride`)."""
+        if offset % dtype.itemsize:
+            raise ValueError(f"`offset` must be a multiple of {dtype.itemsize}, but is {offset}.")
+        import torch  # not above: a launcher, which has this module too, does not wait for it
+
+        numel = math.prod(shape)
+        if numel == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        # A storage of its own: what saves or copies a tensor's storage must not take the rest.
+        flat = torch.frombuffer(self._mapping, dtype=dtype, count=numel, offset=offset)
+        return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
+
+    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """View `numel` elements from byte `offset` on as a vector."""
+        return self.tensor(offset, (numel,), dtype, None)
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The bytes themselves."""
+        return self._mapping
+
+    def view(self, offset: int, num_bytes: int) -> memoryview:
+        """View bytes from `offset` on; writing to the view writes to the memory."""
+        return memoryview(self._mapping)[offset : offset + num_bytes]
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put raw bytes at `offset`."""
+        self._mapping[offset : offset + len(data)] = data
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Take raw bytes from `offset`."""
+        return self._mapping[offset : offset + num_bytes]
+
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to serve large blocks from the heap and never to shrink it.
+
+    Returns:
+        Whether it is glibc and did so; elsewhere nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(
+        mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    )
+
+
+def give_freed_memory_back() -> None:
+    """Have the C library give what is free now back to the kernel, once. Source: malloc_trim(3)."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

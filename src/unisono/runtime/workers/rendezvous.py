@@ -1,0 +1,372 @@
+"""Where do the workers of a job find each other? At one rendezvous, whoever has started them.
+
+==========================  ===========================================  =========================
+the workers were started    their store is                               what listens for it
+==========================  ===========================================  =========================
+by our launcher             a file without a name, held by the launcher  nothing
+by torchrun, or on          torch's ``TCPStore`` at MASTER_ADDR and      torchrun's agent; without
+several hosts               MASTER_PORT                                  one rank 0, there alone
+by another one, or by       a file without a name, held by rank 0        nothing
+hand, on one host
+by nobody                   in the process                               nothing
+==========================  ===========================================  =========================
+
+All of them give each worker the same: its place, the place of the others by host, and a store that
+every host reaches. What only one host can share (control block, memory, pidfds) is found through
+that store, and belongs to the workers of that host.
+
+Which attempt of its job does a worker belong to, where a store outlives attempts?
+
+torchrun's agents count attempts each for itself, not alike on several hosts, and in an attempt that
+failed some ranks may never have come. So rank 0 counts, and answers every process that comes::
+
+    rank 0   attempt 1 ─ answers hello 1 of rank 2 ✕   attempt 2 ─ answers hellos 1 and 2
+    rank 1        ✕ before it came                       hello 1 ────────────► attempt 2
+    rank 2   hello 1 ─► attempt 1 ✕                      hello 2 ────────────► attempt 2
+
+torchrun ends all processes of an attempt before it starts the next one's: an answer to one that is
+gone is never read.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import PeerLostError
+from unisono.runtime.procfs import NotThereError, host_name, network_name, started_at
+from unisono.runtime.timeouts import RENDEZVOUS
+from unisono.runtime.workers.gathering import Gathering
+from unisono.runtime.workers.job_store import (
+    JobName,
+    has_agent,
+    is_at_master,
+    job_name,
+    num_restarts,
+    store_at_master,
+    store_of_rank_0,
+    store_there,
+    wait_for_rank_0,
+)
+from unisono.runtime.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from unisono.runtime.workers.supervisor import LauncherLink
+
+
+Watch = Callable[[float], None]
+
+_TOKEN_BYTES = 16
+_WHERE = "the first `Trainer`, `Run` or `unisono.init`"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlaces:
+    """Which ranks are on which host."""
+
+    rank: int  # this worker
+    # the ranks of each host, ascending; hosts are in the order of their first ranks, so host 0
+    # has rank 0. Hosts may have different numbers of workers
+    ranks_of_host: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, rank: int, hosts: Sequence[str]) -> RankPlaces:
+        """Sort ranks by the host that each says it is on, in rank order."""
+        ranks_of: dict[str, list[int]] = {}
+        for one, host in enumerate(hosts):
+            ranks_of.setdefault(host, []).append(one)
+        return cls(rank, tuple(map(tuple, ranks_of.values())))
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers on all hosts."""
+        return sum(self.host_sizes)
+
+    @property
+    def host(self) -> int:
+        """Which host this worker is on, counted from 0."""
+        return next(host for host, ranks in enumerate(self.ranks_of_host) if self.rank in ranks)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks on this host."""
+        return self.ranks_of_host[self.host]
+
+    @property
+    def local_rank(self) -> int:
+        """Count the workers of this host before this one."""
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """The number of workers on this host."""
+        return len(self.local_ranks)
+
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """The number of workers on each host."""
+        return tuple(map(len, self.ranks_of_host))
+
+
+class Rendezvous:
+    """What every worker of a job gets. Final; see :meth:`unisono.runtime.workers.context.Context`.
+
+    Args:
+        store: see below.
+        places: see below.
+        has_ended: tells whether a rank has ended, as far as that can be known here.
+        is_held: whether rank 0 holds the store, which ends with it.
+        watch: told now and then how long this rank has waited; may raise.
+
+    Attributes:
+        places: who is where.
+        token: 32 hexadecimal digits that only this attempt of this job knows; the same on every
+            worker. Whoever connects to one of them shows it.
+        store: torch's store, with keys of this attempt alone. Every worker on every host reaches
+            it as long as the job lives, so ``PrefixStore("name", store)`` makes process groups.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        places: RankPlaces,
+        has_ended: Callable[[int], bool],
+        *,
+        is_held: bool = False,
+        watch: Watch = lambda waited_s: None,
+    ) -> None:
+        self.store, self.places, self._is_held = store, places, is_held
+        self.has_ended, self.watch = has_ended, watch
+        self.token = store.compare_set("token", "", os.urandom(_TOKEN_BYTES).hex()).decode()
+        self._num_gathered = 0
+
+    def gathering(
+        self,
+        where: str,
+        timeout_s: float,
+        *,
+        speaks: bool = True,
+        watch: Watch = lambda waited_s: None,
+    ) -> Gathering:
+        """Have ranks wait for each other in something of their own. Collective.
+
+        Args:
+            where: what they come to, for messages.
+            timeout_s: how long each may take, in seconds.
+            speaks: whether a long wait is said.
+            watch: beside this rendezvous' own.
+        """
+        self._num_gathered += 1
+        rank, world_size = self.places.rank, self.places.world_size
+        store = prefixed(f"gathering {self._num_gathered}", self.store)
+
+        def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
+            self.watch(waited_s)
+            watch(waited_s)
+            check_present(filter(self.has_ended, missing), rank, where)
+
+        return Gathering(
+            *(store, rank, world_size),
+            where=where,
+            timeout_s=timeout_s,
+            look=look,
+            speaks=speaks,
+            is_held=self._is_held,
+        )
+
+    def gather(self, what: str, mine: object) -> list[Any]:
+        """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
+
+        Args:
+            what: says what it is, for messages.
+            mine: this rank's value.
+
+        Raises:
+            WaitTimeoutError: a rank did not come in time; `missing` says which.
+            PeerLostError: a rank has ended; `rank` says which.
+        """
+        return self.gathering(f"`{what}`", RENDEZVOUS.in_s()).gather(what, mine)
+
+
+def prefixed(prefix: str, store: Store) -> Store:
+    """Have a part of a store for oneself."""
+    from torch._C._distributed_c10d import PrefixStore
+
+    part: Store = PrefixStore(prefix, store)
+    return part
+
+
+def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvous:
+    """Wait for all workers of a job that is not our launcher's. Collective, once in a process.
+
+    Args:
+        here: this worker's place, as the environment says it.
+        environ: the variables.
+        timeout_s: how long the last one may take, in seconds.
+
+    Raises:
+        ValueError: the environment does not say, or half, where rank 0 is.
+        RendezvousError: another process has come as this rank, or the store cannot be had.
+        WaitTimeoutError: somebody did not come in time.
+        PeerLostError: somebody came and left before all were there.
+    """
+    job = job_name(environ, here, session=os.getsid(0))
+    where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
+    with _store(job, here, environ, where, timeout_s) as (store, advice, is_held):
+        # It may outlive this process, and another program may then use it. In an attempt that
+        # failed, ranks need not have come equally often.
+        processes, attempts = _Processes(here.rank, where), None
+        if has_agent(environ) and here.local_world_size != here.world_size:
+            attempts = Attempts(prefixed("unisono", store), here)
+            number = attempts.join(where, timeout_s, advice)
+            own = prefixed(f"unisono/attempt {number}", store)
+        else:
+            attempt = f"unisono/{num_restarts(environ)}"
+            number = store.add(f"{attempt}/arrivals of {here.rank}", 1)
+            own = prefixed(f"{attempt}/{number}", store)
+
+        def look_around(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
+            if attempts is not None:
+                attempts.answer()
+            processes.look(heard, missing, waited_s)
+
+        gathering = Gathering(
+            *(own, here.rank, here.world_size),
+            where=where,
+            timeout_s=timeout_s,
+            look=look_around,
+            advice=advice,
+            is_held=is_held,
+        )
+        processes.hear(enumerate(gathering.gather("process", processes.mine)))
+    return Rendezvous(own, processes.places, processes.has_ended, is_held=is_held)
+
+
+def of_launcher(link: LauncherLink) -> Rendezvous:
+    """Have what our launcher, or those of several hosts, give their workers. Nobody waits."""
+    ranks_of_host = link.ranks_of_host or (tuple(range(link.world.world_size)),)
+    return Rendezvous(
+        link.open_store(),
+        RankPlaces(link.world.rank, ranks_of_host),
+        lambda rank: not link.control.departure(rank).may_be_back,
+        watch=lambda waited_s: link.look(),
+    )
+
+
+class _Processes:
+    """The processes of a job's ranks, as each has told of its own. Final."""
+
+    def __init__(self, rank: int, where: str) -> None:
+        self._rank, self._where = rank, where
+        # Memory can be shared where a process finds another in /proc, and meetings be had where it
+        # reaches it over the loopback.
+        self.mine = (f"{host_name()} {network_name()}", os.getpid(), started_at(os.getpid()))
+        self._of_rank: dict[int, tuple[str, int, int]] = {}
+
+    @property
+    def places(self) -> RankPlaces:
+        """Who is where, once all have come."""
+        return RankPlaces.of(self._rank, [host for _, (host, *_) in sorted(self._of_rank.items())])
+
+    def hear(self, told: Iterable[tuple[int, Any]]) -> None:
+        """Note who has told what."""
+        self._of_rank |= {rank: tuple(process) for rank, process in told}
+
+    def look(self, heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
+        """Refuse to wait where one has ended: nobody may go before all have come."""
+        self.hear(heard.items())
+        check_present(filter(self.has_ended, self._of_rank), self._rank, self._where)
+
+    def has_ended(self, rank: int) -> bool:
+        """Tell whether a rank has ended, if it was on this host."""
+        host, pid, started = self._of_rank.get(rank, ("", 0, 0))
+        return host == self.mine[0] and started_at(pid) != started
+
+
+@contextmanager
+def _store(
+    job: JobName, here: World, environ: Mapping[str, str], where: str, timeout_s: float
+) -> Iterator[tuple[Store, str, bool]]:
+    """Have the store of a job.
+
+    Returns:
+        It, what to do about a worker that does not come there, and whether rank 0 holds it.
+    """
+    longer = f"{RENDEZVOUS.variable}={2 * timeout_s:g} waits longer (s)."
+    if here.world_size == 1:
+        from torch._C._distributed_c10d import HashStore
+
+        yield HashStore(), longer, False
+    elif is_at_master(environ, here):
+        advice = f"look whether it was started, with the same variables; {longer}"
+        store = store_at_master(environ, here, where=where, timeout_s=timeout_s)
+        yield store, advice, not has_agent(environ)
+    else:
+        advice = (
+            f"look whether it was started, with the same variables, by the same user, on this host "
+            f"and in the same container; {longer}"
+        )
+        if here.rank == 0:
+            with store_of_rank_0(job, here) as store:
+                yield store, advice, False
+        else:
+            look = functools.partial(store_there, job, here)
+            yield wait_for_rank_0(look, here, where, advice, timeout_s), advice, False
+
+
+def check_present(ended: Iterable[int], rank: int, where: str) -> None:
+    """Refuse to wait for ranks that have ended.
+
+    Raises:
+        PeerLostError: there is one.
+    """
+    for other in ended:
+        raise PeerLostError(
+            f"every rank must come to {where} and stay until all have come, but rank {other} has "
+            f"ended while rank {rank} waits there: look at what it has said, or what ended it (a "
+            f"signal, too little memory), and start all again.",
+            rank=other,
+        )
+
+
+class Attempts:
+    """One process's place among the attempts of its job. Final; each process makes one."""
+
+    def __init__(self, store: Store, here: World) -> None:
+        self._store, self._here = store, here
+        self._number = 0
+        self._hello = store.add(f"hellos of {here.rank}", 1)
+
+    def join(self, where: str, timeout_s: float, advice: str) -> int:
+        """Tell which attempt this process belongs to; waits for rank 0.
+
+        Args:
+            where: what the workers come to, for messages.
+            timeout_s: how long rank 0 may take, in seconds.
+            advice: what to do if it does not come.
+
+        Raises:
+            WaitTimeoutError: rank 0 did not come in time.
+        """
+        if self._here.rank == 0:
+            self._number = self._store.add("attempts", 1)
+            self.answer()
+        return wait_for_rank_0(self._heard, self._here, where, advice, timeout_s)
+
+    def answer(self) -> None:
+        """Answer those who have come since, as rank 0, as long as some are missing."""
+        for rank in range(self._here.world_size if self._here.rank == 0 else 0):
+            newest = self._store.add(f"hellos of {rank}", 0)
+            self._store.set(f"attempt of {rank}/{newest}", str(self._number))
+
+    def _heard(self, waited_s: float) -> int:
+        key = f"attempt of {self._here.rank}/{self._hello}"
+        if not self._store.check([key]):
+            raise NotThereError("it has not answered")
+        return int(self._store.get(key))

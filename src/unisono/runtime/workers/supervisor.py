@@ -1,0 +1,288 @@
+"""Who started this worker, and what does that one do for it?
+
+========================  ===================  ====================  ==============================
+started by                implementation       shared memory         a lost worker
+========================  ===================  ====================  ==============================
+our launcher              LauncherLink         the launcher's        is replaced, or the others
+                                                                     continue without it
+another one (torchrun …)  ExternallyLaunched   made by rank 0        is named in an error
+nobody                    SingleProcess        private               —
+========================  ===================  ====================  ==============================
+
+What holds a worker to its launcher? A channel for messages, the control block, and a store.
+
+The launcher puts their descriptors into the environment (``UNISONO_LINK``, ``UNISONO_CONTROL``,
+``UNISONO_STORE``) together with the process it means (``UNISONO_PID``), how many workers had its
+rank before it (``UNISONO_INCARNATION``), and whether lost workers are replaced
+(``UNISONO_RECOVERS``).
+Invariant: only that very process has a link; what it forks or starts, such as a loader process,
+has none.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from unisono.errors import CheckpointError, MismatchError, UnisonoError
+from unisono.runtime.plainfile import open_plain
+from unisono.runtime.procfs import create_memory
+from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.job_store import file_store
+from unisono.runtime.workers.launcher_messages import Live, Membership, Passed, Told
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.world import World, world
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+# Sends everyone a message, for a purpose, and returns everyone's by rank. Collective.
+Gather = Callable[[bytes, str], dict[int, bytes]]
+
+
+class Supervisor(Protocol):
+    """Whoever started this worker. What is written out here holds where nobody supervises it."""
+
+    world: World  # this worker's place
+    control: ControlBlock  # the control block on which all workers meet
+    incarnation: int = 0  # how many workers had this rank before
+    can_replace: bool = False  # whether lost workers are replaced, so that snapshots are of use
+    # whether nobody started this process as one of several workers, be it of one
+    is_alone: bool = False
+    explains_waits: bool = False  # whether somebody else says so when a wait takes long
+    # the ranks of each of several hosts; empty: all are on this one
+    ranks_of_host: tuple[tuple[int, ...], ...] = ()
+    address: str = ""  # where other hosts reach this one, if there are any
+    # whether all can begin again what they do just now, where that is how a lost worker is made
+    # up for
+    can_go_back: bool = True
+    # tells the number of the newest that is known to be whole; None: there are none
+    newest_snapshot: Callable[[], int] | None = None
+    agreed_snapshot: int = 0  # the number of that to which all go back
+    # the facts of the loop in which all do so; None: they begin it again, or are in none
+    agreed_loop: Mapping[str, Any] | None = None
+
+    def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
+        """Share memory with every worker that asks with the same `key`; zero at first.
+
+        Collective if the workers make it themselves: every rank calls it. `gather` is for them.
+        """
+        fd = self.memory_fd(key, num_bytes, gather)
+        try:
+            return Memory.map(fd, num_bytes)
+        finally:
+            os.close(fd)
+
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
+        """Do the same, and give the descriptor of that memory, which is the caller's.
+
+        Args:
+            path: of a file of that size, which is to be that memory; every worker can open it.
+        """
+
+    def tell(self, message: Told) -> None:
+        """Tell something that needs no answer; nobody listens."""
+        return
+
+    def look(self) -> None:
+        """Mark on the control block which workers have died, if nobody else does."""
+        return
+
+    def show_wait(self, what: str) -> None:
+        """Show what this process waits for elsewhere than at a meeting; empty: it continues."""
+        return
+
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
+        """Stand still after some meetings until it is decided who continues: everyone does."""
+        return Membership.of(self.world.world_size)
+
+    def outcome(self, index: int, name: str) -> bytes | None:
+        """Tell the outcome of the `index`-th joint call if others have it, as they have gone on."""
+        return None
+
+    def catch_up(self, index: int, name: str) -> Passed | Live:
+        """Ask, as a replacement, for the outcome of the `index`-th joint call: there was none."""
+        return Live(Membership.of(self.world.world_size), None, is_alone=self.is_alone)
+
+    def write_checkpoint(self, slot: Mapping[str, Any], *, wait: bool) -> bool:
+        """Have a snapshot written as a checkpoint, once earlier ones are written.
+
+        Args:
+            slot: where it lies and where it goes, as :class:`Kept`.
+            wait: return only when it is on the disk, or has failed.
+
+        Returns:
+            False if this process has to write it itself.
+        """
+        return False
+
+    def lock_directory(self, directory: str) -> bool:
+        """Keep other jobs out of a run directory; False if this process has to do it itself.
+
+        Raises:
+            CheckpointError: another job is in it.
+        """
+        return False
+
+
+class SingleProcess(Supervisor):
+    """A process that nobody started as a worker: nobody supervises it. Final."""
+
+    is_alone = True
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
+        self.control = ControlBlock.private()
+
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
+        """Take memory that this process shares with nobody but its forks."""
+        if path:
+            return open_plain(Path(path), os.O_RDWR)
+        return create_memory("unisono-memory", num_bytes)
+
+
+LINK_VARIABLE = "UNISONO_LINK"
+CONTROL_VARIABLE = "UNISONO_CONTROL"
+STORE_VARIABLE = "UNISONO_STORE"
+PID_VARIABLE = "UNISONO_PID"
+INCARNATION_VARIABLE = "UNISONO_INCARNATION"
+RECOVERS_VARIABLE = "UNISONO_RECOVERS"
+COMMAND_VARIABLE = "UNISONO_COMMAND"  # what the user has called, for reports
+
+Answer = TypeVar("Answer", bound=messages.ToWorker)
+
+
+def is_worker() -> bool:
+    """Tell whether this very process was started, or has come, as a worker."""
+    return os.environ.get(PID_VARIABLE) == str(os.getpid())
+
+
+def has_launcher() -> bool:
+    """Tell whether this very process was started by our launcher as one of its workers."""
+    return is_worker() and LINK_VARIABLE in os.environ
+
+
+class LauncherLink(Supervisor):
+    """The end of a worker that our launcher has started; a process has one.
+
+    It takes over the descriptors that the environment names.
+    """
+
+    explains_waits = True
+
+    def __init__(self) -> None:
+        self.world = world()
+        control_fd = int(os.environ[CONTROL_VARIABLE])
+        os.set_inheritable(control_fd, False)
+        self.control = self._map(control_fd)
+        self.store_fd = int(os.environ[STORE_VARIABLE])
+        os.set_inheritable(self.store_fd, False)
+        self.incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
+        self.can_replace = os.environ.get(RECOVERS_VARIABLE) == "1"
+        self._channel = Channel.from_fd(int(os.environ[LINK_VARIABLE]))
+        self._lock = threading.RLock()
+        self._unused: deque[int] = deque()  # keys
+
+    def _map(self, fd: int) -> ControlBlock:
+        return ControlBlock(fd, self.world.world_size)
+
+    def open_store(self) -> Store:
+        """Open the store that all workers of the job reach."""
+        return file_store(self.store_fd)
+
+    def connect(self) -> None:
+        """Reach the workers of other hosts: there are none."""
+
+    def tell(self, message: messages.Told) -> None:
+        """Send a message that needs no answer."""
+        with self._lock:
+            self._channel.send(message)
+
+    def show_wait(self, what: str) -> None:
+        """Show the launcher what this process waits for; in at most 124 letters."""
+        if what:
+            self.control.begin_wait(self.world.rank, what.encode())
+        else:
+            self.control.end_wait(self.world.rank)
+
+    def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
+        """Share memory that the launcher makes and keeps alive.
+
+        Raises:
+            MismatchError: another worker asked for another size.
+        """
+        with self._lock:
+            while self._unused:
+                self._channel.send(messages.MemoryReleased(self._unused.popleft()))
+            memory = super().memory(key, num_bytes, gather)
+        # Not sent by the finalizer, which may run at any moment, but with the next request.
+        weakref.finalize(memory, self._unused.append, key).atexit = False
+        return memory
+
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
+        """See :meth:`Supervisor.memory_fd`; the launcher takes it that this worker keeps it."""
+        request = messages.MemoryRequest(key, num_bytes, path)
+        return self._ask(request, messages.MemoryGranted).fds[0]
+
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
+        """See :meth:`Supervisor.stopped`; the launcher decides when all others have stopped."""
+        return self._ask(messages.Stopped(arrivals, between_steps), messages.Continue).membership
+
+    def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
+        """See :meth:`Supervisor.catch_up`; the launcher knows the outcomes.
+
+        Raises:
+            MismatchError: the others have made other calls, or the replacement cannot join them.
+        """
+        answer = self._ask(messages.CatchUp(index, name), messages.Passed, messages.Live)
+        return cast("messages.Passed | messages.Live", answer)
+
+    def write_checkpoint(self, slot: Mapping[str, Any], *, wait: bool) -> bool:
+        """See :meth:`Supervisor.write_checkpoint`; the launcher writes it."""
+        self._ask(messages.WriteRequest(slot, wait), messages.Acknowledged)
+        return True
+
+    def lock_directory(self, directory: str) -> bool:
+        """See :meth:`Supervisor.lock_directory`; the launcher holds the lock."""
+        self._ask(messages.LockRequest(directory), messages.Acknowledged)
+        return True
+
+    def _ask(self, request: messages.Request, *kinds: type[Answer]) -> Answer:
+        """Send a request and wait for an answer of one of these kinds, or raise its refusal."""
+        try:
+            with self._lock:
+                self._channel.send(request)
+                self._await_answer()
+                answer = self._channel.receive()
+        except ConnectionError as error:
+            raise _launcher_is_gone() from error
+        if answer is None:
+            raise _launcher_is_gone()
+        if isinstance(answer, messages.Refused):
+            if answer.is_of_system:
+                raise OSError(answer.reason)
+            raise (CheckpointError if answer.is_of_checkpoint else MismatchError)(answer.reason)
+        if not isinstance(answer, kinds):
+            raise UnisonoError(
+                f"the answer to {request} must be {' or '.join(k.__name__ for k in kinds)}, but is "
+                f"{type(answer).__name__}: launcher and workers must be of the same version."
+            )
+        return answer
+
+    def _await_answer(self) -> None:
+        """Look at something else while an answer has not come; here there is nothing."""
+
+
+def _launcher_is_gone() -> UnisonoError:
+    return UnisonoError(
+        "a worker's launcher must outlive it, but the connection to it is closed: "
+        "the launcher was killed, or this script closed descriptors that it does not own."
+    )

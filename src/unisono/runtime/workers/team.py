@@ -1,0 +1,373 @@
+"""All workers of a run, as one of them sees it: meet, tell each other, share memory.
+
+A process that nobody started among others is a team of one; everything below works for it without
+waiting. If a worker is lost, the others stop where they miss it, hear from the launcher who
+continues, and continue. Under another launcher than ours, such as ``torchrun``, they raise an error
+that names the lost one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from unisono.errors import MismatchError, UnisonoError
+from unisono.runtime.faults import Faults
+from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier
+from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.supervisor import Supervisor
+
+_CHUNK_BYTES = MAILBOX_BYTES - 1024
+_SAME_PROGRAM = "give every worker the same program and the same data"
+_LAST, _MORE = b"\0", b"\1"
+
+_ENDED_WITHIN_S, _LOOK_EVERY_S = 60.0, 0.02
+
+
+class StepBrokenError(BaseException):
+    """A worker was lost, so that the step under way cannot be finished: the run goes back.
+
+    No :class:`Exception`: it passes through the program's functions, to the step.
+    """
+
+
+class Team:
+    """The workers of a job, on one host or several. Final; see :class:`.context.Context`.
+
+    Args:
+        supervisor: who started this worker.
+        faults: what is to go wrong here, for tests.
+
+    Attributes:
+        world: this worker's place.
+        membership: who computes together now.
+        is_replacement: whether this worker takes the place of one that was lost.
+    """
+
+    def __init__(self, supervisor: Supervisor, faults: Faults | None = None) -> None:
+        self.supervisor = supervisor
+        self.world = supervisor.world
+        self.is_replacement = supervisor.can_replace and supervisor.incarnation > 0
+        self.faults = faults or Faults()
+        self.membership = Membership.of(self.world.world_size)
+        self._rank = self.world.rank
+        self._control = supervisor.control
+        self._head, self._line = self._control.head, self._control.lines[self._rank]
+        self._barrier = Barrier(
+            self._control,
+            self.world.rank,
+            notice_after_s=math.inf if supervisor.explains_waits else None,
+            look=supervisor.look,
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker speaks for all."""
+        return self.membership.leader == self.world.rank
+
+    @property
+    def position(self) -> int:
+        """Count the workers of the membership before this one."""
+        return self.membership.position(self.world.rank)
+
+    @property
+    def size(self) -> int:
+        """Count the workers that compute together now."""
+        return len(self.membership.ranks)
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The members on each host."""
+        # Where there are several, nobody is left behind.
+        return self.supervisor.ranks_of_host or (self.membership.ranks,)
+
+    @property
+    def host(self) -> int:
+        """Which host this worker is on, counted from 0."""
+        return next(at for at, ranks in enumerate(self.hosts) if self.world.rank in ranks)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The members on this worker's host, this one among them: those that share memory."""
+        return self.hosts[self.host]
+
+    @property
+    def host_leaders(self) -> tuple[int, ...]:
+        """The worker of each host that speaks for those on it; on a single host the leader."""
+        if len(self.hosts) == 1:
+            return (self.membership.leader,)
+        return tuple(ranks[0] for ranks in self.hosts)
+
+    @property
+    def leads_host(self) -> bool:
+        """Whether this worker speaks for those on its host, in the memory that they share."""
+        return self.world.rank in self.host_leaders
+
+    def meet(self, purpose: str) -> bool:
+        """Wait for everybody. Collective: every rank calls it, in the same order.
+
+        Args:
+            purpose: what for, in at most 24 letters; those who come for another are told so.
+
+        Returns:
+            Whether all came; False if somebody was lost, and :attr:`membership` is another one now.
+
+        Raises:
+            StepBrokenError: somebody was lost and is replaced, where workers are on several hosts.
+        """
+        self.come(purpose)
+        return self.wait()
+
+    def come(self, purpose: str) -> None:
+        """Come to a meeting, without waiting for the others yet; :meth:`wait` has to follow."""
+        if not self.supervisor.is_alone:
+            self._barrier.arrive(purpose)
+
+    def wait(self) -> bool:
+        """Wait for everybody where this worker has come; returns as :meth:`meet` does."""
+        if self.supervisor.is_alone:
+            return True
+        all_came = True
+        while not self._barrier.wait():
+            all_came = False
+            self._stop(between_steps=False)
+            if len(self.hosts) > 1:
+                raise StepBrokenError
+        return all_came
+
+    def pause(self) -> None:
+        """Stand still between two steps, so that the membership can change. Collective."""
+        self._stop(between_steps=True)
+
+    def await_end(self) -> None:
+        """Stand still until the launcher of this host ends the job, as that of another one does.
+
+        Not collective.
+
+        Raises:
+            UnisonoError: it does not.
+        """
+        until_s = time.monotonic() + _ENDED_WITHIN_S
+        while not self.is_ended_by:
+            if time.monotonic() >= until_s:
+                raise UnisonoError(
+                    f"the run must end on all hosts together, but the launcher of this one was not "
+                    f"told so within {_ENDED_WITHIN_S:.0f} s: end it with Ctrl-C; the newest "
+                    f"checkpoint has all that was computed."
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def join(self, membership: Membership) -> None:
+        """Belong to `membership`; the control block says how many meetings it has come to."""
+        self.membership = membership
+        self._barrier.set_membership(membership.ranks)
+
+    def departure(self, rank: int) -> Departure:
+        """Look how a worker has left, if it has, also without a word."""
+        return self._barrier.departure(rank)
+
+    def has_gone_further(self, rank: int) -> bool:
+        """Tell whether a worker has come to the meeting that this one comes to next."""
+        return self._barrier.has_gone_further(rank)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a member has left, so that whoever waits for it elsewhere waits in vain."""
+        ranks = self.membership.ranks
+        return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
+
+    @property
+    def will_begin_again(self) -> bool:
+        """Whether all workers of several hosts begin again in the next step, as one was lost."""
+        departures = map(self._barrier.departure, self.membership.ranks)
+        is_awaited = all(how.may_be_back for how in departures)
+        supervisor = self.supervisor
+        is_replaced = supervisor.can_replace and is_awaited
+        return len(self.hosts) > 1 and not supervisor.can_go_back and is_replaced
+
+    def note_step(self, step: int) -> None:
+        """Tell those who may wait for this worker which step it is in."""
+        self._line.begun = step + 1
+
+    def note_times(self, step: int, times: Sequence[float]) -> None:
+        """Tell the others where this worker spent a step: eight numbers of seconds."""
+        self._control.set_times(self._rank, step, times)
+
+    def times(self, rank: int, step: int) -> tuple[float, ...] | None:
+        """Read what a worker has told of one of its last two steps; None if it has not.
+
+        Of another worker: once all have met since.
+        """
+        return self._control.times(rank, step)
+
+    def note_memory(self, sizes: Sequence[int]) -> None:
+        """Tell the others how much memory of its device this worker takes: three numbers."""
+        self._line.memory[:] = sizes
+
+    def memory_of(self, rank: int) -> tuple[int, ...] | None:
+        """Read what a worker said last of its device's memory; None if it has not.
+
+        Each number is whole; while that worker writes, they may be of two moments.
+        """
+        sizes = tuple(self._control.lines[rank].memory)
+        return sizes if any(sizes) else None
+
+    def pid(self, rank: int) -> int | None:
+        """Tell the process of a worker; None if it has not come."""
+        return (
+            os.getpid() if rank == self.world.rank else self._control.lines[rank].process[0] or None
+        )
+
+    def plan(self, step: int, what: int) -> None:
+        """Say, as the leader, what everybody does before `step`; then come to a meeting."""
+        self._line.plan = what
+        self._line.plan_step = step
+
+    def planned(self, step: int) -> int:
+        """Read what the leader has planned before `step`; the same for all who met it since."""
+        line = self._control.lines[self.membership.leader]
+        return line.plan if line.plan_step == step else 0
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether a launcher wishes that all stop between two steps."""
+        return self._control.is_stop_wished
+
+    @property
+    def is_ended_by(self) -> int:
+        """Which signal has the launcher end the job when all stop between two steps; 0: none."""
+        return int(self._head.end)
+
+    def memory(self, key: int, num_bytes: int) -> Memory:
+        """Share memory with everybody who asks with the same `key`. Collective."""
+        return self.supervisor.memory(key, num_bytes, self.gather)
+
+    def memory_fd(self, key: int, num_bytes: int, path: str = "") -> int:
+        """Do the same, and give its descriptor, which is the caller's. Collective.
+
+        Args:
+            path: of a file of that size, which is to be that memory.
+        """
+        return self.supervisor.memory_fd(key, num_bytes, self.gather, path)
+
+    def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
+        """Tell everybody `message`; hear theirs, by rank. Collective: every rank calls it.
+
+        Returns:
+            The messages of those who came, the same on every worker that goes on.
+        """
+        control = self._control
+        if self.supervisor.is_alone:
+            return {self.world.rank: message}
+        heard: dict[int, bytes] = {}
+        speaking: dict[int, list[bytes]] = {rank: [] for rank in self.membership.ranks}
+        rest = memoryview(message)
+        while speaking:
+            chunk, rest = rest[:_CHUNK_BYTES], rest[_CHUNK_BYTES:]
+            control.post(self.world.rank, (_MORE if rest else _LAST) + chunk)
+            self.meet(purpose)
+            # Who was lost before it came has not posted this, and nobody believes what it posted.
+            speaking = {
+                rank: sofar for rank, sofar in speaking.items() if rank in self.membership.ranks
+            }
+            for rank in list(speaking):
+                post = control.posted(rank)
+                speaking[rank].append(post[1:])
+                if post[:1] == _LAST:
+                    heard[rank] = b"".join(speaking.pop(rank))
+            self.meet(purpose)
+        return dict(sorted(heard.items()))
+
+    def vote(self, vote: int, purpose: str) -> dict[int, int] | None:
+        """Tell everybody a number; hear theirs, by rank. Collective: every rank calls it.
+
+        Takes one meeting, where :meth:`gather` takes two.
+
+        Args:
+            vote: at least 0, below 2³².
+            purpose: what for, as for :meth:`meet`.
+
+        Returns:
+            None if somebody was lost.
+        """
+        if self.supervisor.is_alone:
+            return {self.world.rank: vote}
+        self._barrier.vote(vote)
+        return self._barrier.votes(self.membership.ranks) if self.meet(purpose) else None
+
+    def put_beside(self, data: bytes) -> None:
+        """Have the workers of other hosts get some bytes with this worker's next arrival."""
+        self._control.put_beside((self._barrier.arrivals + 1) % 2, data)
+
+    def beside(self) -> dict[int, bytes]:
+        """Take what workers of other hosts have sent with the arrivals waited for last, by rank."""
+        return self._control.beside(self._barrier.arrivals % 2)
+
+    def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
+        """Have the leader call `speak`, and hear what it says. Collective: every rank calls it.
+
+        If the leader is lost before it has spoken, the next one does.
+        """
+        return self._hear(lambda: (self.membership.leader,), speak, purpose)[0]
+
+    def hear_host_leaders(self, speak: Callable[[], bytes], purpose: str) -> list[bytes]:
+        """Have one worker of each host call `speak`; hear what each says, by host. Collective.
+
+        If one is lost before it has spoken, the next ones do.
+        """
+        return self._hear(lambda: self.host_leaders, speak, purpose)
+
+    def agree(
+        self,
+        facts: Mapping[str, object],
+        purpose: str = "start of a loop",
+        *,
+        known: Mapping[str, object] = MappingProxyType({}),
+        remedy: str = "",
+    ) -> None:
+        """Check that every worker says the same. Collective: every rank calls it.
+
+        Args:
+            facts: what must not differ, by name; anything that JSON can hold.
+            purpose: what for, as for :meth:`meet`.
+            known: what must not differ between workers that both tell it.
+            remedy: what to do where that differs.
+
+        Raises:
+            MismatchError: the first name whose value differs, with both values.
+        """
+        message = json.dumps([dict(facts), dict(known)], default=str).encode()
+        heard = self.gather(message, purpose)
+        said = {rank: json.loads(message) for rank, message in heard.items()}
+        first = min(said)
+        facts_here, known_here = said[first]
+        for other, (facts_there, known_there) in said.items():
+            both_know = [name for name in known_here if name in known_there]
+            for names, here, there, what_to_do in (
+                (facts_here, facts_here, facts_there, _SAME_PROGRAM),
+                (both_know, known_here, known_there, remedy),
+            ):
+                for name in names:
+                    if there.get(name) != here[name]:
+                        raise MismatchError(
+                            f"{name} must be the same on every worker, but is {here[name]!r} on "
+                            f"rank {first} and {there.get(name)!r} on rank {other}: {what_to_do}."
+                        )
+
+    def _hear(
+        self, speakers: Callable[[], tuple[int, ...]], speak: Callable[[], bytes], purpose: str
+    ) -> list[bytes]:
+        while True:
+            ranks = speakers()
+            heard = self.gather(speak() if self.world.rank in ranks else b"", purpose)
+            if all(rank in heard for rank in ranks):
+                return [heard[rank] for rank in ranks]
+
+    def _stop(self, *, between_steps: bool) -> None:
+        self.join(self.supervisor.stopped(self._barrier.arrivals, between_steps=between_steps))

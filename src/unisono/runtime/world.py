@@ -1,0 +1,323 @@
+"""Who am I among how many? A frozen value, built by hand or found in the environment.
+
+The words are torch's: ``rank`` counts all workers, ``local_rank`` those of this host. Whoever
+starts the processes says who they are, each in its own words; the first row that is there counts:
+
+=========================  ======================================================================
+started by                 variables
+=========================  ======================================================================
+`unisono run`, torchrun,   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
+another program, by hand
+Open MPI                   OMPI_COMM_WORLD_RANK, …_SIZE, …_LOCAL_RANK, …_LOCAL_SIZE
+Slurm                      SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID,
+                           SLURM_STEP_TASKS_PER_NODE with SLURM_NODEID (or SLURM_NTASKS_PER_NODE)
+nobody                     none of these
+=========================  ======================================================================
+
+*Slurm counts only inside of a job step.* ``srun`` makes one, and says so with SLURM_STEP_ID. A
+script that ``sbatch`` runs, or one started in the shell of ``salloc``, sees SLURM_NTASKS too (and
+SLURM_PROCID is 0) but is a single process: it is alone. Variables without any job (no SLURM_JOB_ID)
+were set by hand and are believed.
+
+*Half of what is needed, or two that disagree, is refused in words*: to guess would be to train
+alone where others wait. One of RANK and WORLD_SIZE is enough where Slurm or Open MPI say the same;
+scripts that set WORLD_SIZE for all tasks are common.
+
+What does a process have only once? It is kept here, and nowhere else.
+
+A fork begins with nothing of its own: it must not use what belongs to its parent, such as a
+channel to the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+DEFAULT_DEVICES_AT_MOST = 8
+WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
+# How many workers each of several hosts has, where a launcher of ours is on each.
+HOSTS_VARIABLE = "UNISONO_HOSTS"
+THREADS_VARIABLE = "UNISONO_THREADS"
+
+NOBODY = "nobody"
+UNISONO = "unisono"
+TORCHRUN = "torchrun"
+OPEN_MPI = "Open MPI"
+SLURM = "Slurm"
+SOMEBODY = "somebody"
+
+# Steps that are no `srun`: the batch script's, the interactive shell's, the one of outside
+# processes.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The place of one worker among all of them.
+
+    Attributes:
+        rank: 0 … world_size − 1.
+        world_size: the number of workers.
+        local_rank: 0 … local_world_size − 1 on this host.
+        local_world_size: the number of workers on this host.
+        started_by: ``"unisono"``, ``"torchrun"``, ``"Open MPI"``, ``"Slurm"``, ``"somebody"`` who
+            set RANK and WORLD_SIZE, or ``"nobody"``; for messages, equal places may differ in it.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    started_by: str = field(default=NOBODY, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, position, count in (
+            ("rank", self.rank, self.world_size),
+            ("local_rank", self.local_rank, self.local_world_size),
+        ):
+            if not 0 <= position < count:
+                raise ValueError(
+                    f"`{name}` must be at least 0 and below the number of workers, "
+                    f"but is {position} of {count}: check the launcher's environment variables."
+                )
+        if self.local_world_size > self.world_size:
+            raise ValueError(
+                f"`local_world_size` must be at most the number of all workers "
+                f"({self.world_size}), but is {self.local_world_size}: check the launcher's "
+                f"environment variables."
+            )
+
+
+def world(environ: Mapping[str, str] | None = None) -> World:
+    """Find this worker's place in the environment; alone, it is rank 0 of 1.
+
+    Under `unisono run`, ``torchrun``, Slurm's ``srun`` and Open MPI's ``mpirun``; the table at the
+    top of ``unisono/world.py`` says by which variables. Touches nothing else.
+
+    Args:
+        environ: the variables to read; the process's own by default.
+
+    Raises:
+        ValueError: a variable is missing, is not a number, or does not fit the others.
+    """
+    environ = os.environ if environ is None else environ
+    has_rank, has_size = "RANK" in environ, "WORLD_SIZE" in environ
+    if has_rank and has_size:
+        return _stated(environ)
+    outer = _open_mpi(environ) or _slurm(environ)
+    if has_rank or has_size:
+        name = "RANK" if has_rank else "WORLD_SIZE"
+        return _agreeing(name, _number(environ, name), outer)
+    if outer is None and "PMIX_RANK" in environ:
+        raise ValueError(
+            f"`RANK` and `WORLD_SIZE` must say who this process is where `PMIX_RANK` "
+            f"({environ['PMIX_RANK']}) is set and nothing says among how many: start it with "
+            f"`mpirun`, or unset PMIX_RANK."
+        )
+    if outer is None and _number(environ, "PMI_SIZE", 1) > 1:
+        raise ValueError(
+            f"`RANK` and `WORLD_SIZE` must say who this process is where `PMI_SIZE` is "
+            f"{environ['PMI_SIZE']}, as MPICH's and Intel MPI's `mpiexec` are not known: set them "
+            f"to PMI_RANK ({environ.get('PMI_RANK')}) and PMI_SIZE in each process, or start it "
+            f"with `unisono run`."
+        )
+    return outer or World()
+
+
+def _stated(environ: Mapping[str, str]) -> World:
+    """Believe RANK and WORLD_SIZE, unless they were set once for all tasks of somebody else."""
+    if "UNISONO_LINK" in environ:
+        started_by = UNISONO
+    else:
+        started_by = TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else SOMEBODY
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    here = _placed(environ, names, _optional(environ, "LOCAL_WORLD_SIZE"), started_by)
+    outer = (_open_mpi(environ) or _slurm(environ)) if started_by == SOMEBODY else None
+    if outer is not None and outer.world_size == here.world_size and outer.rank != here.rank:
+        raise ValueError(
+            f"`RANK` must be this process's own, but is {here.rank} where {outer.started_by} says "
+            f"that it is {outer.rank} of {outer.world_size}: unset RANK and WORLD_SIZE, or set "
+            f"them in each process by itself."
+        )
+    return here
+
+
+def _agreeing(name: str, value: int, outer: World | None) -> World:
+    """Take one of RANK and WORLD_SIZE for what it is worth: the launcher has to say the same."""
+    other = "WORLD_SIZE" if name == "RANK" else "RANK"
+    if outer is None:
+        raise ValueError(
+            f"`RANK` and `WORLD_SIZE` must be set together, but only {name} is ({value}): "
+            f"set {other} too, or unset {name}."
+        )
+    theirs = outer.rank if name == "RANK" else outer.world_size
+    if value != theirs:
+        raise ValueError(
+            f"`{name}` must agree with {outer.started_by}, but is {value} instead of {theirs}: "
+            f"unset {name}, or set {other} too."
+        )
+    return outer
+
+
+def _open_mpi(environ: Mapping[str, str]) -> World | None:
+    rank, size, local_rank, local_size = (
+        f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    )
+    if rank not in environ and size not in environ:
+        return None
+    names = (rank, size, local_rank, local_size)
+    return _placed(environ, names, _optional(environ, local_size), OPEN_MPI)
+
+
+def _slurm(environ: Mapping[str, str]) -> World | None:
+    if not _is_slurm_task(environ):
+        return None
+    counts = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ]
+    size_name = (*counts, "SLURM_NTASKS")[0]
+    names = ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+    return _placed(environ, names, _tasks_here(environ, _number(environ, size_name)), SLURM)
+
+
+def _is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """Tell a task of ``srun`` from a batch script or a shell in an allocation."""
+    if "SLURM_PROCID" not in environ:
+        return False
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
+    if step is not None:
+        return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+    if "SLURM_JOB_ID" not in environ:
+        return "SLURM_NTASKS" in environ
+    if _number(environ, "SLURM_PROCID"):
+        raise ValueError(
+            f"`SLURM_STEP_ID` must be set in a task of a job, but is not where SLURM_PROCID is "
+            f"{environ['SLURM_PROCID']}: start the program with `srun`, and hand on its variables."
+        )
+    return False
+
+
+def _tasks_here(environ: Mapping[str, str], world_size: int) -> int | None:
+    """Count the tasks of this host; None where nothing says it."""
+    form = environ.get("SLURM_STEP_TASKS_PER_NODE")
+    if form is not None:
+        counts = _counts_of(form)
+        if len(set(counts)) == 1:
+            return counts[0]
+        node = _number(environ, "SLURM_NODEID")
+        if not 0 <= node < len(counts):
+            raise ValueError(
+                f"`SLURM_NODEID` must be the number of one of the {len(counts)} hosts of "
+                f"SLURM_STEP_TASKS_PER_NODE ({form}), but is {node}: start the program with `srun`."
+            )
+        return counts[node]
+    per_node = _optional(environ, "SLURM_NTASKS_PER_NODE")
+    # What was asked for, at most: a step with fewer tasks has fewer.
+    return None if per_node is None else min(per_node, world_size)
+
+
+def _counts_of(form: str) -> list[int]:
+    """Read Slurm's short form of one number a host: ``"2(x3),1"`` is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in form.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\(x([0-9]{1,6})\))?\s*", part)
+        if match is None:
+            raise ValueError(
+                f"`SLURM_STEP_TASKS_PER_NODE` must be like `2(x3),1`, but is {form!r}: start the "
+                f"program with `srun`."
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _placed(
+    environ: Mapping[str, str],
+    names: tuple[str, str, str, str],
+    local_world_size: int | None,
+    started_by: str,
+) -> World:
+    """Fill in what a single host leaves open; refuse what several would need."""
+    rank, world_size = _number(environ, names[0]), _number(environ, names[1])
+    local_rank = _optional(environ, names[2])
+    on_one_host = local_world_size in (None, world_size) and local_rank in (None, rank)
+    for name, value in zip(names[2:], (local_rank, local_world_size), strict=True):
+        if value is None and not on_one_host:
+            raise ValueError(
+                f"`{name}` must be set where there are several hosts, but is not: {names[0]} is "
+                f"{rank} of {world_size}, {names[2]} {_told(local_rank)}, {names[3]} "
+                f"{_told(local_world_size)}. Set it in each process."
+            )
+    return World(
+        rank,
+        world_size,
+        rank if local_rank is None else local_rank,
+        world_size if local_world_size is None else local_world_size,
+        started_by,
+    )
+
+
+def _told(value: int | None) -> str:
+    return "is not set" if value is None else f"is {value}"
+
+
+def num_devices() -> int:
+    """Count the workers that start where there are no GPUs: one for each usable core, at most 8."""
+    return min(len(os.sched_getaffinity(0)), DEFAULT_DEVICES_AT_MOST)
+
+
+def threads_per_worker() -> int:
+    """Read how many threads each worker computes with: ``UNISONO_THREADS``, else 1.
+
+    The number changes the bits of a result, so it is never derived from the number of workers.
+    """
+    return _number_of_at_least_1(os.environ, THREADS_VARIABLE)
+
+
+def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:
+    """Read how many workers share each GPU: ``UNISONO_WORKERS_PER_GPU``, else 1.
+
+    Our launcher sets it. Worker `local_rank` takes the GPU ``local_rank // workers_per_gpu`` of
+    those that it sees.
+    """
+    environ = os.environ if environ is None else environ
+    return _number_of_at_least_1(environ, WORKERS_PER_GPU_VARIABLE)
+
+
+def _number_of_at_least_1(environ: Mapping[str, str], name: str) -> int:
+    number = _number(environ, name, 1)
+    if number < 1:
+        raise ValueError(f"`{name}` must be at least 1, but is {number}: set it to 1.")
+    return number
+
+
+def _optional(environ: Mapping[str, str], name: str) -> int | None:
+    return _number(environ, name) if name in environ else None
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise ValueError(f"`{name}` must be set, as others of its kind are, but is not: set it.")
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"`{name}` must be a whole number, but is {text!r}: unset it.") from None
+
+
+T = TypeVar("T")
+
+_kept: dict[tuple[Hashable, ...], Any] = {}
+
+
+def per_process(make: Callable[..., T], *arguments: Hashable) -> T:
+    """Give this process's one `make(*arguments)`, made when it is first asked for.
+
+    Threads that ask at once may each make one, of which all get the same.
+    """
+    key = os.getpid(), make, *arguments
+    kept: T | None = _kept.get(key)
+    return _kept.setdefault(key, make(*arguments)) if kept is None else kept

@@ -1,0 +1,1 @@
+"""The commands: run, top, report, compare, where, verify, plan, doctor."""

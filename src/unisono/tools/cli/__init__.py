@@ -1,0 +1,60 @@
+"""The command line: parse, call, exit code. One file for each command, or for several alike."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+import unisono
+from unisono.runtime.launch.program import open_standard_fds
+from unisono.tools.cli.endings import Refusal
+from unisono.tools.cli.observing import plan, verify
+from unisono.tools.cli.run_command import run
+from unisono.tools.cli.views import checkpoints, compare, demo, doctor, new, report, top, where
+
+
+class _Commands(click.Group):
+    """The commands; whatever they do, descriptors 0 to 2 are open before."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        open_standard_fds()
+        return super().main(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and (args[0].endswith(".py") or args[0][:2] in ("-n", "-m")):
+            what = "a script" if args[0].endswith(".py") else "an option of `unisono run`"
+            raise Refusal(
+                f"a command must come first, but `{args[0]}` is {what}: use "
+                f"`unisono run {shlex.join(args)}`."
+            )
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(unisono.__version__, prog_name="unisono")
+def main() -> None:
+    """Train on all devices of this machine, with the same result on any number of them.
+
+    A script that trains with unisono.Trainer runs alone with `python`, and on several workers
+    with `unisono run`. The weights it ends with are the same, bit for bit.
+
+    \b
+    Examples:
+      unisono demo                         train a small CNN on two workers
+      unisono new train.py                 write a program to start from
+      unisono run train.py                 one worker for each device
+      unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
+      unisono verify -n 2 ddp.py           do two ranks of any torch program equal one?
+      unisono plan train.py                how fast on 1, 2, 4, … workers?
+      unisono doctor                       what does this machine offer, what is wrong?
+      unisono top runs/mnist               watch a run, live
+      unisono where runs/mnist             which line is every rank at?
+      unisono report runs/mnist            draw what happened in it
+      unisono run --help                   all about it
+    """
+
+
+for _command in (demo, new, run, verify, plan, doctor, checkpoints, top, where, report, compare):
+    main.add_command(_command)

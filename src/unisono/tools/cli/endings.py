@@ -1,0 +1,198 @@
+"""How does a command end? With what it was asked for, or with one sentence and a status.
+
+What may stand behind an option? Texts become numbers, or are refused in one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import click
+
+from unisono.errors import UnisonoError
+from unisono.runtime.launch.job import MODULE, SCRIPT
+
+
+class Refusal(click.ClickException):
+    """Wrong input, told in one sentence."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print the sentence."""
+        click.echo(f"unisono: {self.message}", file=file or sys.stderr)
+
+
+class _Unsaid(Refusal):
+    """What was to be printed could not be, told in one sentence."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Say in one sentence what is refused."""
+    try:
+        yield
+    except (ValueError, UnisonoError) as error:
+        raise Refusal(str(error)) from None
+
+
+@contextlib.contextmanager
+def copying_folder() -> Iterator[None]:
+    """Say in one sentence that there is no room for a copy of the working folder."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(
+            f"a folder for temporary files must take a copy of the working folder, but "
+            f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
+        ) from None
+
+
+@contextlib.contextmanager
+def saying() -> Iterator[None]:
+    """Tell in one sentence that standard output takes nothing; click is quiet after `| head`.
+
+    What the terminal's encoding does not know is printed as a question mark.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise  # of a file, and so not of standard output
+        # Else Python would try once more in the end, and complain in its own words.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise _Unsaid(
+            f"standard output must take what is printed, but does not ({error.strerror}): make "
+            "room, or lead it elsewhere."
+        ) from None
+
+
+def check_script(script: str) -> None:
+    """Refuse what is no Python file.
+
+    Raises:
+        Refusal: there is none, or it cannot be read.
+    """
+    if not script:
+        command = f"unisono {click.get_current_context().info_name}"
+        raise Refusal(
+            f"SCRIPT must be a Python file, but none is named: use for example "
+            f"`{command} train.py`, and see `{command} --help`."
+        )
+    if os.path.isdir(script):
+        raise Refusal(
+            f"SCRIPT must be a Python file, but {script!r} is a folder: "
+            "name a file in it, or use `-m` with the name of a package."
+        )
+    if not os.path.exists(script):
+        raise Refusal(
+            f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
+            "check its name, or use `-m` for a module."
+        )
+    if not os.path.isfile(script):
+        raise Refusal(
+            f"SCRIPT must be a file that every worker can read from its beginning, but {script!r} "
+            "is a pipe or a device: write it into a file first."
+        )
+    if not os.access(script, os.R_OK):
+        raise Refusal(
+            f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
+        )
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: everything is written, and there is nothing to take down."""
+    for stream in (sys.stdout, sys.stderr):
+        # A script's output has been read by somebody who is gone, say; the status stands.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones take none
+    """What an option takes: a text that is read, or refused in one sentence. Final.
+
+    Args:
+        name: of what stands there, for ``--help``, in small letters.
+        read: makes something of the text, or raises a ValueError.
+        must: what the text must be, in words.
+        example: of such a text.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Any], must: str, example: str) -> None:
+        self.name, self._read, self._must, self._example = name, read, must, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click's; raises :class:`Refusal`."""
+        option = param.opts[0] if param is not None else self.name
+        try:
+            return self._read(value)
+        except ValueError:
+            raise Refusal(
+                f"`{option}` must be {self._must}, but is {value!r}: use for example "
+                f"`{option} {self._example}`."
+            ) from None
+
+
+def takes_script(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``[-m] SCRIPT ARGS…`` to a command; it gets `kind`, of a job, `script` and `args`.
+
+    Raises:
+        Refusal: when it is called without a script, or with what is none.
+    """
+
+    @click.option(
+        "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
+    )
+    @click.argument("script", default="")
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    @functools.wraps(command)
+    def checked(is_module: bool, script: str, **options: Any) -> None:
+        if not (is_module and script):
+            check_script(script)
+        command(kind=MODULE if is_module else SCRIPT, script=script, **options)
+
+    return checked
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _not_negative(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
+_AT_LEAST_1 = "a whole number of at least 1"
+COUNT = Text("n", _positive, _AT_LEAST_1, "2")
+WORKERS = Text("workers", _positive, _AT_LEAST_1, "2")
+NOT_NEGATIVE = Text("n", _not_negative, "a whole number of at least 0", "1")
+
+
+def seconds(example: str) -> Text:
+    """Make what takes a number of seconds above 0."""
+    return Text("seconds", _seconds, "a number of seconds above 0", example)

@@ -1,0 +1,221 @@
+"""torch's agent, which starts our launcher on each of several hosts, and again after a loss.
+
+Rendezvous and restarts are torchrun's own. What is different:
+
+* A run that has ended for good, by an exception or Ctrl-C, is not started again. The rendezvous is
+  closed, so that no host waits there for others.
+* A long wait for other hosts is said; what our launcher says, and its exit status, come last.
+* Signals are passed on to the launcher, which finishes the step. It ends with this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+
+from unisono.runtime.launch.report import TRY_AGAIN
+from unisono.runtime.notices import say
+from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
+from unisono.tools.cli.hosts_rendezvous import NumHostsError, meet_hosts
+
+_LOOK_EVERY_S = 0.5
+# So often is looked whether another host has ended for good before one that misses it begins again,
+# and before a launcher whose workers do not miss it is ended.
+_LOOKS_AFTER_LOSS, _LOOKS = 4, 6
+_STAYS_AT_MOST_S = 5.0
+_OTHERS_ENDED = "another host has ended the run: look at what it says."
+_ENDED_WELL = "a host has come to the end of its program"
+_OTHERS_ENDED_WELL = (
+    "another host has come to the end of its program, so this one cannot begin again: every worker "
+    "must make the same calls in the same order, and leave at the end."
+)
+
+
+def run_agent(
+    arguments: Sequence[str],
+    *,
+    place: str,
+    rendezvous: tuple[str, int],
+    num_hosts: int,
+    is_first: bool,
+    address: str,
+    restarts: int,
+) -> int:
+    """Run Python on this host with these arguments, when all others do, and again after a loss.
+
+    Args:
+        arguments: of the interpreter.
+        place: of the rendezvous, for messages.
+        rendezvous: its address and port.
+        num_hosts: how many there are.
+        is_first: whether the rendezvous is on this host.
+        address: where the others reach this one.
+        restarts: how often all are started again.
+
+    Returns:
+        The exit status.
+    """
+    logging.disable(logging.ERROR)  # what torch's agent has to say is said here
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
+    try:
+        handler = meet_hosts(rendezvous, num_hosts, address=address, is_first=is_first)
+        spec = api.WorkerSpec(
+            role="unisono",
+            local_world_size=1,
+            rdzv_handler=handler,
+            entrypoint=sys.executable,
+            args=tuple(arguments),
+            max_restarts=restarts,
+            local_addr=address,
+        )
+        try:
+            result = HostAgent(spec, place).run()
+        finally:
+            handler.shutdown()
+        if result is not None:
+            return int(result.is_failed())
+        say(_OTHERS_ENDED)  # while this one waited for them
+    except NumHostsError as error:
+        say(str(error))
+    except RendezvousTimeoutError:
+        say(
+            f"all {num_hosts} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not "
+            f"all have: look whether `unisono run` was started on each, with the same `--nnodes` "
+            f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
+        )
+    except RendezvousClosedError:
+        say(_OTHERS_ENDED)
+    except RendezvousError as error:
+        say(
+            f"the rendezvous at {place} must be there until the run ends, but is not "
+            f"({error.__cause__ or error}): look at what host 0 says."
+        )
+    return 1
+
+
+class HostAgent(LocalElasticAgent):
+    """torch's agent for one launcher of ours. Final.
+
+    Args:
+        spec: says what it starts.
+        place: of the rendezvous, for messages.
+    """
+
+    def __init__(self, spec: api.WorkerSpec, place: str) -> None:
+        super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else a folder would be left over
+        self._place, self._status = place, 0
+        self._look_at_s, self._num_looks_closed = 0.0, 0
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # by nohup
+                signal.signal(signum, self._pass_on)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Have the launcher end; where there is none, end at once."""
+        self._status = 128 + signum
+        if signum == signal.SIGHUP:
+            # Where a terminal is closed both the kernel and a shell may say so.
+            signal.signal(signum, signal.SIG_IGN)
+            signum = signal.SIGTERM
+        self._end_launcher(signum)
+
+    def _end_launcher(self, signum: int) -> None:
+        for pid in self._pcontext.pids().values() if self._pcontext is not None else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+                return
+        sys.exit(self._status)
+
+    def _rendezvous(self, worker_group: api.WorkerGroup) -> None:
+        line = f"{NOTICE.in_s():.0f} s have passed at {self._place}, and not all hosts have come."
+        notice = threading.Timer(NOTICE.in_s(), say, [line])
+        notice.start()
+        try:
+            super()._rendezvous(worker_group)
+        except DistError as error:  # the first host has gone in the midst of it
+            raise RendezvousConnectionError(str(error)) from error
+        finally:
+            notice.cancel()
+
+    def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
+        """See torch's; raises SystemExit where the run has ended for good."""
+        result: api.RunResult = super()._monitor_workers(worker_group)
+        if result.state == api.WorkerState.HEALTHY:
+            self._end_with_others()
+        elif result.state == api.WorkerState.SUCCEEDED:
+            with suppress(DistError):  # the first host has gone
+                self._store_of_round.set(_ENDED_WELL, "")
+        elif result.is_failed():
+            (failure,) = result.failures.values()
+            status = self._status or failure.exitcode
+            if status == TRY_AGAIN or status < 0:
+                if not (how := self._how_others_end()):
+                    return result
+                say(how)
+                status = 1
+            self._end_for_good()
+            sys.exit(status)
+        return result
+
+    def _end_with_others(self) -> None:
+        """End the launcher if another host has ended for good, and workers do not notice."""
+        if time.monotonic() < self._look_at_s:
+            return
+        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+        self._num_looks_closed += self._is_closed
+        if self._num_looks_closed == _LOOKS:
+            say(_OTHERS_ENDED)
+            self._status = 1
+            self._end_launcher(signal.SIGTERM)
+
+    def _how_others_end(self) -> str:
+        """Wait a moment for another host to say that the run has ended; empty: none does."""
+        for _ in range(_LOOKS_AFTER_LOSS):
+            try:
+                if self._is_closed:
+                    return _OTHERS_ENDED
+                if self._store_of_round.check([_ENDED_WELL]):
+                    return _OTHERS_ENDED_WELL
+            except DistError:  # the first host has gone
+                return _OTHERS_ENDED
+            time.sleep(_LOOK_EVERY_S)
+        return ""
+
+    @property
+    def _store_of_round(self) -> Any:  # torch's, which has no types there
+        return self._store
+
+    @property
+    def _is_closed(self) -> bool:
+        try:
+            return bool(self._worker_group.spec.rdzv_handler.is_closed())
+        except RendezvousError:  # host 0 has gone, and the rendezvous with it
+            return True
+
+    def _end_for_good(self) -> None:
+        """Let no other host wait for this one, neither to begin again nor to end."""
+        # Neither function has types.
+        handler: Any = self._worker_group.spec.rdzv_handler
+        leave: Any = self._exit_barrier
+        with suppress(RendezvousError):
+            handler.set_closed()
+        self._exit_barrier_timeout = _STAYS_AT_MOST_S
+        leave()

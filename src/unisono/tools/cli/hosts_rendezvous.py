@@ -1,0 +1,189 @@
+"""torch's rendezvous, with three differences.
+
+* It listens at one address, torch's own at all.
+* Its state is a pickle in a store that anybody can write who reaches it. Here it is JSON.
+* Hosts' clocks may differ; torch takes hosts that are 15 s behind for lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import pickle
+from contextlib import closing
+from dataclasses import astuple
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousTimeout,
+    _NodeDesc,
+    _RendezvousState,
+)
+
+from unisono.runtime.timeouts import RENDEZVOUS
+from unisono.runtime.workers.job_store import listen
+
+_NAME = "unisono"
+_OPERATION_TAKES_AT_MOST = timedelta(seconds=60)
+
+
+class NumHostsError(RendezvousError):
+    """Hosts disagree on how many there are."""
+
+
+def meet_hosts(
+    place: tuple[str, int], num_hosts: int, *, address: str, is_first: bool
+) -> DynamicRendezvousHandler:
+    """Connect to the rendezvous of the hosts, and have it here on the first one.
+
+    Args:
+        place: its address and port.
+        num_hosts: how many hosts there are.
+        address: where the others reach this host.
+        is_first: whether the rendezvous is here.
+
+    Raises:
+        RendezvousError: torch's; it cannot be reached, or the port is taken.
+        NumHostsError: another host has come with another number of hosts.
+    """
+    store = _serve(*place) if is_first else _store(*place, is_master=False)
+    try:
+        told = int(store.compare_set("num_hosts", "", str(num_hosts)))
+    except (RuntimeError, ValueError) as error:
+        raise RendezvousConnectionError(str(error)) from error
+    if told != num_hosts:
+        raise NumHostsError(
+            f"`--nnodes` must be the same on every host, but is {num_hosts} here and {told} on one "
+            f"that came before: start this one again with `--nnodes {told}`, or all others."
+        )
+    timeout = RendezvousTimeout(join=timedelta(seconds=math.ceil(RENDEZVOUS.in_s())))
+    backend, sizes = HostsBackend(C10dRendezvousBackend(store, _NAME)), (num_hosts, num_hosts)
+    handler: DynamicRendezvousHandler = _Handler.from_backend(
+        _NAME, store, backend, *sizes, address, timeout
+    )
+    return handler
+
+
+def _serve(address: str, port: int) -> TCPStore:
+    """Have a store that listens at an address; at all of them if it is not one of this host's."""
+    try:
+        listening = listen(address, port)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise RendezvousConnectionError(str(error)) from error
+        return _store(address, port, is_master=True)  # forwarded to this host by another one
+    with closing(listening):
+        port = listening.getsockname()[1]
+        return _store(address, port, is_master=True, master_listen_fd=listening.detach())
+
+
+def _store(address: str, port: int, **options: Any) -> TCPStore:
+    options |= {"multi_tenant": True, "timeout": _OPERATION_TAKES_AT_MOST}
+    try:
+        return TCPStore(address, port, **options)
+    except (OSError, RuntimeError) as error:
+        raise RendezvousConnectionError(str(error)) from error
+
+
+class _Handler(DynamicRendezvousHandler):
+    """Has the store of a job's workers listen at the address of its host, too."""
+
+    def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
+        return _serve(master_addr, master_port)
+
+
+class HostsBackend(RendezvousBackend):
+    """torch's backend, with JSON in the store, and in times of this host's clock. Final.
+
+    A host counts as lost when its heartbeat is old. What is told by the clock of another host says
+    nothing here, so a heartbeat is given to torch as of when this host first saw it.
+
+    Args:
+        backend: has the state of the rendezvous in a store.
+    """
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+        # Of each host its heartbeat, as it was told and as of here.
+        self._seen: dict[Any, tuple[datetime, datetime]] = {}
+
+    @property
+    def name(self) -> str:
+        """See torch's."""
+        return str(self._backend.name)
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """See torch's; raises RendezvousStateError if somebody else has written there."""
+        found = self._backend.get_state()
+        return found and (self._as_of_here(found[0]), found[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        """See torch's; raises as :meth:`get_state`."""
+        own = pickle.loads(state)  # of this process
+        for node, (told, here) in self._seen.items():
+            if own.last_heartbeats.get(node) == here:
+                own.last_heartbeats[node] = told
+        found = self._backend.set_state(_written(own), token)
+        return found and (self._as_of_here(found[0]), *found[1:])
+
+    def _as_of_here(self, written: bytes) -> bytes:
+        state, seen, now = _read(written), {}, datetime.now(UTC)
+        for node, told in state.last_heartbeats.items():
+            last_told, here = self._seen.get(node, (None, now))
+            seen[node] = (told, here if told == last_told else now)
+            state.last_heartbeats[node] = seen[node][1]
+        self._seen = seen
+        return pickle.dumps(state)
+
+
+def _written(state: _RendezvousState) -> bytes:
+    """Write a state as JSON."""
+    beats = [[*astuple(node), time.isoformat()] for node, time in state.last_heartbeats.items()]
+    told = {
+        "round": state.round,
+        "complete": state.complete,
+        "deadline": state.deadline and state.deadline.isoformat(),
+        "closed": state.closed,
+        "participants": [[*astuple(node), rank] for node, rank in state.participants.items()],
+        "wait_list": [astuple(node) for node in state.wait_list],
+        "redundancy_list": [astuple(node) for node in state.redundancy_list],
+        "last_heartbeats": beats,
+    }
+    return json.dumps(told).encode()
+
+
+def _read(written: bytes) -> _RendezvousState:
+    state = _RendezvousState()
+    try:
+        told = json.loads(written)
+        state.round, deadline = int(told["round"]), told["deadline"]
+        state.complete, state.closed = bool(told["complete"]), bool(told["closed"])
+        state.deadline = None if deadline is None else _time(deadline)
+        state.participants = {_node(*node): int(rank) for *node, rank in told["participants"]}
+        state.wait_list = {_node(*node) for node in told["wait_list"]}
+        state.redundancy_list = {_node(*node) for node in told["redundancy_list"]}
+        state.last_heartbeats = {_node(*n): _time(time) for *n, time in told["last_heartbeats"]}
+    except Exception as error:  # what a stranger writes raises anything
+        raise RendezvousStateError(
+            f"it must hold the hosts' own notes, but somebody else has written there: {error!r}"
+        ) from error
+    return state
+
+
+def _node(address: Any, pid: Any, number: Any) -> _NodeDesc:
+    return _NodeDesc(str(address), int(pid), int(number))
+
+
+def _time(told: str) -> datetime:
+    return datetime.fromisoformat(told).astimezone(UTC)

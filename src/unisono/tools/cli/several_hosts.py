@@ -1,0 +1,206 @@
+"""`unisono run --nnodes`: several hosts, which torch's agent starts and restarts.
+
+A thin way for machines without Slurm or Kubernetes: the same command on each, with its own number.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+from unisono.errors import RendezvousError
+from unisono.runtime.procfs import NotThereError, wait_for
+from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
+from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
+from unisono.runtime.workers.job_store import knock, listen
+from unisono.runtime.world import HOSTS_VARIABLE, num_devices
+from unisono.tools.cli.endings import Refusal, leave
+
+# They belong to our launcher, which starts no workers there.
+_OF_ONE_HOST = {
+    *("replaces", "workers_per_gpu", "backend", "debug"),
+}
+_ANSWERS_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralHosts:
+    """Which of several hosts this is. Final."""
+
+    nnodes: int  # how many there are
+    node_rank: int  # the number of this one
+    rendezvous: str  # where host 0 is reached, as ``host:port``
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The rendezvous' host and port."""
+        host, _, port = self.rendezvous.rpartition(":")
+        return host.strip("[]"), port
+
+    def environ(self, environ: Mapping[str, str], threads: int) -> dict[str, str]:
+        """Say which variables the workers have."""
+        own = {"UNISONO_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+        # Of what torch writes on stderr, its store's complaints of names are of no use.
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        return {"OMP_NUM_THREADS": str(threads), **quiet, **environ, **own}
+
+
+def read_hosts(
+    nnodes: int | None, node_rank: int | None, rendezvous: str | None
+) -> SeveralHosts | None:
+    """Read the options; None where all workers are on this host.
+
+    Raises:
+        Refusal: one is missing, or does not fit.
+    """
+    if nnodes == 1 and node_rank in (None, 0):
+        return None  # of a script that has the number of hosts in a variable
+    if nnodes is None:
+        others = {"--node-rank": node_rank, "--rendezvous": rendezvous}
+        for name, value in others.items():
+            if value not in (None, 0):
+                raise Refusal(
+                    f"`{name}` is for several hosts: pass `--nnodes` too, or leave it out."
+                )
+        return None
+    if node_rank is None or not 0 <= node_rank < nnodes:
+        raise Refusal(
+            f"`--node-rank` must be the number of this host, 0 … {nnodes - 1}, another one on each "
+            f"of {nnodes}, but is {'not given' if node_rank is None else node_rank}."
+        )
+    hosts = SeveralHosts(nnodes, node_rank, rendezvous or "")
+    host, port = hosts.place
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise Refusal(
+            f"`--rendezvous` must be the address of host 0 and a free port there, the same on "
+            f"every host, but is {rendezvous or 'not given'}: use for example "
+            f"`--rendezvous 10.0.0.1:29400`."
+        )
+    return hosts
+
+
+def one_of_several(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Say which of several hosts this is, for :class:`Job`; empty where it is the only one."""
+    if HOSTS_VARIABLE not in environ:
+        return {}
+    sizes = tuple(map(int, environ[HOSTS_VARIABLE].split(",")))
+    return {"hosts": sizes, "host": int(environ["RANK"])}
+
+
+def run_on_hosts(
+    context: click.Context,
+    hosts: SeveralHosts,
+    script: Sequence[str],
+    *,
+    workers: int | None,
+    flags: Mapping[str, object],
+    threads: int,
+) -> NoReturn:
+    """Run a script on this host, as one of several.
+
+    Raises:
+        Refusal: an option is for one host, a timeout is none, or this host does not reach the
+            rendezvous.
+    """
+    for parameter in context.command.params:
+        is_given = context.get_parameter_source(parameter.name or "") not in (
+            click.core.ParameterSource.DEFAULT,
+            None,
+        )
+        if parameter.name in _OF_ONE_HOST and is_given:
+            raise Refusal(f"`{parameter.opts[0]}` is for workers of one host: leave it out.")
+    environ = hosts.environ(os.environ, threads)
+    host, port = hosts.place
+    try:
+        for timeout in TIMEOUTS:
+            timeout.in_s()  # refused here rather than on workers, while others wait
+        address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
+        where = _listens_at(host, address) if hosts.node_rank == 0 else host
+        _check_rendezvous(hosts, where)
+    except KeyboardInterrupt:
+        leave(128 + signal.SIGINT)
+    except (ValueError, RendezvousError) as error:
+        raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
+    os.environ.update(environ)
+    from unisono.tools.cli.hosts_agent import (
+        run_agent,  # loads torch, which looks at these variables
+    )
+
+    number = num_devices() if workers is None else workers
+    command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
+    status = run_agent(
+        [*command, *(str(word) for flag in flags.items() for word in flag), *script],
+        place=hosts.rendezvous,
+        rendezvous=(where, int(port)),
+        num_hosts=hosts.nnodes,
+        is_first=hosts.node_rank == 0,
+        address=address,
+        restarts=int(str(flags["--restarts"])),
+    )
+    leave(status)
+
+
+def _listens_at(host: str, address: str) -> str:
+    """Say where host 0 listens: to itself, its name may be that of an address such as 127.0.1.1."""
+    is_only_here = is_loopback(address_towards(host)) and not is_loopback(address)
+    return address if is_only_here else host
+
+
+def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
+    """See that the rendezvous is on host 0, or wait until it is there; torch would hear no signal.
+
+    Raises:
+        RendezvousError: it is not.
+    """
+    (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
+    if hosts.node_rank == 0:
+        _check_reached(where, int(port))
+        return
+
+    def late(error: NotThereError) -> Exception:
+        return RendezvousError(
+            f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: look "
+            f"whether `unisono run` was started on it, with the same `--rendezvous`; "
+            f"{RENDEZVOUS.variable} waits longer (s)."
+        )
+
+    told = f"host {hosts.node_rank}", f"at {hosts.rendezvous} for host 0"
+    wait_for(lambda _: knock(host, int(port)), timeout_s, late, told)
+
+
+def _check_reached(host: str, port: int) -> None:
+    """See that whoever calls the rendezvous reaches this host.
+
+    Raises:
+        RendezvousError: the port is taken, or the address is another host's.
+    """
+    try:
+        try:
+            listen(host, port).close()
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            _check_forwarded(host, port)
+    except OSError as error:
+        raise RendezvousError(
+            f"`MASTER_ADDR` must be an address of host 0, which this is, and a free port on it, "
+            f"but {host} at port {port} is not ({error}): pass others, or this host's "
+            f"`--node-rank`."
+        ) from error
+
+
+def _check_forwarded(host: str, port: int) -> None:
+    """See that another host's address leads to this one; raises OSError if it does not."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", port), family=family, dualstack_ipv6=both) as listening:
+        listening.settimeout(_ANSWERS_WITHIN_S)
+        socket.create_connection((host, port), _ANSWERS_WITHIN_S).close()
+        listening.accept()[0].close()

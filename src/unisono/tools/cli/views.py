@@ -1,0 +1,289 @@
+"""The commands that look: `checkpoints`, `top`, `where`, `report`, `compare`, `doctor`.
+
+The commands for beginners: `demo` and `new`, both on one program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from unisono.runtime.launch.gpus import VISIBLE_VARIABLE
+from unisono.tools.cli.endings import Refusal, leave, refusing, saying
+
+
+@click.command(short_help="List the checkpoints of a run.")
+@click.argument("directory")
+def checkpoints(directory: str) -> None:
+    """List the checkpoints in DIRECTORY, newest first, each checked to the last byte.
+
+    DIRECTORY is what the script passed as `Trainer(..., directory=...)`. A run that starts again
+    resumes from the first line that says "whole".
+
+    \b
+    Example:
+      unisono checkpoints runs/mnist
+    """
+    from unisono.runtime.checkpoint.run_directory import RunDirectory
+    from unisono.runtime.notices import size
+    from unisono.training.events.follow import run_folder
+
+    try:
+        with refusing():
+            entries = RunDirectory(run_folder(directory)).entries()
+    except OSError as error:
+        raise Refusal(
+            f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
+            f"{error.strerror}."
+        ) from None
+    with saying():
+        for entry in entries:
+            state = f"whole, {size(entry.num_bytes)}"
+            if entry.trouble:
+                state = f"damaged: {entry.trouble}"
+            click.echo(f"{entry.path.name}  {state}")
+        if not entries:
+            click.echo(f"no checkpoints in {directory}")
+
+
+@click.command(short_help="Watch a run, live.")
+@click.option("--once", is_flag=True, help="Print the current state once; also done in a pipe.")
+@click.argument("directory")
+def top(directory: str, once: bool) -> None:
+    """Show the run in DIRECTORY: one line for each worker, until it has ended or Ctrl-C.
+
+    DIRECTORY is what the script passes as `Trainer(..., directory=...)`. Nothing is written there,
+    and the run is not slowed down.
+
+    Each line has the part of a worker's newest steps that each phase took, its time a step
+    without waiting for others, and, where the run is on this machine, the state of its process
+    and its memory. `!` is a worker that the others wait for.
+
+    \b
+    Examples:
+      unisono top runs/mnist           live, twice a second
+      unisono top --once runs/mnist    once, for a script
+    """
+    from rich.console import Console
+
+    from unisono.tools.report.top import show
+
+    with refusing(), saying():
+        show(directory, Console(), once=once)
+
+
+@click.command(short_help="Show where each rank is, and who waits for whom.")
+@click.argument("target", metavar="DIRECTORY|PID")
+def where(target: str) -> None:
+    """Show where every rank of a job is right now: its function and line, and its stack.
+
+    DIRECTORY is what the script passes as `Trainer(..., directory=...)`; PID is the launcher, any
+    worker, or torchrun. If ranks wait for one that has not come, the first line says for which.
+
+    Nothing in the job is stopped or slowed down for it. Stacks are read from outside with py-spy,
+    so a rank may just as well be stopped, or busy in native code.
+
+    \b
+    Examples:
+      unisono where runs/mnist
+      unisono where 4711
+    """
+    from unisono.runtime.hangs import where as finding
+
+    with refusing():
+        text = finding.where(_process_of(target), os.getcwd())
+    with saying():
+        click.echo(text)
+
+
+def _process_of(target: str) -> int:
+    """Find the process that a number is, or that works in a run's folder.
+
+    Raises:
+        ValueError: there is no such folder, or no run is under way in it.
+    """
+    from pathlib import Path
+
+    from unisono.runtime.checkpoint.directory_lock import holder_of
+    from unisono.training.events.follow import run_folder
+
+    if target.isdecimal() and not os.path.isdir(target):
+        return int(target)
+    pid = holder_of(Path(run_folder(target)))
+    if pid is None:
+        raise ValueError(
+            f"DIRECTORY must be that of a run that is under way on this machine, but nothing works "
+            f"in {target!r}: `unisono top --once {target}` shows how the run ended, and a PID "
+            "names any other job."
+        )
+    return pid
+
+
+@click.command(short_help="Draw what happened in a run.")
+@click.argument("directory")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="The page to write; report.html in DIRECTORY by default.",
+)
+def report(directory: str, output: str | None) -> None:
+    """Draw what happened in DIRECTORY as one page for a browser.
+
+    DIRECTORY is what the script passed as `Trainer(..., directory=...)`; the run may be under way.
+    The page shows metrics, speed, where the time went, what each worker did, what went wrong, and
+    how to get the same result. It holds all that it shows and asks the network for nothing.
+
+    \b
+    Examples:
+      unisono report runs/one                        writes runs/one/report.html
+      unisono report runs/one -o page.html
+    """
+    from unisono.tools.report.files import write_report
+
+    with refusing():
+        path = write_report(directory, output)
+    with saying():
+        click.echo(path)
+
+
+@click.command(short_help="Draw several runs together.")
+@click.argument("directories", nargs=-1, metavar="DIRECTORY DIRECTORY...")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="compare.html",
+    show_default=True,
+    help="The page to write.",
+)
+def compare(directories: tuple[str, ...], output: str) -> None:
+    """Draw the runs in several DIRECTORIES together, as one page for a browser.
+
+    The page shows their curves, says where the runs differ in what fixes the result, and whether
+    they ended with the same digest.
+
+    \b
+    Example:
+      unisono compare runs/one runs/two -o page.html
+    """
+    from unisono.tools.report.files import write_comparison
+
+    with refusing():
+        path = write_comparison(directories, output)
+    with saying():
+        click.echo(path)
+
+
+@click.command(short_help="Check what this machine offers.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON.")
+def doctor(as_json: bool) -> None:
+    """Check what this machine offers for training, and what is wrong with it.
+
+    Looks at torch and GPUs, cores, memory, a container's limits, open files, whether stacks of
+    workers can be read, and the variables of this shell. Nothing is changed. How fast a program is
+    here, `unisono plan` measures.
+
+    ✓ good, ! works but could be better, ✗ wrong, ? could not be read.
+
+    \b
+    Examples:
+      unisono doctor
+      unisono doctor --json > machine.json
+
+    \b
+    Exit status:
+      0     nothing is wrong
+      1     something is: a line with ✗
+      2     the command line was wrong
+      130   Ctrl-C
+    """
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from unisono.tools.doctor.machine_checks import examine, summary
+    from unisono.tools.verify.findings import WRONG, print_findings
+
+    try:
+        seen = examine(os.environ)
+    except KeyboardInterrupt:
+        leave(130)
+    with saying():
+        if as_json:
+            checks = [asdict(one) for one in seen]
+            click.echo(json.dumps({"checks": checks}, indent=2, ensure_ascii=False))
+        else:
+            console = Console()
+            print_findings(console, seen)
+            console.print(summary(seen), soft_wrap=True, markup=False)
+    leave(int(any(one.verdict == WRONG for one in seen)))
+
+
+PROGRAM = Path(__file__).with_name("starting_program.py")
+
+_NEXT = """
+What to try next:
+  unisono new train.py             write this program to a file, to change it into your own
+  python train.py                  one worker, the same digest
+  unisono run -n 2 train.py        two workers
+  UNISONO_FAULTS="kill:rank=1,step=30" unisono run -n 2 train.py
+                                   a worker is killed and replaced, the same digest
+  unisono verify your_ddp.py       does a DDP program compute what one process would?
+  unisono doctor                   what does this machine offer?"""
+
+
+@click.command(short_help="Train a small CNN on two workers, in half a minute.")
+def demo() -> None:
+    """Train a small CNN on handwritten digits with two workers on the CPU, in half a minute.
+
+    Nothing is downloaded, and no file is written. `unisono new train.py` writes the program.
+
+    \b
+    Example:
+      unisono demo                         two workers, the same digest as on one
+    """
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(PROGRAM)]
+    environ = {**os.environ, VISIBLE_VARIABLE: ""}
+    # Ctrl-C reaches the command as well, which then ends its workers.
+    with subprocess.Popen(command, env=environ) as run, contextlib.suppress(KeyboardInterrupt):
+        run.wait()
+    with saying():
+        if run.returncode == 0:
+            click.echo(_NEXT)
+    leave(run.returncode if run.returncode >= 0 else 128 - run.returncode)
+
+
+@click.command(short_help="Write a starting program.")
+@click.argument("file", type=Path)
+def new(file: Path) -> None:
+    """Write a commented program to FILE. It runs as it is; replace model, loss and data.
+
+    \b
+    Example:
+      unisono new train.py
+    """
+    if file.suffix != ".py":
+        raise Refusal(f"FILE must end in .py, but is {str(file)!r}: use {str(file) + '.py'!r}.")
+    name = shlex.quote(str(file))
+    text = PROGRAM.read_text(encoding="utf-8").replace("train.py", name.replace("\\", r"\\"))
+    try:
+        with file.open("x", encoding="utf-8") as written:
+            written.write(text)
+    except FileExistsError:
+        raise Refusal(
+            f"FILE must be new, but {str(file)!r} exists: choose another name, or remove it."
+        ) from None
+    except OSError as error:
+        raise Refusal(
+            f"FILE must be a place to write to, but {str(file)!r} is not: {error.strerror}."
+        ) from None
+    with saying():
+        click.echo(f"{file} is written. Run it with `python {name}` or `unisono run -n 2 {name}`.")

@@ -1,0 +1,290 @@
+"""Are cores, memory and limits as training needs them, and the variables of the environment?
+
+Makes all checks of a machine, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from unisono.runtime.faults import FAULTS_VARIABLE
+from unisono.runtime.hangs.stacks import sample
+from unisono.runtime.launch.gpus import VISIBLE_VARIABLE, gpus_of_driver, visible_gpus
+from unisono.runtime.notices import shown, size
+from unisono.runtime.procfs import group_folders, read_text
+from unisono.runtime.world import world
+from unisono.tools.doctor.torch_checks import torch_and_gpus
+from unisono.tools.verify.findings import OK, UNKNOWN, WARNING, WRONG, Finding
+
+_NO_LIMIT = 1 << 60  # version 1 of control groups writes the largest number of pages for none
+_LITTLE_MEMORY, _LITTLE_SHARED, _FEW_FILES = 2**29, 2**28, 1024
+_LOOK_S = 0.2
+
+
+def machine_probes(root: Path) -> dict[str, Callable[[], Iterable[Finding]]]:
+    """Give the checks of the machine, by name.
+
+    Args:
+        root: of control groups and of /dev/shm.
+    """
+    num_cores, num_all = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    files, shared = resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(root / "dev/shm")
+    return {
+        "cores": lambda: [judge_cores(num_all, num_cores, container_cores(root))],
+        "load": lambda: [judge_load(os.getloadavg()[0], num_cores)],
+        "memory": lambda: [judge_memory(psutil.virtual_memory(), container_memory_left(root))],
+        "shared-memory": lambda: [judge_shared_memory(psutil.disk_usage(shared).free)],
+        "open-files": lambda: [judge_open_files(files)],
+        "stacks": lambda: [judge_stacks(_trouble_with_looking())],
+    }
+
+
+def container_memory_left(root: Path) -> int | None:
+    """Say what a container, or a job of a batch system, leaves, in bytes; None: no limit is seen.
+
+    A control group's limit holds for the groups below it too, so the smallest on the way up counts.
+    Source: cgroups(7), the kernel's documents on both versions.
+    """
+    left = []
+    for folder in group_folders("memory", root):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            most, now = (read_text(folder / name).strip() for name in (limit, used))
+            if most.isdecimal() and int(most) < _NO_LIMIT:
+                left.append(int(most) - (int(now) if now.isdecimal() else 0))
+    return min(left, default=None)
+
+
+def container_cores(root: Path) -> float | None:
+    """Say how many cores' time a container gets, as `docker run --cpus` sets; None: no limit."""
+    cores = []
+    for folder in group_folders("cpu", root):
+        quota, *period = read_text(folder / "cpu.max").split() or [
+            read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        if quota.isdecimal() and len(period) == 1 and period[0].isdecimal() and int(period[0]):
+            cores.append(int(quota) / int(period[0]))
+    return min(cores, default=None)
+
+
+def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
+    """Judge how many cores there are for workers.
+
+    Args:
+        num_all: of the machine.
+        num_usable: those that this process may run on.
+        quota: whose time its container gets; None: no limit.
+    """
+    verdict, remedy = OK, ""
+    said = f"{num_all} core{'s' * (num_all != 1)}"
+    if num_usable < num_all:
+        said += f", of which this process may use {num_usable}"
+    if quota is not None and quota < num_usable:
+        verdict, said = WARNING, f"{said}, but its container gets the time of {quota:g}"
+        remedy = (
+            f"Start at most {max(1, int(quota))} workers with `unisono run -n`, or raise the "
+            "limit (`docker run --cpus`): workers over it are stopped in the midst of steps."
+        )
+    elif num_usable == 1:
+        verdict, remedy = WARNING, "With one core workers take turns; more of them do not help."
+    return Finding("cores", verdict, f"{said}.", remedy)
+
+
+def judge_load(load: float, num_usable: int) -> Finding:
+    """Judge whether others compute here; `load` is the mean of the last minute."""
+    if load <= 0.5 * num_usable + 0.5:
+        return Finding("load", OK, f"Load of the last minute: {load:.1f}.")
+    said = f"{load:.1f} processes have been computing on {num_usable} cores in the last minute."
+    remedy = "Whatever they are, they slow workers down, and measurements: look with `top`."
+    return Finding("load", WARNING, said, remedy)
+
+
+def judge_memory(found: Any, container_left: int | None) -> Finding:
+    """Judge how much memory there is.
+
+    Args:
+        found: psutil's, with `total` and `available`, in bytes.
+        container_left: what its container leaves; None: no limit.
+    """
+    room, said = found.available, f"{size(found.total)}, {size(found.available)} of it available"
+    if container_left is not None and container_left < room:
+        room, said = container_left, f"{said}, {size(container_left)} to this container"
+    if room >= _LITTLE_MEMORY:
+        return Finding("memory", OK, f"{said}.")
+    remedy = "End what takes it, or give the container more (`docker run --memory`)."
+    return Finding("memory", WRONG, f"{said}: too little for a worker with torch.", remedy)
+
+
+def judge_shared_memory(free: int) -> Finding:
+    """Judge where processes share files in memory, by what is free, in bytes."""
+    said = f"/dev/shm has {size(free)} free"
+    if free >= _LITTLE_SHARED:
+        return Finding("shared-memory", OK, f"{said}.")
+    said += ": torch's DataLoader(num_workers=…) may end with a bus error. Unisono needs none."
+    remedy = "Give the container more (`docker run --shm-size=2g`), or look with `ls -l /dev/shm`."
+    return Finding("shared-memory", WARNING, said, remedy)
+
+
+def judge_open_files(most: int) -> Finding:
+    """Judge how many files a process may have open; -1: no limit."""
+    if not 0 <= most < _FEW_FILES:
+        return Finding("open-files", OK, "A process may have enough files open.")
+    said = f"A process may have {most:,} files open; launchers of many workers need more."
+    return Finding("open-files", WRONG, said, "`ulimit -n 65536` before the program starts.")
+
+
+def judge_stacks(trouble: str) -> Finding:
+    """Judge whether `unisono where` can read stacks; `trouble` says why not."""
+    if not trouble:
+        return Finding("stacks", OK, "Stacks of workers can be read, for `unisono where`.")
+    said = (
+        f"Stacks of other processes cannot be read ({trouble}), so `unisono where` and "
+        "explanations of hangs have no lines."
+    )
+    remedy = "`docker run --cap-add SYS_PTRACE`, or `sysctl kernel.yama.ptrace_scope=1`."
+    return Finding("stacks", WARNING, said, remedy)
+
+
+def _trouble_with_looking() -> str:
+    """Read the stack of a child; return why that cannot be done, or nothing."""
+    sleeping = "import time; time.sleep(30)"
+    with subprocess.Popen([sys.executable, "-S", "-c", sleeping]) as child:
+        time.sleep(_LOOK_S)
+        trouble = sample([child.pid])[child.pid].trouble
+        child.kill()
+    return trouble
+
+
+_OFF = ("", "0", "false", "off", "info")
+_BITS = "changes the bits of results, and is part of no checkpoint"
+_RULES = {
+    FAULTS_VARIABLE: "has workers fail on purpose",
+    "CUDA_LAUNCH_BLOCKING": "makes training slow: the host waits for every kernel",
+    "TORCH_DISTRIBUTED_DEBUG": "makes training slow: ranks compare all collectives",
+    "NCCL_P2P_DISABLE": "makes training slow: GPUs do not copy to each other",
+    "MALLOC_PERTURB_": "makes training slow: all memory is written twice",
+    "OMP_PROC_BIND": "binds the threads of all workers to the same cores",
+    "NVIDIA_TF32_OVERRIDE": _BITS,
+    "ATEN_CPU_CAPABILITY": _BITS,
+    "MKL_CBWR": _BITS,
+}
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def judge_settings(
+    environ: Mapping[str, str], interfaces: Sequence[str], gpus: Sequence[str]
+) -> Iterator[Finding]:
+    """Judge the variables of an environment.
+
+    Args:
+        environ: the variables.
+        interfaces: of the network, by name.
+        gpus: the unique names of those that the driver knows.
+    """
+    found = [
+        *_by_table(environ),
+        *_of_interfaces(environ, interfaces),
+        *_of_gpus(environ, gpus),
+        *_of_ranks(environ),
+    ]
+    yield from found
+    if not found:
+        yield Finding("settings", OK, "No variable of the environment is in the way.")
+
+
+def _by_table(environ: Mapping[str, str]) -> Iterator[Finding]:
+    for name, value in sorted(environ.items()):
+        why = _RULES.get(name, "")
+        if why == _BITS or (why and value.lower() not in _OFF):
+            verdict = WRONG if name == FAULTS_VARIABLE else WARNING
+            said = f"{name}={shown(value, 60)} {why}."
+            yield Finding("settings", verdict, said, "Unset it unless you mean it.")
+
+
+def _of_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> Iterator[Finding]:
+    for name in _INTERFACES:
+        wanted = environ.get(name, "")
+        asked = [one.strip().lstrip("=") for one in wanted.split(",")]
+        is_there = any(known.startswith(one) for one in asked for known in there)
+        if not is_there and not wanted.startswith("^"):
+            said = (
+                f"{name}={shown(wanted, 60)} names no interface of this machine "
+                f"({', '.join(there)}), so ranks cannot meet."
+            )
+            yield Finding("settings", WRONG, said, "Unset it, or name one that is there.")
+
+
+def _of_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> Iterator[Finding]:
+    text = environ.get(VISIBLE_VARIABLE)
+    if text is None or not gpus:
+        return
+    seen = visible_gpus(environ, gpus)
+    asked = [part for part in text.split(",") if part.strip()]
+    said = f"{VISIBLE_VARIABLE}={shown(text, 60)} shows {len(seen)} of {len(gpus)} GPUs"
+    if len(seen) < len(asked):
+        remedy = "`nvidia-smi -L` lists them; unset it to see all."
+        yield Finding("settings", WRONG, f"{said}, fewer than it names.", remedy)
+    elif len(seen) < len(gpus):
+        remedy = "Unset it to see all."
+        yield Finding("settings", WARNING, f"{said}.", remedy)
+
+
+def _of_ranks(environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        here = world(environ)
+    except ValueError as error:
+        yield Finding("settings", WRONG, str(error), "See above.")
+        return
+    if here.world_size > 1:
+        said = (
+            f"The environment says that this is rank {here.rank} of {here.world_size}, so a "
+            "program that is started here waits for the others."
+        )
+        remedy = "Unset RANK, WORLD_SIZE and the like, unless a launcher has started this."
+        yield Finding("settings", WARNING, said, remedy)
+
+
+def examine(environ: Mapping[str, str]) -> list[Finding]:
+    """Examine this machine.
+
+    Args:
+        environ: the variables that training would have.
+    """
+    gpus, interfaces = gpus_of_driver(), list(psutil.net_if_addrs())
+    probes = {
+        "torch": lambda: torch_and_gpus(environ, gpus),
+        **machine_probes(Path("/")),
+        "settings": lambda: judge_settings(environ, interfaces, [gpu.uuid for gpu in gpus]),
+    }
+    return list(observe(probes))
+
+
+def observe(probes: Mapping[str, Callable[[], Iterable[Finding]]]) -> Iterator[Finding]:
+    """Make checks, one after the other; one that fails says so."""
+    for check, probe in probes.items():
+        try:
+            yield from list(probe())
+        except Exception as error:  # whatever a strange machine has done to it
+            why = f"{type(error).__name__}: {error}".rstrip(": ")
+            yield Finding(check, UNKNOWN, f"This could not be read ({why}).")
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Sum all up in one sentence."""
+    words = {WRONG: "wrong", WARNING: "to look at", UNKNOWN: "could not be read"}
+    parts = []
+    for verdict, what in words.items():
+        if found := [one.check for one in findings if one.verdict == verdict]:
+            parts.append(f"{len(found)} {what}: {', '.join(dict.fromkeys(found))}")
+    return f"{'; '.join(parts)}." if parts else "Nothing is wrong with this machine."

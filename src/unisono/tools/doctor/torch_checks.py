@@ -1,0 +1,131 @@
+"""Is this torch one that trains here, and are there GPUs for it?
+
+Torch is asked in a process of its own, ``python -m unisono.tools.doctor.torch_checks``: one that is
+broken may end it, or never come back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from unisono.runtime.launch.gpus import DriverGpu
+from unisono.runtime.notices import size
+from unisono.tools.verify.findings import OK, WARNING, WRONG, Finding
+
+_OLDEST = (2, 11)
+_ON_CPUS = "CPUs alone"
+_TIMEOUT_S = 90.0  # from a cold disk
+
+
+class TorchFailedError(Exception):
+    """Torch could not be loaded."""
+
+
+def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> Iterator[Finding]:
+    """Examine torch, and GPUs.
+
+    Args:
+        environ: the variables that training would have.
+        known: the GPUs that NVIDIA's driver knows.
+    """
+    facts: dict[str, Any] = {}
+    try:
+        facts = facts_in_child(environ)
+        yield judge_torch(facts, len(known))
+    except TorchFailedError as error:
+        remedy = 'Run `python -c "import torch"`, and install torch anew.'
+        yield Finding("torch", WRONG, f"torch cannot be loaded: {error}.", remedy)
+    yield from judge_gpus(facts, known)
+
+
+def facts_in_child(environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+    """Have another process load torch, and return what that says of itself.
+
+    Raises:
+        TorchFailedError: there is no answer; says why.
+    """
+    command = [sys.executable, "-m", "unisono.tools.doctor.torch_checks"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env=dict(environ)
+        )
+    except subprocess.TimeoutExpired:
+        raise TorchFailedError(f"no answer within {timeout_s:.0f} s") from None
+    if done.returncode:
+        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise TorchFailedError(last[:300])
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
+
+
+def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Finding:
+    """Judge a torch.
+
+    Args:
+        facts: what it says of itself.
+        num_gpus: how many the driver knows.
+    """
+    version, built = facts["version"], facts["built_for"]
+    said = f"torch {version}, built for {built}"
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+        remedy = "Install torch 2.11 or newer: `pip install --upgrade torch`."
+        return Finding("torch", WRONG, f"{said}, is too old.", remedy)
+    if num_gpus and built == _ON_CPUS:
+        said += f", cannot use this machine's {num_gpus} GPU{'s' * (num_gpus > 1)}."
+        remedy = "Install a torch for CUDA, or compute on the CPU with `CUDA_VISIBLE_DEVICES=`."
+        return Finding("torch", WRONG, said, remedy)
+    return Finding("torch", OK, f"{said}.")
+
+
+def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator[Finding]:
+    """Judge the GPUs: what the driver knows, and what torch says of them.
+
+    Args:
+        facts: what torch says of itself; empty: nothing.
+        known: those of the driver.
+    """
+    if not known:
+        said = "No GPU: NVIDIA's driver knows of none here. Workers compute on the CPU."
+        yield Finding("gpus", OK, said)
+        return
+    names = ", ".join(f"{at}: {gpu.name} with {size(gpu.memory)}" for at, gpu in enumerate(known))
+    if trouble := facts.get("gpu_trouble"):
+        remedy = "Look with `nvidia-smi`; the driver must be new enough for torch's CUDA."
+        yield Finding("gpus", WRONG, f"{names}, but torch says: {trouble}", remedy)
+        return
+    yield Finding("gpus", OK, f"{names}.")
+    for name in facts.get("without_kernels", ()):
+        said = f"torch has no kernels for {name}."
+        yield Finding("gpus", WRONG, said, "Install a torch that is built for it.")
+    for at, gpu in enumerate(known):
+        if gpu.memory_used > gpu.memory // 2:
+            said = f"{size(gpu.memory_used)} of GPU {at}'s {size(gpu.memory)} are taken."
+            yield Finding("gpus", WARNING, said, "`nvidia-smi` shows by whom.")
+
+
+def facts_of_torch() -> dict[str, Any]:
+    """Load torch, and ask it."""
+    import torch as typed
+
+    torch: Any = typed
+    facts = {"version": str(torch.__version__), "built_for": _ON_CPUS}
+    if not torch.version.cuda and not torch.version.hip:
+        return facts
+    facts["built_for"] = f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm"
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return {**facts, "gpu_trouble": str(error).partition("\n")[0]}
+    gpus = [torch.cuda.get_device_properties(at) for at in range(torch.cuda.device_count())]
+    majors = {re.sub(r"\D", "", name)[:-1] for name in torch.cuda.get_arch_list()}
+    missing = [gpu.name for gpu in gpus if majors and str(gpu.major) not in majors]
+    return {**facts, "without_kernels": missing}
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts_of_torch()))

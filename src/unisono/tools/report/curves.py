@@ -1,0 +1,240 @@
+"""What is drawn of a run: curves over its steps, and bars of where its time goes.
+
+Figures are traces and a layout as plotly's JSON describes them, with a legend in HTML. Colours are
+names of the page's own, such as ``var(--loss)``: the style sheet says what they are by day and by
+night, and the page's script puts them in, as it does with what all plots have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.runtime.notices import plural
+from unisono.tools.report.history import History, Series
+from unisono.tools.report.text import in_plot, name
+from unisono.training.events.events import PHASES
+
+SERIES_COLOURS = 8
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend. A click on it hides the traces of its group."""
+
+    label: str
+    colour: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot with its words, which are plain text."""
+
+    title: str
+    note: str
+    data: list[dict[str, Any]]  # plotly's traces
+    layout: dict[str, Any]  # plotly's; the page's script adds fonts, margins and colours
+    height_px: int = 280
+    keys: tuple[Key, ...] = ()  # its legend
+    is_wide: bool = False  # whether it takes the whole width of the page
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What plotly draws."""
+        return {"data": self.data, "layout": self.layout}
+
+
+def series_colour(number: int) -> str:
+    """Return the colour of the n-th curve."""
+    return f"var(--s{number % SERIES_COLOURS})"
+
+
+def curve_trace(
+    xs: Sequence[float],
+    ys: Sequence[float | None],
+    label: str,
+    colour: str,
+    *,
+    width: float = 1.8,
+    num_dots: int = 30,
+    **change: Any,
+) -> dict[str, Any]:
+    """Return the trace of a curve over steps, with a dot for each value where there are few.
+
+    Args:
+        xs: the steps.
+        ys: the values.
+        label: what they are.
+        colour: its colour.
+        width: of the line, in pixels.
+        num_dots: so many values are few.
+        change: what is otherwise, in plotly's words.
+    """
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(xs) <= num_dots else "lines",
+        "x": xs,
+        "y": ys,
+        "line": {"color": colour, "width": width},
+        "marker": {"size": 5},
+        "hovertemplate": f"step %{{x:,.0f}}<br>{in_plot(label)}: %{{y:.5g}}<extra></extra>",
+        "legendgroup": label,
+        **change,
+    }
+
+
+def small(found: Any) -> Any:
+    """Give the same with six digits of each number, and null for what JSON has no number for."""
+    if isinstance(found, float):
+        return float(f"{found:.6g}") if math.isfinite(found) else None
+    if isinstance(found, dict):
+        return {key: small(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [small(value) for value in found]
+    return found
+
+
+DIAMONDS: dict[str, Any] = {"num_dots": 60, "marker": {"size": 7, "symbol": "diamond"}}
+_FEW_STEPS = 8  # so few that a tick for each has room
+PHASE_KEYS = tuple(Key(phase, f"var(--{phase})", phase) for phase in (*PHASES, "between"))
+
+
+def learning(history: History) -> list[Figure]:
+    """Return the curves of what is learnt: each metric, the loss first."""
+    names = sorted({*history.means, *history.validation}, key=lambda one: (one != "loss", one))
+    return [_metric(history, one, is_wide=one == "loss" or len(names) == 1) for one in names]
+
+
+def others(history: History) -> list[Figure]:
+    """Return the curves of how it was learnt: learning rate, speed, norm of the gradients."""
+    figures = [
+        _single("Samples per second", history.samples_per_second, from_zero=True),
+        _single("Learning rate", history.learning_rate, from_zero=True),
+        _single("Norm of the gradients", history.gradient_norm),
+    ]
+    return [figure for figure in figures if figure.data[0]["x"]]
+
+
+def _metric(history: History, metric: str, *, is_wide: bool) -> Figure:
+    data: list[dict[str, Any]] = []
+    keys: list[Key] = []
+    note = ""
+    if metric in history.means:
+        series = history.means[metric]
+        data, note = [series_trace(series, "training", series_colour(0))], _note(series)
+        keys.append(Key("training", series_colour(0), "training"))
+    if metric in history.validation:
+        colour = series_colour(1)
+        data.append(series_trace(history.validation[metric], "validation", colour, **DIAMONDS))
+        keys.append(Key("validation", colour, "validation"))
+    height_px = 340 if is_wide else 260
+    return Figure(name(metric), note, data, over_steps(data), height_px, tuple(keys), is_wide)
+
+
+def _single(title: str, series: Series, *, from_zero: bool = False) -> Figure:
+    data = [series_trace(series, title.lower(), series_colour(2))]
+    return Figure(title, _note(series), data, over_steps(data, from_zero=from_zero), 260)
+
+
+def series_trace(series: Series, label: str, colour: str, **change: Any) -> dict[str, Any]:
+    """Return the trace of a series; ``change`` is as for :func:`curve_trace`."""
+    steps, means = [v.middle_step for v in series.values], [v.mean for v in series.values]
+    return curve_trace(steps, means, label, colour, **change)
+
+
+def _note(series: Series) -> str:
+    """Say what a point of a curve stands for, and what is missing."""
+    notes = [f"A point is the mean of {series.width} steps."] if series.width > 1 else []
+    if number := sum(one.num_not_finite for one in series.values):
+        notes.append(f"Not finite, so not drawn: {plural(number, 'step')}.")
+    return " ".join(notes)
+
+
+def over_steps(data: Sequence[dict[str, Any]], *, from_zero: bool = False) -> dict[str, Any]:
+    """Return a layout whose horizontal axis counts steps."""
+    ends = [trace["x"][i] for trace in data for i in (0, -1) if trace["x"]]
+    low, high = min(ends, default=0), max(ends, default=1)
+    margin = (high - low) * 0.01 or 0.5
+    return {
+        "xaxis": step_axis(low - margin, high + margin),
+        "yaxis": {"rangemode": "tozero" if from_zero else "normal"},
+    }
+
+
+def step_axis(low: float, high: float) -> dict[str, Any]:
+    """Return an axis that counts steps; there is none between two."""
+    axis: dict[str, Any] = {"title": {"text": "step"}, "range": [low, high]}
+    return axis | {"dtick": 1} if high - low < _FEW_STEPS else axis
+
+
+def by_phase(history: History) -> Figure:
+    """Return how long each phase of a step took, over the run."""
+    phases = history.phases.over_steps
+    stretches, width = phases["between"].values, phases["between"].width
+    data = [
+        _bars(
+            key,
+            f"step %{{x:,.0f}}<br>{key.label}: %{{y:.3g}} ms",
+            x=[one.first_step for one in stretches],
+            y=[(one.mean or 0.0) * 1e3 for one in phases[key.label].values],
+            width=[max(one.last_step - one.first_step + 1, 1) for one in stretches],
+            offset=0,
+        )
+        for key in PHASE_KEYS
+    ]
+    layout: dict[str, Any] = {
+        "xaxis": step_axis(stretches[0].first_step, stretches[-1].last_step + 1),
+        "yaxis": {"title": {"text": "ms"}},
+        "barmode": "stack",
+        "bargap": 0,
+    }
+    note = "A step's time, in the mean of the workers"
+    note += f" and of {width} steps a bar." if width > 1 else "."
+    return Figure("Over the run", note, data, layout, 300, is_wide=True)
+
+
+def by_worker(history: History) -> Figure:
+    """Return how long each phase of a step took in each worker."""
+    spent = history.phases.by_rank
+    ranks = sorted(spent)
+    data = [
+        _bars(
+            key,
+            f"%{{y}}<br>{key.label}: %{{x:.3g}} ms a step",
+            orientation="h",
+            y=[f"worker {rank}" for rank in ranks],
+            x=[spent[rank].phases_s[i] / spent[rank].num_steps * 1e3 for rank in ranks],
+        )
+        for i, key in enumerate(PHASE_KEYS[: len(PHASES)])
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "ms a step"}},
+        "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+        "barmode": "stack",
+        "bargap": 0.25,
+    }
+    note = "A step's time in each worker, in the mean of the steps that it took part in."
+    if history.phases.has_left_out:
+        note += f" Only the first {plural(len(ranks), 'worker')} are drawn."
+    height_px = 96 + 26 * max(len(ranks), 2)
+    return Figure("By worker", note, data, layout, height_px, is_wide=True)
+
+
+def _bars(key: Key, hover: str, **rest: Any) -> dict[str, Any]:
+    """Return a trace of bars, all of one phase.
+
+    Args:
+        key: the phase.
+        hover: the text of a bar under the pointer, as plotly's template.
+        rest: where the bars are, in plotly's words.
+    """
+    return {
+        "type": "bar",
+        "marker": {"color": key.colour, "line": {"width": 0}},
+        "hovertemplate": f"{hover}<extra></extra>",
+        "legendgroup": key.group,
+        **rest,
+    }

@@ -1,0 +1,251 @@
+"""What `unisono report` and `unisono compare` do: read, draw, write.
+
+A file is whole, or not there: its bytes go to a file beside, which then takes the name. A file of
+that name is replaced only if it was written here before: `-o train.py` by mistake keeps the script.
+
+Several runs together: their curves, where they differ, and whether they are equal.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.runtime.notices import amount, count, duration
+from unisono.runtime.plainfile import written_whole
+from unisono.tools.report.curves import (
+    DIAMONDS,
+    SERIES_COLOURS,
+    Figure,
+    Key,
+    over_steps,
+    series_colour,
+    series_trace,
+)
+from unisono.tools.report.history import History, Series, gather, identity
+from unisono.tools.report.page import MARK, rendered, report, state
+from unisono.tools.report.text import in_plot, name, value
+from unisono.training.events.events import End
+
+REPORT_NAME = "report.html"
+
+
+def write_report(
+    directory: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
+) -> Path:
+    """Write the report of a run.
+
+    Args:
+        directory: the run's folder.
+        output: the page; `report.html` in the folder if None.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        ValueError: the folder is no run's, the page cannot be written, or plotly is missing.
+        DataFormatError: the run was written by a newer version.
+    """
+    target = Path(directory) / REPORT_NAME if output is None else Path(output)
+    if output is None and target.is_symlink():
+        raise ValueError(
+            f"{str(target)!r} must be a file that this command wrote, but is a link: remove it, or "
+            "name the page with `-o`."
+        )
+    return write_page(target, report(gather(directory)))
+
+
+def write_comparison(
+    directories: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]
+) -> Path:
+    """Write a page that draws several runs together.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        ValueError: there are too few or too many runs, a folder is no run's, the page cannot be
+            written, or plotly is missing.
+        DataFormatError: a run was written by a newer version.
+    """
+    if not 2 <= len(directories) <= MAX_RUNS:
+        raise ValueError(
+            f"DIRECTORY must name 2 to {MAX_RUNS} runs, but names {len(directories)}: "
+            "use for example `unisono compare runs/one runs/two`."
+        )
+    names = _names([Path(directory) for directory in directories])
+    runs = [gather(one, name) for one, name in zip(directories, names, strict=True)]
+    return write_page(output, comparison(runs))
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Name each folder by its last part, or as it was given where these do not tell all apart."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else list(map(str, folders))
+
+
+def write_page(path: str | os.PathLike[str], page: str) -> Path:
+    """Write a page, whole or not at all.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        ValueError: the name is taken by something else, or the file cannot be written.
+    """
+    target = Path(path).resolve()
+    try:
+        _check_name(target)
+        with written_whole(target) as file:
+            file.write(page.encode(errors="replace"))
+    except OSError as error:
+        raise ValueError(
+            f"`-o` must name a file that can be written, but {str(path)!r} cannot "
+            f"({error.strerror}): make room, choose another folder, or change its permissions."
+        ) from None
+    return target
+
+
+def _check_name(target: Path) -> None:
+    try:
+        status = target.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise ValueError(
+            f"`-o` must name a file, but {str(target)!r} is a folder: name a file in it."
+        )
+    is_ours = False
+    if stat.S_ISREG(status.st_mode):
+        with target.open("rb") as file:
+            is_ours = file.read(len(MARK)) in (b"", MARK.encode())
+    if not is_ours:
+        raise ValueError(
+            "`-o` must name a new file, or one that this command wrote, but "
+            f"{str(target)!r} is something else: choose another name, or remove it."
+        )
+
+
+MAX_RUNS = SERIES_COLOURS
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run in the table of all."""
+
+    name: str
+    colour: str
+    numbers: Sequence[str]
+    digest: str | None
+    identity: Mapping[str, object]
+
+
+def comparison(runs: Sequence[History]) -> str:
+    """Return the page that draws several runs together."""
+    facts = dict.fromkeys(key for run in runs for key in identity(run))
+    different = different_facts(runs)
+    return rendered(
+        "runs.html",
+        runs=[_row(run, number) for number, run in enumerate(runs)],
+        digests_in_words=digests_in_words(runs),
+        keys=[Key(name(run.name), series_colour(i), _group(i)) for i, run in enumerate(runs)],
+        curves=[figure for figure in _figures(runs) if figure.data],
+        different=different,
+        same=[key for key in facts if key not in different],
+    )
+
+
+def digests_in_words(runs: Sequence[History]) -> str:
+    """Say whether the runs ended with the same bits."""
+    ends = [run.progress.ended for run in runs]
+    digests = [end.digest if isinstance(end, End) else None for end in ends]
+    if None in digests:
+        missing = [name(run.name) for run, one in zip(runs, digests, strict=True) if one is None]
+        return f"Whether they are equal cannot be told: no digest of {', '.join(missing)}."
+    if len(set(digests)) == 1:
+        return (
+            "All digests are equal: the runs ended with the same parameters, buffers and "
+            "optimizer state, bit for bit."
+        )
+    if len({end.step for end in ends if isinstance(end, End)}) > 1:
+        return "The digests differ, as they must: the runs ended after different numbers of steps."
+    if not different_facts(runs):
+        return (
+            "The digests differ, though all that the runs tell of themselves is the same: "
+            "compare their code and data."
+        )
+    return "The digests differ; below is what fixes a result and is not the same."
+
+
+def different_facts(runs: Sequence[History]) -> list[str]:
+    """Name what fixes the result and is not the same in all runs."""
+    facts = [identity(run) for run in runs]
+    keys = dict.fromkeys(key for one in facts for key in one)
+    return [key for key in keys if len({value(one.get(key)) for one in facts}) > 1]
+
+
+def _row(run: History, number: int) -> ComparedRun:
+    progress, loss = run.progress, run.means.get("loss")
+    speed = run.mean_samples_per_second
+    digest = progress.ended.digest if isinstance(progress.ended, End) else None
+    numbers = [
+        state(progress).word,
+        count(progress.num_done),
+        count(len(progress.ranks)),
+        "–" if speed is None else count(speed),
+        amount(loss.last if loss else None),
+        duration(progress.seconds),
+    ]
+    colour, shown = series_colour(number), digest[:16] if digest else None
+    return ComparedRun(name(run.name), colour, numbers, shown, identity(run))
+
+
+def _figures(runs: Sequence[History]) -> list[Figure]:
+    names = {one for run in runs for one in (*run.means, *run.validation)}
+    metrics = sorted(names, key=lambda one: (one != "loss", one))
+    figures = [_metric(one, runs, is_wide=one == "loss" or len(names) == 1) for one in metrics]
+    speeds = [_line(run.samples_per_second, runs, i) for i, run in enumerate(runs)]
+    data = [trace for trace in speeds if trace["x"]]
+    return [*figures, Figure("Samples per second", "", data, over_steps(data, from_zero=True))]
+
+
+def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
+    data: list[dict[str, Any]] = []
+    has_both = False
+    for i, run in enumerate(runs):
+        if title in run.means:
+            data.append(_line(run.means[title], runs, i))
+        if title in run.validation:
+            has_both = has_both or bool(data)
+            line = {"color": series_colour(i), "width": _width(i, runs), "dash": "dot"}
+            change = {**DIAMONDS, "line": line, "legendgroup": _group(i)}
+            label = f"{run.name}, validation"
+            data.append(series_trace(run.validation[title], label, "", **change))
+    note = "Where curves are equal, the first is seen beneath the others. "
+    note += "Dotted, with diamonds: validation." if has_both else ""
+    return Figure(name(title), note, data, over_steps(data), 340 if is_wide else 280, (), is_wide)
+
+
+def _line(series: Series, runs: Sequence[History], number: int) -> dict[str, Any]:
+    label = runs[number].name
+    return series_trace(
+        series,
+        label,
+        series_colour(number),
+        width=_width(number, runs),
+        hovertemplate=f"{in_plot(label)}, step %{{x:,.0f}}: %{{y:.5g}}<extra></extra>",
+        legendgroup=_group(number),
+    )
+
+
+def _width(number: int, runs: Sequence[History]) -> float:
+    """Make the first run's curve the widest, so that it is seen beneath an equal one."""
+    return min(1.6 + 1.4 * (len(runs) - 1 - number), 7.2)
+
+
+def _group(number: int) -> str:
+    return f"run {number}"

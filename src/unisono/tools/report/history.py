@@ -1,0 +1,313 @@
+"""What happened in a run, kept small enough to draw, however long it was?
+
+One pass over the event file. What a million steps say is folded into stretches (``history.py``,
+``history.py``), and what is rare is kept up to a bound.
+
+How is a long row of numbers kept small? As means of its stretches.
+
+However many values come, at most ``max_stretches`` are kept: when there are as many, each two
+neighbours become one, and each new one takes twice as many values. ::
+
+    1 2 3 4 │ 5      ─►  12 34 5·      ─►  12 34 56 78 │ 9      ─►  1234 5678 9···
+
+Where does the time of a step go, in each worker?
+
+For each stretch of steps, and for each worker, the sum of the seconds in each phase is kept. What a
+step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is lost) is
+called *between*.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from unisono.tools.report.run_progress import RunProgress
+from unisono.training.events.events import PHASES, Evaluation, Event, Mark, StepDone, mark_of
+from unisono.training.events.follow import EventReader, events_file
+from unisono.training.events.slowdown import Slowdown
+
+
+@dataclass(slots=True)
+class Values:
+    """The values of some neighbouring steps; those that are not finite are only counted."""
+
+    first_step: int
+    last_step: int
+    total: float = 0.0
+    weight: float = 0.0
+    num_not_finite: int = 0
+
+    def absorb(self, later: Values, /) -> None:
+        """Take in the values that follow."""
+        self.last_step = later.last_step
+        self.total += later.total
+        self.weight += later.weight
+        self.num_not_finite += later.num_not_finite
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the finite ones, each with its weight; None if there are none."""
+        return self.total / self.weight if self.weight > 0 else None
+
+    @property
+    def middle_step(self) -> float:
+        """Where the stretch is drawn."""
+        return (self.first_step + self.last_step) / 2
+
+
+class Series:
+    """A number a step, kept small. Final.
+
+    Attributes:
+        values: the stretches, first to last, of equally many values each but for the last one.
+        width: how many values each takes.
+        last: the last value, which may be NaN or infinite; None before the first.
+        last_step: the step that it belongs to.
+        first_not_finite: the first step whose value was not finite, or None.
+    """
+
+    def __init__(self, max_stretches: int = 300) -> None:
+        assert max_stretches >= 2
+        self.values: list[Values] = []
+        self.width = 1
+        self.last: float | None = None
+        self.last_step: int | None = None
+        self.first_not_finite: int | None = None
+        self._max = max_stretches
+        self._num_in_last = 1
+
+    def add(self, step: int, value: float, weight: float = 1.0) -> None:
+        """Add a step's value; its weight counts in means."""
+        self.last, self.last_step = value, step
+        one = self._place(step)
+        if math.isfinite(value):
+            one.total += value * weight
+            one.weight += weight
+        else:
+            one.num_not_finite += 1
+            if self.first_not_finite is None:
+                self.first_not_finite = step
+
+    def _place(self, step: int) -> Values:
+        """Give the stretch that a step belongs to."""
+        if self._num_in_last == self.width and len(self.values) == self._max:
+            self.halve()
+        if self._num_in_last < self.width:
+            self._num_in_last += 1
+            self.values[-1].last_step = step
+        else:
+            self._num_in_last = 1
+            self.values.append(Values(step, step))
+        return self.values[-1]
+
+    def halve(self) -> None:
+        """Make one of each two neighbours."""
+        self._num_in_last = self.width * (2 - len(self.values) % 2)
+        for one, next_one in zip(self.values[::2], self.values[1::2], strict=False):
+            one.absorb(next_one)
+        del self.values[1::2]
+        self.width *= 2
+
+
+MAX_WORKERS = 64  # as many rows as can be told apart
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of one worker, or of several, in each phase, and over how many steps."""
+
+    phases_s: list[float]
+    num_steps: int
+
+    def add(self, other: Spent) -> None:
+        """Add another's seconds."""
+        self.phases_s = list(map(operator.add, self.phases_s, other.phases_s))
+        self.num_steps += other.num_steps
+
+    @property
+    def total_s(self) -> float:
+        """The seconds of all phases."""
+        return sum(self.phases_s)
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The part of them that each phase took; empty if there were none."""
+        total_s = self.total_s
+        if total_s <= 0:
+            return {}
+        return {name: self.phases_s[i] / total_s for i, name in enumerate(PHASES)}
+
+    @property
+    def working_s(self) -> float | None:
+        """The seconds of all phases but waiting, a step; None if there were none."""
+        share = self.shares.get("waiting")
+        return None if share is None else self.total_s * (1 - share) / max(self.num_steps, 1)
+
+
+class PhaseTimes:
+    """Where the time goes, kept small: over the run, and in all of it for each worker. Final.
+
+    Attributes:
+        over_steps: the seconds of each phase and of what is between, in the mean of workers.
+        by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
+        has_left_out: whether there were more.
+    """
+
+    def __init__(self, max_stretches: int = 200) -> None:
+        self.over_steps = {name: Series(max_stretches) for name in (*PHASES, "between")}
+        self.by_rank: dict[int, Spent] = {}
+        self.has_left_out = False
+
+    def add(self, step: StepDone) -> None:
+        """Add a step; one without any columns is passed over."""
+        found = list(spent_by_rank(step))
+        for rank, spent in found:
+            if rank in self.by_rank:
+                self.by_rank[rank].add(spent)
+            elif len(self.by_rank) < MAX_WORKERS:
+                self.by_rank[rank] = Spent(spent.phases_s, 1)
+            else:
+                self.has_left_out = True
+        if found:
+            columns = zip(*[spent.phases_s for _, spent in found], strict=True)
+            means = [sum(column) / len(found) for column in columns]
+            between_s = max((step.seconds or 0.0) - sum(means), 0.0)
+            for series, mean_s in zip(self.over_steps.values(), [*means, between_s], strict=True):
+                series.add(step.step, mean_s)
+
+
+def spent_by_rank(step: StepDone) -> Iterator[tuple[int, Spent]]:
+    """Give what each worker spent in a step; one without an entry was lost in it."""
+    nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
+    columns = [column or nothing for column in step.phases]
+    for rank, *entries in zip(step.ranks, *columns, strict=True):
+        if entries.count(None) < len(entries):
+            yield rank, Spent([entry or 0.0 for entry in entries], 1)
+
+
+MAX_METRICS = 12
+MAX_MARKS = 200
+
+
+@dataclass
+class History:
+    """What happened in a run, as far as its events have been added. Final."""
+
+    name: str = ""  # what the run is called where there are several
+    progress: RunProgress = field(default_factory=RunProgress)
+    means: dict[str, Series] = field(default_factory=dict)  # each metric of training
+    validation: dict[str, Series] = field(default_factory=dict)  # …of evaluation
+    best: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # least loss, greatest of others, with its step
+    metrics_left_out: set[str] = field(default_factory=set)  # as there are too many
+    learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
+    gradient_norm: Series = field(default_factory=Series)
+    samples_per_second: Series = field(default_factory=Series)
+    phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
+    findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
+    marks: list[Mark] = field(default_factory=list)  # what happened once, in order
+    num_marks: int = 0  # how many there were; at most MAX_MARKS are kept
+    num_unreadable: int = 0  # lines that could not be read
+
+    @property
+    def mean_samples_per_second(self) -> float | None:
+        """Samples over the time of steps."""
+        kept = self.samples_per_second.values
+        return sum(one.total for one in kept) / sum(one.weight for one in kept) if kept else None
+
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        if not self.progress.add(event):
+            return
+        if event is not self.progress.first and (mark := mark_of(event)) is not None:
+            self._mark(mark)
+        if isinstance(event, StepDone):
+            self._add_step(event)
+        elif isinstance(event, Evaluation):
+            self._add_evaluation(event)
+
+    def _add_step(self, step: StepDone) -> None:
+        num_samples = step.num_samples or 0
+        for name, value in step.means.items():
+            if (series := self._curve(self.means, name)) is not None:
+                series.add(step.step, value, num_samples or 1)
+                if series.first_not_finite == step.step:
+                    text = f"{name} is {value} for the first time"
+                    self._mark(Mark(step.step, step.time_unix_s, text))
+        if step.learning_rates:
+            self.learning_rate.add(step.step, step.learning_rates[0])
+        if step.gradient_norm is not None:
+            self.gradient_norm.add(step.step, step.gradient_norm)
+        if step.seconds:
+            self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
+        self.phases.add(step)
+
+    def _add_evaluation(self, event: Evaluation) -> None:
+        for name, value in event.means.items():
+            if (series := self._curve(self.validation, name)) is not None:
+                series.add(event.step, value)
+                found = self.best.get(name)
+                is_better = found is None or (
+                    value < found[1] if name == "loss" else value > found[1]
+                )
+                if math.isfinite(value) and is_better:
+                    self.best[name] = event.step, value
+
+    def _curve(self, curves: dict[str, Series], name: str) -> Series | None:
+        """Return the curve of a metric; None if there are too many."""
+        if name not in curves:
+            if len(curves) == MAX_METRICS:
+                if len(self.metrics_left_out) < MAX_METRICS:
+                    self.metrics_left_out.add(name)
+                return None
+            curves[name] = Series()
+        return curves[name]
+
+    def _mark(self, mark: Mark) -> None:
+        self.num_marks += 1
+        if len(self.marks) < MAX_MARKS:
+            self.marks.append(mark)
+
+
+def gather(directory: str | os.PathLike[str], name: str = "") -> History:
+    """Read what happened in a run.
+
+    Args:
+        directory: the run's folder.
+        name: what it is called where there are several.
+
+    Raises:
+        ValueError: it is no run's folder, or its event file cannot be read or says nothing.
+        DataFormatError: the file was written by a newer version.
+    """
+    path = events_file(directory)
+    reader = EventReader(path)
+    history = History(name)
+    for event in reader.new_events():
+        history.add(event)
+    history.num_unreadable = reader.num_unreadable
+    if history.progress.latest is not None:
+        from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it
+
+        with suppress(OSError):  # it has just been removed
+            history.findings = slowdowns_in(path, vars(history.progress.latest))
+    if history.progress.first is None and not history.progress.num_steps:
+        told = f" ({reader.num_unreadable} lines cannot be read)" if reader.num_unreadable else ""
+        raise ValueError(
+            f"{str(path)!r} must tell of a run, but tells nothing{told}: name the folder of a run "
+            "that has begun."
+        )
+    return history
+
+
+def identity(history: History) -> dict[str, object]:
+    """Return all that fixes the bits of a run, by name."""
+    start = history.progress.first
+    facts = start.identity if start else {}
+    return {key.replace("_", " "): value for key, value in facts.items()}

@@ -1,0 +1,247 @@
+"""The report of one run: what came out, how it went, and how to get it again.
+
+One HTML page that holds all it needs and can ask nobody for anything.
+
+The page's policy lets a browser run its two scripts, known by their hashes, and load nothing: no
+script that got into the text would run, and no request would leave. Whatever a template is given is
+escaped, and characters that would be hidden are written out.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from unisono.runtime.notices import amount, count, duration, plural
+from unisono.tools.report import curves
+from unisono.tools.report.curves import small
+from unisono.tools.report.history import History, identity
+from unisono.tools.report.run_progress import RunProgress
+from unisono.tools.report.text import moment, name, plain, program_of, value
+from unisono.training.events.events import End, Failure, Interrupted, Start
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stands."""
+
+    word: str
+    css: str  # the class of its colour
+    last_words: str  # why it has ended, or that nothing says so
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that came out of a run."""
+
+    label: str
+    shown: str
+    below: str
+    is_long: bool = False
+
+
+def report(history: History) -> str:
+    """Return the page that tells of a run."""
+    progress, start = history.progress, history.progress.first
+    has_times = bool(history.phases.by_rank)
+    return rendered(
+        "run.html",
+        history=history,
+        script_name=script_name(history),
+        state=state(progress),
+        tiles=list(_tiles(history)),
+        learning=curves.learning(history),
+        speed=curves.others(history),
+        why=why_not_faster(history) if has_times else [],
+        phases=[curves.by_phase(history), curves.by_worker(history)] if has_times else [],
+        phase_keys=curves.PHASE_KEYS,
+        counts=list(_counts(history)),
+        fixed=identity(history),
+        where=_where(start) if start else {},
+        command=_commands(start) if start else "",
+        digest=progress.ended.digest if isinstance(progress.ended, End) else None,
+        left_out=list(_left_out(history)),
+    )
+
+
+def script_name(history: History) -> str:
+    """Return what was run, in a few words."""
+    start = history.progress.first
+    return name(program_of(start.command)[0]) if start and start.command else "a run"
+
+
+def state(progress: RunProgress) -> State:
+    """Return how a run stands."""
+    match progress.ended:
+        case Interrupted() as ended:
+            return State("interrupted", "warn", f"Interrupted {ended.in_words}.")
+        case Failure() as ended:
+            whose = "" if ended.rank is None else f"Worker {ended.rank}: "
+            return State("failed", "bad", whose + ended.in_words)
+        case End(stopped_early=stopped_early):
+            return State("stopped early" if stopped_early else "finished", "good", "")
+    return State(
+        "no end yet",
+        "warn",
+        "Its file tells of no end: when this page was made it was under way, or was cut off. The "
+        f"last that was heard of it was at {moment(progress.last_unix_s)}.",
+    )
+
+
+def _tiles(history: History) -> Iterator[Tile]:
+    progress, start = history.progress, history.progress.latest
+    goal = f"of {count(start.end_step)}" if start and start.end_step else ""
+    if progress.epoch is not None:
+        goal += f" · epoch {count(progress.epoch + 1)}"
+    yield Tile("Steps", count(progress.num_done), goal.strip(" ·"))
+    if (speed := history.mean_samples_per_second) is not None:
+        yield Tile("Samples a second", count(speed), "in the mean")
+    yield from _learning_tiles(history)
+    shards = progress.first.shards if progress.first else None
+    workers = count(len(progress.ranks)) if progress.ranks else "–"
+    yield Tile("Workers", workers, plural(shards, "shard") if shards else "")
+    fits = f"in {progress.num_starts} fits" if progress.num_starts > 1 else ""
+    yield Tile("Time in fit", duration(progress.seconds or None), fits)
+    yield Tile("Workers lost", count(progress.num_lost), "")
+    if isinstance(progress.ended, End) and progress.ended.digest:
+        yield Tile("Digest", progress.ended.digest[:12], "equal in equal runs", is_long=True)
+
+
+def _learning_tiles(history: History) -> Iterator[Tile]:
+    loss = history.means.get("loss")
+    if loss is not None and loss.last is not None:
+        yield Tile("Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}")
+    for metric in ("loss", "accuracy"):
+        if metric in history.best:
+            step, found = history.best[metric]
+            yield Tile(f"Best validation {metric}", amount(found), f"after {plural(step, 'step')}")
+
+
+def why_not_faster(history: History) -> list[str]:
+    """Say in sentences what costs time."""
+    if history.findings:
+        return [f"{one.line[0].upper()}{one.line[1:]}." for one in history.findings]
+    if len(history.phases.by_rank) < 2:
+        return ["Nothing stands out: the time goes into computing."]
+    if history.findings is None:
+        return ["The steps were too few to tell whether a worker is slow."]
+    return ["Nothing stands out: no worker is slow, and the machine was not too busy."]
+
+
+def _counts(history: History) -> Iterator[str]:
+    progress = history.progress
+    if not history.marks:
+        yield "Nothing went wrong." if progress.ended else "Nothing went wrong so far."
+    if progress.checkpoint is None:
+        yield "No checkpoint was written."
+    else:
+        kept = plural(progress.num_checkpoints, "checkpoint")
+        yield f"{kept}, the last after step {count(progress.checkpoint.step)}."
+
+
+def _where(start: Start) -> dict[str, object]:
+    found: dict[str, object] = {"began": moment(start.time_unix_s)}
+    found |= {f"{key} version": one for key, one in start.versions.items()}
+    found |= {key.replace("_", " "): one for key, one in start.machine.items()}
+    facts = {
+        "host": start.host,
+        "parameters": None if start.num_parameters is None else count(start.num_parameters),
+        "workers at the begin": start.world_size,
+        "loader processes a worker": start.loader_workers,
+    }
+    return found | {key: one for key, one in facts.items() if one is not None}
+
+
+def _commands(start: Start) -> str:
+    change = f"cd {shlex.quote(start.folder)}\n" if start.folder else ""
+    return change + command_line(start)
+
+
+def command_line(start: Start) -> str:
+    """Return a command that runs it again, as a shell reads it, with as many threads a worker."""
+    threads = start.identity.get("threads", 1)
+    before = f"UNISONO_THREADS={threads} " if type(threads) is int and threads > 1 else ""
+    return before + shlex.join(start.command)
+
+
+def _left_out(history: History) -> Iterator[str]:
+    if history.num_unreadable:
+        yield f"{plural(history.num_unreadable, 'line')} could not be read."
+    if history.progress.num_again:
+        steps = plural(history.progress.num_again, "step")
+        yield f"{steps} came out of order and are left out."
+    if history.metrics_left_out:
+        left = ", ".join(name(one) for one in sorted(history.metrics_left_out))
+        yield f"These metrics are not drawn, as there are too many: {left}."
+
+
+MARK = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="Unisono">\n'
+_MISSING = (
+    "To draw a page, plotly and jinja2 must be installed, but are not: install them with "
+    "`pip install 'unisono[report]'`."
+)
+
+
+class MissingLibraryError(ValueError):
+    """A library that draws is not installed."""
+
+
+def rendered(template: str, **context: Any) -> str:
+    """Return a page.
+
+    Args:
+        template: the file beside this one that describes it.
+        context: what the template names.
+
+    Raises:
+        MissingLibraryError: plotly or jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise MissingLibraryError(_MISSING) from None
+    environment = Environment(
+        loader=FunctionLoader(_resource),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda shown: shown if isinstance(shown, Markup) else plain(shown),
+        trim_blocks=True,
+    )
+    filters = {"count": count, "duration": duration, "moment": moment, "value": value}
+    environment.filters |= filters
+    environment.policies["json.dumps_function"] = _as_json
+    library, script = get_plotlyjs(), _resource("page.js")
+    return MARK + environment.get_template(template).render(
+        policy=Markup(_policy(library, script)),
+        style=Markup(_resource("page.css")),
+        library=Markup(library),
+        script=Markup(script),
+        made_unix_s=time.time(),
+        **context,
+    )
+
+
+def _policy(*scripts: str) -> str:
+    digests = (base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in scripts)
+    hashes = " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _as_json(found: object, **_: object) -> str:
+    return json.dumps(small(found), allow_nan=False, separators=(",", ":"))
+
+
+def _resource(name: str) -> str:
+    return resources.files("unisono.tools.report").joinpath(name).read_text(encoding="utf-8")

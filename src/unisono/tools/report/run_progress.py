@@ -1,0 +1,210 @@
+"""What has a run come to, as far as its events say: who works, how far it is, how it ended?
+
+The one reading of events that a page and the live view share; each adds what it alone shows.
+Where steps come again, each counts once. ::
+
+    events       start   step 0 … 9   workers   went_back   step 8   step 9   step 10   end
+    num_done     0       10           10        8           9        10       11        11
+    ranks        0 1     0 1          0         0           0        0        0         0
+    is it new?           yes                                no       no       yes
+
+What does the kernel say of a run's workers, if they are here?
+
+An event file names processes by number, on a host. A number is believed only on that host, and only
+of a process that is as old as the line that names it: numbers come again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import psutil
+
+from unisono.training.events.events import (
+    Checkpoint,
+    End,
+    Evaluation,
+    Event,
+    Failure,
+    Mark,
+    Start,
+    StepDone,
+    WentBack,
+    Workers,
+)
+
+MAX_WORKERS = 256  # whose processes are kept
+
+
+@dataclass
+class RunProgress:
+    """What a run has come to, as far as its events have been added. Final."""
+
+    first: Start | None = None  # it says what the run is
+    latest: Start | None = None
+    num_starts: int = 0  # how often a fit began
+    ended: End | Failure | None = None  # None while it has not, as far as events say
+    num_done: int = 0  # steps done
+    epoch: int | None = None  # of the last of them, counted from 0
+    last_step: StepDone | None = None  # that step, where the latest fit has done one
+    num_steps: int = 0  # steps in the events, each counted once
+    num_again: int = 0  # how many repeat a step
+    evaluation: Evaluation | None = None  # the newest
+    checkpoint: Checkpoint | None = None  # the newest
+    num_checkpoints: int = 0
+    ranks: tuple[int, ...] = ()  # who computes
+    lost: set[int] = field(default_factory=set)  # in the latest fit, and not replaced
+    named: dict[int, Named] = field(default_factory=dict)  # processes, also of the lost
+    trouble: Mark | None = None  # the newest thing that happened to workers of the latest fit
+    num_lost: int = 0  # workers
+    num_went_back: int = 0  # how often steps came again
+    began_unix_s: float = math.nan  # when the first line was written
+    last_unix_s: float = math.nan  # when the last one was
+    seconds: float = 0.0  # of all fits from line to line, without what was between them
+    _furthest: int = -1
+
+    def add(self, event: Event) -> bool:
+        """Add the next event.
+
+        Returns:
+            Whether it says something new: a step up to which the run had been before says the
+            same as it did then.
+        """
+        self._add_time(event)
+        match event:
+            case StepDone():
+                return self._add_step(event)
+            case Start():
+                self._add_start(event)
+            case Workers():
+                self._add_workers(event)
+            case WentBack():
+                self._add_went_back(event)
+            case Evaluation():
+                self.evaluation = event
+            case Checkpoint():
+                self.checkpoint = event
+                self.num_checkpoints += 1
+            case End() | Failure():
+                self._add_last(event)
+        return True
+
+    def _add_time(self, event: Event) -> None:
+        if not math.isfinite(event.time_unix_s):
+            return
+        passed_s = event.time_unix_s - self.last_unix_s
+        if passed_s > 0 and not isinstance(event, Start):
+            self.seconds += passed_s
+        if math.isnan(self.began_unix_s):
+            self.began_unix_s = event.time_unix_s
+        self.last_unix_s = event.time_unix_s
+
+    def _add_start(self, start: Start) -> None:
+        self.first = self.first or start
+        self.latest, self.ended = start, None
+        self.num_starts += 1
+        self.num_done, self.epoch, self.last_step = start.step, start.epoch, None
+        self.ranks = start.ranks or self.ranks
+        self.lost, self.named, self.trouble = set(), {}, None
+        self._name(start)
+
+    def _add_step(self, step: StepDone) -> bool:
+        if isinstance(self.ended, Failure):
+            self.ended = None  # a replacement may fail, and the others go on
+        self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step
+        self.ranks = step.ranks or self.ranks
+        if step.step <= self._furthest:
+            self.num_again += 1
+            return False
+        self._furthest = step.step
+        self.num_steps += 1
+        return True
+
+    def _add_workers(self, event: Workers) -> None:
+        self.ranks = event.ranks or self.ranks
+        self.lost = (self.lost | set(event.lost)) - set(event.ranks)
+        self.num_lost += len(event.lost)
+        # That another has come in its place is less than why it was lost.
+        if event.lost or self.trouble is None:
+            self.trouble = Mark(event.step, event.time_unix_s, event.in_words)
+        self._name(event)
+
+    def _name(self, event: Start | Workers) -> None:
+        for rank, pid in list(zip(event.ranks, event.pids, strict=False))[:MAX_WORKERS]:
+            if pid is None:
+                self.named.pop(rank, None)  # not the process of that rank which was there before
+            else:
+                self.named[rank] = Named(pid, event.time_unix_s)
+
+    def _add_went_back(self, event: WentBack) -> None:
+        self.num_done = event.step
+        self.num_went_back += 1
+        if self.trouble is not None and event.from_step is not None:
+            text = f"{self.trouble.text}; steps {event.step} to {event.from_step - 1} came again"
+            self.trouble = replace(self.trouble, text=text)
+
+    def _add_last(self, event: End | Failure) -> None:
+        self.num_done = event.step
+        # Several workers may fail of the same; the first word counts.
+        if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
+            self.ended = event
+
+
+_SLACK_S = 2.0  # between the kernel's clock and the one that events are written by
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+class ProcessState(Enum):
+    """What a process does; the value is the word for it."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A process as an event names it."""
+
+    pid: int
+    at_unix_s: float
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process does now."""
+
+    state: ProcessState  # unknown where nobody can tell from here
+    memory_bytes: int | None = None  # in memory, with what it shares
+
+
+UNKNOWN = Process(ProcessState.UNKNOWN)
+GONE = Process(ProcessState.GONE)
+
+
+def processes_of(named: Mapping[int, Named]) -> dict[int, Process]:
+    """Tell what each rank's process does now."""
+    return {rank: _process(name) for rank, name in named.items()}
+
+
+def _process(name: Named) -> Process:
+    try:
+        process = psutil.Process(name.pid)
+        with process.oneshot():
+            state = process.status()
+            if state in _ENDED or process.create_time() > name.at_unix_s + _SLACK_S:
+                return GONE
+            memory_bytes = process.memory_info().rss
+    except psutil.NoSuchProcess:
+        # Where others' processes are hidden, the first one is, too.
+        return GONE if psutil.pid_exists(1) else UNKNOWN
+    except psutil.Error:
+        return UNKNOWN
+    return Process(
+        ProcessState.STOPPED if state in _STOPPED else ProcessState.RUNNING, memory_bytes
+    )

@@ -1,0 +1,66 @@
+"""How are other people's words shown?
+
+Whatever comes out of a file passes through :func:`plain`. Pages escape it then (``page.py``);
+plots, whose texts know a few tags, get it from :func:`in_plot`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from unisono.runtime.notices import shown_lines
+
+MAX_TEXT = 2000
+MAX_NAME = 60
+_SCRIPTS = (".py", ".ipynb")
+
+
+def program_of(command: Sequence[str]) -> list[str]:
+    """Return the words of a command from that of the program on; those before it start it."""
+    scripts = (at for at, word in enumerate(command) if word.endswith(_SCRIPTS))
+    program, *arguments = command[next(scripts, 0) :] or [""]
+    return [os.path.basename(program) or program, *arguments]
+
+
+def plain(text: object, max_chars: int = MAX_TEXT) -> str:
+    """Return text in which nothing is hidden: control and direction characters are written out."""
+    shown = str(text)
+    return shown_lines(shown if len(shown) <= max_chars else shown[: max_chars - 1] + "…")
+
+
+def name(text: object) -> str:
+    """Return a short name on one line."""
+    return plain(text, MAX_NAME).replace("\n", " ")
+
+
+def in_plot(text: object) -> str:
+    """Return a name as plotly's markup that shows it."""
+    return html.escape(name(text), quote=False)
+
+
+def value(found: object) -> str:
+    """Return a JSON value in few words."""
+    if isinstance(found, str):
+        return found
+    if isinstance(found, bool):
+        return "yes" if found else "no"
+    if found is None:
+        return "none"
+    if isinstance(found, int):
+        return str(found)
+    return json.dumps(found, ensure_ascii=False, allow_nan=True)[:MAX_TEXT]
+
+
+def moment(unix_s: float | None) -> str:
+    """Return a point in time, in UTC."""
+    if unix_s is None:
+        return "–"
+    try:
+        at = datetime.fromtimestamp(unix_s, UTC)
+    except (ValueError, OverflowError, OSError):
+        return "–"
+    return at.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,316 @@
+"""A live view of a run in a terminal: read what is new, look at the processes, draw; then wait.
+
+It never writes to the run's folder. ``view.py`` decides what is shown. Where there is little room,
+columns of the table go first, then lines around it, then workers of whom there is nothing to tell::
+
+    title · facts                      ┐
+    step 3 of 9  ━━━━━━━━━━━━━  33 %   │ as many lines as there is room for
+    numbers · what was kept            │
+    trouble · message                  ┘
+    rank  state  time goes to …        one line a worker
+    ! what slows the steps
+
+Signals are blocked and waited for, so that none comes while something is drawn: Ctrl-C and SIGTERM
+end the view and give the terminal back as it was, Ctrl-Z for a while, and another size is drawn at
+once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from unisono.runtime.notices import size
+from unisono.tools.report.run_progress import processes_of
+from unisono.tools.report.view import USUAL, Condition, RunStatus, View, WorkerLine, see
+from unisono.training.events.follow import FILE_NAME, EventReader, events_file, run_folder
+
+REFRESH_S = 0.5
+RECENT_BYTES = 1 << 16  # some dozens of steps each time: more say nothing more, and cost
+_JUDGED_EVERY_S = 2.0
+_WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
+
+
+class Watch:
+    """Looks at one run again and again. Final.
+
+    Args:
+        directory: the run's folder.
+        host: the name of this machine.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], host: str | None = None) -> None:
+        self._path = Path(directory) / FILE_NAME
+        self._host = os.uname().nodename if host is None else host
+        self._judged_at_s = -math.inf
+        self._begin()
+
+    def look(self) -> View:
+        """Return the view of the run now.
+
+        Raises:
+            ValueError: the event file cannot be read.
+            DataFormatError: a newer version wrote it.
+        """
+        try:
+            for event in self._reader.new_events(self._begin_run):
+                self._status.add(event)
+        except ValueError:
+            if os.path.lexists(self._path):
+                raise
+            self._begin()  # not there yet, or set aside for the next run
+        start = self._status.progress.latest
+        is_here = start is not None and start.host == self._host
+        found = processes_of(self._status.progress.named) if is_here else {}
+        self._judge()
+        return see(self._status, found, time.time())
+
+    def _judge(self) -> None:
+        """Look for what slows the newest steps, now and then."""
+        start, now_s = self._status.progress.latest, time.monotonic()
+        if start is None or now_s < self._judged_at_s + _JUDGED_EVERY_S:
+            return
+        self._judged_at_s = now_s
+        from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it
+
+        with suppress(OSError):
+            self._status.findings = slowdowns_in(self._path, vars(start), is_newest=True) or ()
+
+    def _begin(self) -> None:
+        self._reader = EventReader(self._path, RECENT_BYTES)
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        self._status = RunStatus()
+
+
+def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> None:
+    """Show a run until it has ended, or until Ctrl-C.
+
+    Args:
+        directory: what the script passed as `Trainer(..., directory=...)`.
+        console: where to. What is no terminal gets one view.
+        once: show how it stands, and end.
+
+    Raises:
+        ValueError: it is no run's folder, no run has begun there where one view was asked for, or
+            the event file cannot be read.
+        DataFormatError: a newer version wrote it.
+    """
+    watch = Watch(directory)
+    if once or not console.file.isatty() or console.is_dumb_terminal:
+        view = _look_once(watch, directory)
+    else:
+        run_folder(directory)
+        view = _show_live(watch, console)
+    console.print(draw(view, console))
+
+
+def _look_once(watch: Watch, directory: str | os.PathLike[str]) -> View:
+    path = events_file(directory)
+    view = watch.look()
+    if view.condition is Condition.AWAITED:
+        raise ValueError(
+            f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has begun, or "
+            "run this on a terminal without `--once`, which waits for it."
+        )
+    return view
+
+
+def _show_live(watch: Watch, console: Console) -> View:
+    while True:
+        with _signals_waited_for(), Live(console=console, screen=True, auto_refresh=False) as live:
+            view, reason = _until_a_signal(watch, live, console)
+        if reason != signal.SIGTSTP:
+            return view
+        os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was before
+
+
+def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, int | None]:
+    while True:
+        view = watch.look()
+        if view.is_over:
+            return view, None
+        live.update(draw(view, console, console.height), refresh=True)
+        found = signal.sigtimedwait(_WAITED_FOR, REFRESH_S)
+        if found is not None and found.si_signo != signal.SIGWINCH:
+            return view, found.si_signo
+
+
+@contextmanager
+def _signals_waited_for() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_BAR_CELLS = 40
+_MIN_ROWS = 3
+_MAX_MESSAGE_ROWS = 3
+_LEAST_FIRST = ("kept", "slowness", "numbers", "trouble", "title", "progress")
+_CONDITIONS = {
+    Condition.RUNNING: "green",
+    Condition.STILL: "yellow",
+    Condition.FAILED: "bold red",
+    Condition.GONE: "bold red",
+}
+_STATES = {"stopped": "yellow", "gone": "red", "lost": "red", "running": "green"}
+_PHASES = {
+    "loading": ("load", "cyan"),
+    "forward": ("fwd", "green"),
+    "backward": ("bwd", "blue"),
+    "waiting": ("wait", "red"),
+    "summing": ("sum", "magenta"),
+    "updating": ("upd", "yellow"),
+}
+
+
+def draw(view: View, console: Console, height: int | None = None) -> Group:
+    """Draw a view.
+
+    Args:
+        view: what to draw.
+        console: where to.
+        height: of the terminal; None: as much as it takes, and the message is not cut.
+    """
+    found = _parts(view, console, cuts=height is not None)
+    parts = {name: part for name, part in found.items() if part}
+    shown = view.workers
+    if height is not None:
+        # A few workers are worth more than most of what is around them.
+        num_rows = min(len(shown), _MIN_ROWS) + 1
+        for name in _LEAST_FIRST:
+            if num_rows + _num_lines(parts.values(), console) > height:
+                parts.pop(name, None)
+        room = height - _num_lines(parts.values(), console) - 1
+        if room < len(shown):
+            shown = worth_telling(shown, max(room - 1, 0))
+    slowness = parts.pop("slowness", None)
+    lines: list[RenderableType] = list(parts.values())
+    if view.workers:
+        lines.append(_table(view.workers, shown, console.width))
+    if more := len(view.workers) - len(shown):
+        lines.append(_line(f"and {more:,} more workers", "dim"))
+    return Group(*lines, *([slowness] if slowness else []))
+
+
+def worth_telling(workers: Sequence[WorkerLine], num_workers: int) -> tuple[WorkerLine, ...]:
+    """Choose those of whom there is something to tell, then the first ones; by rank."""
+    order = sorted(workers, key=lambda w: (w.state in USUAL and not w.is_slow, w.rank))
+    return tuple(sorted(order[:num_workers], key=lambda worker: worker.rank))
+
+
+def _num_lines(parts: Iterable[RenderableType], console: Console) -> int:
+    return sum(len(console.render_lines(part)) for part in parts)
+
+
+def _line(words: str, style: str = "") -> Text:
+    return Text(words, style, no_wrap=True, overflow="ellipsis")
+
+
+def _parts(view: View, console: Console, *, cuts: bool) -> dict[str, RenderableType]:
+    """Give what stands around the table, from top to bottom."""
+    style = _CONDITIONS.get(view.condition, "")
+    facts = [Text(fact, style if at == 0 else "") for at, fact in enumerate(view.facts)]
+    title = [Text(view.title, "bold")] if view.title else []
+    message = view.message
+    if cuts:
+        message = textwrap.shorten(message, console.width * _MAX_MESSAGE_ROWS, placeholder="…")
+    return {
+        "title": Text(" · ").join([*title, *facts]),
+        "progress": _progress(view, console),
+        "numbers": Text(" · ".join(view.numbers)),
+        "kept": Text(" · ".join(view.kept)),
+        "trouble": Text(view.trouble, "yellow"),
+        "message": Text(message, style),
+        "slowness": _line(view.slowness and f"! {view.slowness}", "yellow"),
+    }
+
+
+def _progress(view: View, console: Console) -> RenderableType:
+    if view.condition is Condition.AWAITED:
+        return Text()
+    of = f" of {view.end_step:,}" if view.end_step else ""
+    words = Text(" · ".join([f"step {view.num_done:,}{of}", *view.position]))
+    if not view.end_step:
+        return words
+    percent = f"{int(100 * min(view.num_done / view.end_step, 1.0))} %"
+    num_cells = min(console.width - words.cell_len - len(percent) - 4, _BAR_CELLS)
+    if num_cells < _BAR_CELLS // 4:
+        return words
+    bar = ProgressBar(view.end_step, view.num_done, num_cells, style="dim", complete_style="green")
+    line = Table.grid(padding=(0, 2, 0, 0))
+    line.add_row(words, bar, percent)
+    return line
+
+
+@dataclass(frozen=True)
+class Column:
+    """One of the table."""
+
+    head: str
+    from_width: int  # of the terminal: on a narrower one it is left out
+    cell: Callable[[WorkerLine], Text | str]
+    justify: Literal["left", "right"] = "right"
+    style: str = ""
+    min_width: int = 0  # so that what changes does not move the others
+
+
+def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: int) -> Table:
+    found = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = [column for column in _columns(workers) if width >= column.from_width]
+    for one in columns:
+        found.add_column(
+            one.head, justify=one.justify, style=one.style, min_width=one.min_width, no_wrap=True
+        )
+    for worker in shown:
+        is_away = worker.state in ("gone", "lost")
+        found.add_row(*(c.cell(worker) for c in columns), style="dim" if is_away else None)
+    return found
+
+
+def _columns(workers: Sequence[WorkerLine]) -> Iterator[Column]:
+    yield Column("rank", 0, lambda w: str(w.rank))
+    yield Column("pid", 80, lambda w: "–" if w.pid is None else str(w.pid), style="dim")
+    yield Column("state", 0, _state, "left", min_width=7)
+    for phase, (head, style) in _PHASES.items():
+        yield Column(head, 72, partial(_share, phase), style=style, min_width=4)
+    yield Column("ms/step", 36, _work, min_width=8)
+    has_devices = any(worker.device_bytes for worker in workers)
+    if has_devices:
+        yield Column("device", 40, lambda w: size(w.device_bytes), min_width=8)
+    from_width = 100 if has_devices else 40
+    yield Column("memory", from_width, lambda w: size(w.process.memory_bytes), min_width=8)
+
+
+def _state(worker: WorkerLine) -> Text:
+    return Text(worker.state, _STATES.get(worker.state, "dim"))
+
+
+def _share(phase: str, worker: WorkerLine) -> str:
+    return f"{worker.shares[phase]:.0%}" if worker.shares else "–"
+
+
+def _work(worker: WorkerLine) -> Text:
+    if worker.work_s is None:
+        return Text("–")
+    ms = worker.work_s * 1e3
+    shown = f"{ms:,.0f}" if ms >= 1000 else f"{ms:.3g}"
+    return Text(f"{shown}!", "bold yellow") if worker.is_slow else Text(shown)

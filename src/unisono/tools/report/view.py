@@ -1,0 +1,360 @@
+"""How does a run stand now? Its status, its processes and the clock, put into words.
+
+Speeds and times are those of the last ten seconds, or of ten steps that took longer. Some between
+them may not have been read. A pure function, :func:`see`, makes a view of them; ``top.py`` finds
+places for it on a terminal. Whatever a file says comes out of here as plain text on one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+
+from unisono.runtime.notices import amount, duration, plural
+from unisono.tools.report.history import Spent, spent_by_rank
+from unisono.tools.report.run_progress import (
+    MAX_WORKERS,
+    UNKNOWN,
+    Process,
+    ProcessState,
+    RunProgress,
+)
+from unisono.tools.report.text import name, plain, program_of
+from unisono.training.events.events import (
+    End,
+    Event,
+    Failure,
+    Interrupted,
+    Start,
+    StepDone,
+    Workers,
+)
+from unisono.training.events.slowdown import Slowdown, SlowdownCause
+
+RECENT_S, RECENT_STEPS = 10.0, 10
+_MAX_RECENT = 500
+USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
+
+
+class RunStatus:
+    """How a run stands, as far as its events have been added. Final.
+
+    Attributes:
+        progress: what it has come to.
+        recent: the newest steps with the workers that there are now.
+        memory: the bytes that tensors of each took last of its device; empty on CPUs.
+        findings: what slows the newest steps, the costliest first.
+    """
+
+    def __init__(self) -> None:
+        self.progress = RunProgress()
+        self.recent: deque[StepDone] = deque(maxlen=_MAX_RECENT)
+        self.memory: dict[int, int | None] = {}
+        self.findings: tuple[Slowdown, ...] = ()
+
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        self.progress.add(event)
+        if isinstance(event, StepDone):
+            self._add_step(event)
+        elif isinstance(event, Start | Workers):
+            self.recent.clear()  # others compute now
+            self.memory.clear()
+
+    def _add_step(self, step: StepDone) -> None:
+        recent = self.recent
+        if recent and step.step <= recent[-1].step:
+            recent.clear()  # with a step that comes again, what was before is old
+        recent.append(step)
+        # Written so that a time that is not a number, or goes back, makes what was before old.
+        while len(recent) > RECENT_STEPS and not (
+            0 <= step.time_unix_s - recent[0].time_unix_s < RECENT_S
+        ):
+            recent.popleft()
+        sizes = zip(step.ranks, step.allocated_bytes, strict=False)
+        self.memory |= dict(list(sizes)[:MAX_WORKERS])
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """How many steps are done in a second, evaluations between them included."""
+        if not self.recent:
+            return None
+        first, last = self.recent[0], self.recent[-1]
+        seconds = last.time_unix_s - first.time_unix_s
+        if last.step > first.step and seconds > 0:
+            return (last.step - first.step) / seconds
+        return 1 / last.seconds if last.seconds else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """How many samples all workers compute in a second."""
+        num_samples = sum(step.num_samples or 0 for step in self.recent)
+        if not num_samples or (rate := self.steps_per_s) is None:
+            return None
+        return rate * num_samples / len(self.recent)
+
+    @property
+    def by_rank(self) -> dict[int, Spent]:
+        """What each worker spent in the newest steps."""
+        found: dict[int, Spent] = {}
+        for step in self.recent:
+            for rank, spent in spent_by_rank(step):
+                found.setdefault(rank, Spent([0.0] * len(spent.phases_s), 0)).add(spent)
+        return found
+
+    @property
+    def slow_rank(self) -> int | None:
+        """Which worker is slow; None: none."""
+        slow = (one.rank for one in self.findings if one.cause is SlowdownCause.WORKER)
+        return next((rank for rank in slow if rank in self.progress.ranks), None)
+
+
+@dataclass(frozen=True)
+class WorkerLine:
+    """One worker."""
+
+    rank: int
+    pid: int | None  # None where it is not known
+    process: Process
+    is_lost: bool = False  # and no other has come in its place
+    has_ended: bool = False  # whether the run has, so that its process may
+    shares: Mapping[str, float] | None = None  # the part of its time that each phase took
+    work_s: float | None = None  # its time a step, without waiting
+    is_slow: bool = False  # whether it is slow
+    device_bytes: int | None = None  # what its tensors take of its device; None on CPUs
+
+    @property
+    def state(self) -> str:
+        """One word."""
+        if self.is_lost:
+            return "lost"
+        if self.has_ended and self.process.state is ProcessState.GONE:
+            return "ended"
+        return self.process.state.value
+
+
+def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
+    """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
+    spent = status.by_rank
+    for rank in sorted({*status.progress.ranks, *status.progress.lost}):
+        named = status.progress.named.get(rank)
+        yield WorkerLine(
+            rank,
+            None if named is None else named.pid,
+            processes.get(rank, UNKNOWN),
+            is_lost=rank in status.progress.lost,
+            has_ended=status.progress.ended is not None,
+            shares=spent[rank].shares if rank in spent else None,
+            work_s=spent[rank].working_s if rank in spent else None,
+            is_slow=rank == status.slow_rank,
+            device_bytes=status.memory.get(rank),
+        )
+
+
+STILL_S = 3.0  # no step for so long is worth saying
+STILL_STEPS = 5  # …unless steps take as long
+STAYS_S = 5.0  # a program may call `fit` again; so long it is waited for
+MAX_MEANS = 4
+_AGES_S = 1e10
+
+
+class Condition(Enum):
+    """How a run is; the value is the word for it."""
+
+    AWAITED = "not begun"
+    RUNNING = "running"
+    STILL = "no step"
+    ENDED = "ended"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class View:
+    """The live view of a run. Each text is one line; those of a tuple may share a line."""
+
+    condition: Condition
+    title: str  # the command
+    facts: tuple[str, ...] = ()  # what it is
+    num_done: int = 0
+    end_step: int | None = None  # None where nobody knows
+    position: tuple[str, ...] = ()  # where in the run that is
+    numbers: tuple[str, ...] = ()  # of the last step
+    kept: tuple[str, ...] = ()  # the newest evaluation and checkpoint, which may not be written
+    trouble: str = ""  # what has become of workers
+    message: str = ""  # the last words, or why nothing moves
+    workers: tuple[WorkerLine, ...] = ()  # those who compute, and those who were lost, by rank
+    slowness: str = ""  # what slows the steps most
+    is_over: bool = False  # whether nothing more will come
+
+
+def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:
+    """Put into words how a run stands.
+
+    Args:
+        status: what its events say.
+        processes: what each rank's process does, as far as anybody can tell from here.
+        now_unix_s: what time it is.
+    """
+    progress, start = status.progress, status.progress.latest
+    if start is None:
+        return View(Condition.AWAITED, "", message="waiting for the run to begin")
+    states = {processes.get(rank, UNKNOWN).state for rank in progress.ranks}
+    silent_s = _since(progress.last_unix_s, now_unix_s)
+    known = (progress.last_step or start, progress.evaluation)
+    times = [one.time_unix_s for one in known if one and not math.isnan(one.time_unix_s)]
+    still_s = _since(max(times, default=-math.inf), now_unix_s)
+    condition = _condition(status, states, silent_s, still_s)
+    is_ended = condition in (Condition.ENDED, Condition.FAILED)
+    is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
+    until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
+    return View(
+        condition,
+        _title(start),
+        facts=tuple(_facts(progress, start, condition, _since(start.time_unix_s, until_s))),
+        num_done=progress.num_done,
+        end_step=start.end_step,
+        position=tuple(_position(status, start, condition)),
+        numbers=tuple(_numbers(status)),
+        kept=tuple(_kept(progress, now_unix_s)),
+        trouble=_trouble(progress, now_unix_s),
+        message=_last_words(progress) or _why_still(progress, condition, still_s, now_unix_s),
+        workers=tuple(worker_lines(status, processes)),
+        slowness=status.findings[0].sentence + status.findings[0].costs if status.findings else "",
+        is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
+    )
+
+
+def _condition(
+    status: RunStatus, states: Set[ProcessState], silent_s: float, still_s: float
+) -> Condition:
+    ended, rate = status.progress.ended, status.steps_per_s
+    if ended is not None:
+        return Condition.FAILED if isinstance(ended, Failure) else Condition.ENDED
+    if states == {ProcessState.GONE} and silent_s > STAYS_S:
+        return Condition.GONE
+    patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
+    return Condition.STILL if still_s > patience_s else Condition.RUNNING
+
+
+def _since(unix_s: float, now_unix_s: float) -> float:
+    """Return the seconds since then; 0 for what is to come, or for no time at all."""
+    passed_s = now_unix_s - unix_s
+    return passed_s if passed_s > 0 else 0.0
+
+
+def _title(start: Start) -> str:
+    """Return the program with its arguments; who started it does not matter here."""
+    return name(" ".join(program_of(start.command))) or "a run"
+
+
+def _facts(
+    progress: RunProgress, start: Start, condition: Condition, lasted_s: float
+) -> Iterator[str]:
+    yield f"{_condition_word(progress, condition)}, {_whole(lasted_s)}"
+    yield plural(len(progress.ranks), "worker")
+    if start.shards is not None:
+        yield plural(start.shards, "shard")
+    if start.host:
+        yield f"on {name(start.host)}"
+
+
+def _condition_word(progress: RunProgress, condition: Condition) -> str:
+    match progress.ended:
+        case End(stopped_early=True):
+            return "stopped early"
+        case Interrupted():
+            return "interrupted"
+    return "standing still" if condition is Condition.STILL else condition.value
+
+
+def _position(status: RunStatus, start: Start, condition: Condition) -> Iterator[str]:
+    progress, rate = status.progress, status.steps_per_s
+    if progress.epoch is not None:
+        of = ""
+        if start.steps_per_epoch and start.end_step is not None:
+            of = f" of {math.ceil(start.end_step / start.steps_per_epoch):,}"
+        yield f"epoch {progress.epoch + 1:,}{of}"
+    if rate and start.end_step is not None and condition is Condition.RUNNING:
+        yield f"{_whole(max(start.end_step - progress.num_done, 0) / rate)} to go"
+
+
+def _numbers(status: RunStatus) -> Iterator[str]:
+    step, ended = status.progress.last_step, status.progress.ended
+    if step is None:
+        return
+    first, *others = _means(step.means) or [""]
+    rate = ended.samples_per_second if isinstance(ended, End) else status.samples_per_s
+    if first:
+        yield first
+    if rate is not None:
+        yield f"{rate:,.0f} samples/s" if 10 <= rate < 1e12 else f"{rate:.2g} samples/s"
+    yield from others
+    if step.learning_rates:
+        yield f"learning rate {amount(step.learning_rates[0])}"
+    if step.gradient_norm is not None:
+        yield f"gradient norm {amount(step.gradient_norm)}"
+
+
+def _kept(progress: RunProgress, now_unix_s: float) -> Iterator[str]:
+    if (found := progress.evaluation) is not None:
+        yield f"validation at step {found.step:,}: {', '.join(_means(found.means))}"
+    if (kept := progress.checkpoint) is not None:
+        yield f"checkpoint begun at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
+
+
+def _means(means: Mapping[str, float]) -> list[str]:
+    return [f"{name(key)} {amount(mean)}" for key, mean in means.items()][:MAX_MEANS]
+
+
+def _trouble(progress: RunProgress, now_unix_s: float) -> str:
+    trouble = progress.trouble
+    if trouble is None:
+        return ""
+    said = f"{_line(trouble.text)}, {_ago(trouble.time_unix_s, now_unix_s)}"
+    if progress.num_lost > 1:
+        return f"{progress.num_lost:,} workers lost; the last: {said}"
+    return said
+
+
+def _last_words(progress: RunProgress) -> str:
+    match progress.ended:
+        case Interrupted() as ended:
+            return f"interrupted {_line(ended.in_words)} after {plural(ended.step, 'step')}"
+        case Failure() as ended:
+            whose = "the run" if ended.rank is None else f"worker {ended.rank}"
+            return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
+        case End() as ended:
+            digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
+            return f"{plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
+    return ""
+
+
+def _why_still(
+    progress: RunProgress, condition: Condition, still_s: float, now_unix_s: float
+) -> str:
+    if condition is Condition.GONE:
+        return (
+            "no worker is there any more, so the run was interrupted or killed: last heard of "
+            f"{_ago(progress.last_unix_s, now_unix_s)}"
+        )
+    if condition is Condition.STILL:
+        yet = " yet" if progress.last_step is None else ""
+        return f"no step{yet} for {_whole(still_s)}: `unisono where` shows who waits for whom"
+    return ""
+
+
+def _line(text: str) -> str:
+    return " ".join(plain(text).split())
+
+
+def _whole(seconds: float) -> str:
+    """Return a time in whole seconds or longer units, so that it does not flicker."""
+    return duration(float(round(min(seconds, _AGES_S)))) if seconds >= 1 else "0 s"
+
+
+def _ago(unix_s: float, now_unix_s: float) -> str:
+    return f"{_whole(_since(unix_s, now_unix_s))} ago" if math.isfinite(unix_s) else "some time ago"

@@ -1,0 +1,413 @@
+"""Has a run the bits that another one had? Pure.
+
+*On 1, 2, … workers*, where a program trains with Unisono: the first difference is named. Within a
+step the order is that of causes: the samples of a shard, its gradients, then buffers and parameters
+after the update.
+
+*After a stop*: the resumed run begins where its first parameters, or its step number, are those of
+the undisturbed run; from there on every step must be the same.
+
+Are ranks replicas of each other, with learning rates and random numbers of their own? Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unisono.tools.verify.digests import Array, joined
+from unisono.tools.verify.findings import CAUSES_FIRST, Finding, around_mistake, ok, unknown, wrong
+from unisono.tools.verify.reading import RawTrace
+from unisono.tools.verify.trace import ModelState, OptimizerStep, TwoRuns
+
+Digests = Mapping[str, str]
+ExactRun = dict[tuple[int, str, int], Digests]
+"""What one run computed: digests by step, kind, and shard or, of the model, worker."""
+
+KINDS = {
+    "resume-samples": "Save where the epoch stands, and skip what has been read: the sampler's "
+    "epoch and the batch in it.",
+    "resume-parameters": "Save the model's `state_dict()` and load it before the first step.",
+    "resume-optimizer": "Save and load the optimizer's `state_dict()`, and the schedule's.",
+    "resume-generators": "Save and load the states of torch's, numpy's and Python's generators.",
+}
+
+
+_OF_SHARDS = {
+    "samples": (
+        "samples-lost",
+        "on {workers} workers it has other samples than on one; what the dataset returns depends "
+        "on the worker.",
+        "Let a sample depend on its index and on the default generators alone: not on "
+        "RANK, the time, the process, or a generator of its own.",
+    ),
+    "gradients": (
+        "gradients-not-averaged",
+        "the gradient of `{name}` on {workers} workers differs from that on one, from the same "
+        "samples, parameters and buffers.",
+        "Look in the forward pass and the loss for what each worker has for itself: "
+        "attributes that change from call to call, generators of your own, RANK.",
+    ),
+}
+_OF_WORKERS = {"buffers": "buffers-differ", "parameters": "parameters-differ"}
+
+
+def exact_run(traces: Sequence[RawTrace]) -> ExactRun:
+    """Gather what the workers of a run recorded; shards are computed by one each."""
+    return {
+        (event["step"], kind, event.get("shard", trace.rank)): digests
+        for trace in traces
+        for event in trace.of("shard-bits", "step-bits")
+        for kind, digests in event["bits"].items()
+    }
+
+
+def _differing(ours: Digests, theirs: Digests) -> str:
+    """Name the first of ours that is not the same there; empty if all are."""
+    return next((name for name in ours if theirs.get(name) != ours[name]), "")
+
+
+def check_exact(runs: Mapping[int, ExactRun]) -> list[Finding]:
+    """Compare every run with that on one worker.
+
+    Args:
+        runs: by their numbers of workers, ascending.
+    """
+    base, *_ = runs.values()
+    steps = sorted(set.intersection(*(_steps(run) for run in runs.values())))
+    if not steps:
+        return [unknown(check, "The runs have no step in common.") for check in CAUSES_FIRST]
+    for step in steps:
+        for num_workers, run in list(runs.items())[1:]:
+            for found in _differences(base, run, step, num_workers):
+                return around_mistake(found, CAUSES_FIRST)
+    num_shards = len({place for _, kind, place in base if kind == "gradients"})
+    told = (
+        f"Samples and gradients of {num_shards} shards, parameters and buffers have the same bits "
+        f"on {', '.join(map(str, runs))} workers in {len(steps)} steps."
+    )
+    return [ok(check, told) for check in CAUSES_FIRST]
+
+
+def _steps(run: ExactRun) -> set[int]:
+    return {step for step, kind, _ in run if kind == "parameters"}
+
+
+def _differences(base: ExactRun, run: ExactRun, step: int, num_workers: int) -> Iterator[Finding]:
+    """Compare a step, cause first."""
+    for kind, (check, told, remedy) in _OF_SHARDS.items():
+        for shard in sorted(place for at, of, place in base if (at, of) == (step, kind)):
+            place = step, kind, shard
+            if name := _differing(base[place], run.get(place, {})):
+                told = told.format(name=name, workers=num_workers)
+                yield wrong(check, f"Step {step}, shard {shard}: {told}", remedy)
+    for kind, check in _OF_WORKERS.items():
+        for rank in range(num_workers):
+            theirs = run.get((step, kind, rank))
+            if theirs is not None and (name := _differing(base[step, kind, 0], theirs)):
+                yield wrong(
+                    check,
+                    f"Step {step}: after the update worker {rank} of {num_workers} has other "
+                    f"{kind} than one worker; the first is `{name}`.",
+                    "Nothing but the optimizer may write to parameters, and nothing but the "
+                    "forward pass to buffers: look for code that does so depending on RANK.",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of one rank, as digests."""
+
+    number: int | None = None  # of the step, where the program says it; None: it does not
+    before: Digests | None = None  # the parameters when it began; None: not known
+    samples: tuple[str, ...] = ()  # what the model was given
+    # after the step, by kind: parameters, optimizer, generators
+    after: Mapping[str, Digests] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A run that was stopped and started again."""
+
+    stopped_after: int  # how many steps
+    first: int | None = None  # which step of the undisturbed run it began with; None: not known
+    # what differs first of each kind, in words; empty: nothing
+    differences: Mapping[str, str] = field(default_factory=dict)
+    num_compared: int = 0  # how many steps
+
+
+def step_records(trace: RawTrace) -> list[StepRecord]:
+    """Gather what one rank recorded of each step."""
+    records: list[StepRecord] = []
+    before: Digests | None = None
+    samples: list[str] = []
+    for event in trace.events:
+        match event["t"]:
+            case "state":
+                before = event["parameters"]
+            case "f" if event["grad"] and event["training"]:
+                samples += event["rows"]
+            case "shard-bits" if "samples" in event["bits"]:
+                samples += [f"{event['shard']}: {event['bits']['samples']['the batch']}"]
+            case "step-bits":
+                records.append(StepRecord(event["step"], before, tuple(samples), event["bits"]))
+                before, samples = None, []
+    return records
+
+
+def compare(
+    undisturbed: Sequence[Sequence[StepRecord]],
+    resumed: Sequence[Sequence[StepRecord]],
+    stopped_after: int,
+) -> Resumption:
+    """Compare all ranks of two runs, each as its steps.
+
+    Args:
+        undisturbed, resumed: by rank.
+        stopped_after: how many steps there were before the stop.
+    """
+    if not all(resumed) or not all(undisturbed):
+        return Resumption(stopped_after)
+    first = _first(undisturbed[0], resumed[0][0], stopped_after)
+    if first is None:
+        told = "it begins with parameters that the undisturbed run never had"
+        return Resumption(stopped_after, None, {"resume-parameters": told})
+    differences: dict[str, str] = {}
+    num_compared = min(len(resumed[0]), len(undisturbed[0]) - first)
+    for at in range(num_compared):
+        for rank, (ours, theirs) in enumerate(zip(undisturbed, resumed, strict=True)):
+            if first + at < len(ours) and at < len(theirs):
+                for check, told in _step_differences(ours[first + at], theirs[at]).items():
+                    differences.setdefault(check, f"step {first + at}, rank {rank}: {told}")
+    return Resumption(stopped_after, first, differences, num_compared)
+
+
+def _first(undisturbed: Sequence[StepRecord], begun: StepRecord, stopped_after: int) -> int | None:
+    """Find the step with which a run begins; the last that it can be."""
+    for at in reversed(range(min(stopped_after + 1, len(undisturbed)))):
+        step = undisturbed[at]
+        if begun.number is not None:
+            if step.number == begun.number:
+                return at
+        elif begun.before is not None and step.before == begun.before:
+            return at
+    return None
+
+
+def _step_differences(ours: StepRecord, theirs: StepRecord) -> dict[str, str]:
+    found = {}
+    if ours.samples != theirs.samples:
+        found["resume-samples"] = "the model is given other samples"
+    for check in KINDS:
+        kind = check.removeprefix("resume-")
+        if name := _differing(ours.after.get(kind, {}), theirs.after.get(kind, {})):
+            found[check] = f"`{name}` has other bits"
+    return found
+
+
+def check_resumptions(resumptions: Sequence[Resumption]) -> list[Finding]:
+    """Judge all stops."""
+    if not any(r.first or r.differences for r in resumptions):
+        why = "After each stop the program began again from its first step: nothing was resumed."
+        remedy = "Verify a program that saves checkpoints and resumes; `--steps` runs it longer."
+        return [unknown(check, why, remedy) for check in KINDS]
+    return [_judge(check, resumptions, remedy) for check, remedy in KINDS.items()]
+
+
+def _judge(check: str, resumptions: Sequence[Resumption], remedy: str) -> Finding:
+    for one in resumptions:
+        if check in one.differences:
+            told = f"Stopped after {one.stopped_after} steps and resumed: {one.differences[check]}."
+            return wrong(check, told, remedy)
+    resumed = [one for one in resumptions if one.num_compared]
+    if not resumed or any(one.first is None for one in resumptions):
+        return unknown(check, "The resumed run took no step that could be compared.")
+    stops = ", ".join(str(one.stopped_after) for one in resumed)
+    firsts = ", ".join(str(one.first) for one in resumed)
+    return ok(
+        check,
+        f"Stopped after {stops} steps, resumed at step {firsts}: the same bits from there on.",
+    )
+
+
+_APART_AT_MOST = 0.05
+_FASTEST, _BETWEEN = 16, 0.02
+_RELATIVE, _RELATIVE_IN_TIME = 1e-6, 1e-3
+
+
+def check_states(seen: TwoRuns) -> list[Finding]:
+    """Judge parameters, buffers, learning rates and generators."""
+    return [
+        *_learning_rates(seen),
+        _replicas(seen, "parameters"),
+        _replicas(seen, "buffers"),
+        _randomness(seen),
+        _loader_randomness(seen),
+    ]
+
+
+def _states(seen: TwoRuns) -> list[tuple[tuple[OptimizerStep, ...], list[ModelState]]]:
+    """Give the steps before which the state of all ranks is known."""
+    states = [(step, [r.state for r in step if r.state is not None]) for step in seen.steps()]
+    return [(step, of_ranks) for step, of_ranks in states if len(of_ranks) == seen.world_size]
+
+
+def _first_difference(named: Sequence[Mapping[str, str]]) -> str:
+    """Name what differs first, of what several have; empty if nothing does."""
+    digests = {name: {one[name] for one in named if name in one} for name in named[0]}
+    return next((name for name, found in digests.items() if len(found) > 1), "")
+
+
+def _replicas(seen: TwoRuns, kind: str) -> Finding:
+    """Do all ranks have the same parameters, or buffers, when a step begins?"""
+    check, states = f"{kind}-differ", _states(seen)
+    if not states:
+        return unknown(check, "No forward pass of a whole model was seen on all ranks.")
+    for step, of_ranks in states:
+        if name := _first_difference([getattr(state, kind) for state in of_ranks]):
+            number = step[0].number
+            when = f"before step {number}" if number else "before the first step"
+            return wrong(check, f"Ranks have different {kind} {when}; the first is `{name}`.")
+    if kind == "parameters":
+        return _against_one(seen, check, len(states))
+    if not states[0][1][0].buffers:
+        return ok(check, "The model has no buffers.")
+    return ok(check, f"The same bits on all ranks before each of {len(states)} steps.")
+
+
+def _against_one(seen: TwoRuns, check: str, num_states: int) -> Finding:
+    """Compare where one rank has come with where all have."""
+    same = f"The same bits on all ranks before each of {num_states} steps."
+    pairs = [(s[0], seen.step_of_one(s[0])) for s in seen.steps() if s[0].optimizer == 0]
+    known = [(a, b) for a, b in pairs if b is not None and a.parameters and b.parameters]
+    if not known:
+        return unknown(check, f"{same} With one rank they could not be compared.")
+    mine, ones = known[-1]
+    start = known[0][0].parameters
+    names = [name for name in mine.parameters if name in ones.parameters and name in start]
+    x, y, before = (
+        joined([parameters[name][0] for name in names])
+        for parameters in (mine.parameters, ones.parameters, start)
+    )
+    if len(x) != len(y):
+        return unknown(check, f"{same} One rank has others.")
+    moved = max(float(np.linalg.norm(x - before)), 1e-3 * float(np.linalg.norm(x)))
+    apart = float(np.linalg.norm(x - y)) / moved if moved else 0.0
+    told = f"{same} After step {mine.number} they are {apart:.1e} of the way apart from one rank's"
+    if apart <= _APART_AT_MOST:
+        return ok(check, f"{told}, which is rounding.")
+    return unknown(check, f"{told}; why is not known, or said by another check.")
+
+
+def _learning_rates(seen: TwoRuns) -> list[Finding]:
+    """Judge a factor on all of them, and a schedule that runs faster than that of one rank."""
+    scaled, fast = "learning-rate-scaled", "schedule-too-fast"
+    alike = [(step[0], seen.step_of_one(step[0])) for step in seen.steps()]
+    num_groups = len(alike[0][0].lr) if alike else 0
+    pairs = [(a, b) for a, b in alike if b is not None and len(a.lr) == len(b.lr) == num_groups]
+    mine = np.array([step.lr for step, _ in pairs if step.optimizer == 0])
+    ones = np.array([one.lr for _, one in pairs if one.optimizer == 0])
+    if not len(mine):
+        why = "The run on one rank took no step."
+        return [unknown(scaled, why), unknown(fast, why)]
+    if np.allclose(mine, ones, rtol=_RELATIVE, atol=0):
+        told = f"The learning rates of {len(mine)} steps are those of one rank."
+        return [ok(scaled, told), ok(fast, told)]
+    ticks_more = any(step.ticks > max(1, one.ticks) for step, one in pairs[1:])
+    if ticks_more and ones[0, 0] < ones[-1, 0] and mine[0, 0] < mine[-1, 0]:
+        told = (
+            "The schedule takes several of its steps at once while it warms up, as Accelerate does "
+            "for schedules that are counted in batches of one rank."
+        )
+        return [unknown(scaled, told), unknown(fast, told)]
+    ratios = mine[ones != 0] / ones[ones != 0]
+    if len(ratios) > 1 and np.ptp(ratios) <= 1e-3 * abs(ratios[0]):
+        told = (
+            f"All ranks have {ratios[0]:.6g} times the learning rate of one rank "
+            f"({mine[0, 0]:.6g} and {ones[0, 0]:.6g} in step 0), on the same global batch."
+        )
+        return [wrong(scaled, told), ok(fast, "The learning rate keeps its ratio.")]
+    if np.allclose(mine[0], ones[0], rtol=_RELATIVE, atol=0):
+        start = ok(scaled, "The first learning rate is that of one rank.")
+    else:
+        start = unknown(scaled, "Learning rates differ, but not by one factor.")
+    return [start, _too_fast(fast, mine, ones)]
+
+
+def _too_fast(check: str, mine: Array, ones: Array) -> Finding:
+    """Tell how many steps of one rank the schedule takes in each step here."""
+    is_close = np.isclose(mine, ones, rtol=_RELATIVE, atol=0).all(axis=1)
+    at = int(np.argmin(is_close))
+    told = (
+        f"In step {at} the learning rate is {mine[at, 0]:.6g}, that of one rank {ones[at, 0]:.6g}"
+    )
+    speed = _speed(mine, ones)
+    if speed is None:
+        return unknown(check, f"{told}; the schedules are different ones.")
+    return wrong(check, f"{told}: the schedule runs {speed:g} times as fast.")
+
+
+def _speed(mine: Array, ones: Array) -> float | None:
+    """Find k so that step t here has the learning rates of step k·t there.
+
+    A whole k is found for any schedule, any other one where rates change from step to step.
+    """
+    steps, spreads = np.arange(len(ones)), np.ptp(ones, axis=0)
+    best, least = None, _BETWEEN
+    for hundredths in range(105, 100 * _FASTEST + 1):
+        speed, is_whole = hundredths / 100, hundredths % 100 == 0
+        places = speed * np.arange(len(mine))
+        places = places[places <= len(ones) - 1]
+        if len(places) < (2 if is_whole else 4):
+            continue
+        here = mine[: len(places)]
+        there = np.stack([np.interp(places, steps, lr) for lr in ones.T], axis=1)
+        if is_whole and np.allclose(here, there, rtol=_RELATIVE_IN_TIME):
+            return speed
+        apart = float(np.max(np.abs(here - there) / np.where(spreads > 0, spreads, 1)))
+        if len(places) >= 4 and apart <= least:
+            best, least = speed, apart
+    return best
+
+
+def _randomness(seen: TwoRuns) -> Finding:
+    check = "randomness-same-on-all-ranks"
+    states = [of_ranks for step, of_ranks in _states(seen) if all(rank.draws for rank in step)]
+    if not states:
+        return ok(check, "Forward passes draw no random numbers.")
+    num_same = sum(len({state.rng for state in of_ranks}) == 1 for of_ranks in states)
+    if num_same:
+        return wrong(
+            check,
+            f"In {num_same} of {len(states)} steps all ranks draw the same random numbers in the "
+            f"forward pass: the n-th sample of each rank gets the same dropout mask.",
+        )
+    return ok(check, f"Ranks drew different random numbers in {len(states)} steps.")
+
+
+def _loader_randomness(seen: TwoRuns) -> Finding:
+    check = "loader-randomness-same"
+    by_place = [{fetch.place: fetch for fetch in rank.fetches} for rank in seen.ranks]
+    num_drawing = num_same = 0
+    name = ""
+    for place in by_place[0]:
+        together = [fetches[place] for fetches in by_place if place in fetches]
+        drawn = [fetch.drawn for fetch in together]
+        are_alike = len({fetch.samples for fetch in together}) == 1
+        if len(together) < seen.world_size or not all(drawn) or are_alike:
+            continue
+        num_drawing += 1
+        for generator in drawn[0]:
+            if len({of_rank.get(generator) for of_rank in drawn}) == 1:
+                num_same, name = num_same + 1, generator
+    if not num_drawing:
+        return ok(check, "Datasets draw no random numbers, or ranks read the same samples.")
+    if num_same:
+        return wrong(
+            check,
+            f"In {num_same} of {num_drawing} batches the datasets of all ranks draw the same "
+            f"numbers from {name}'s generator, for different samples.",
+        )
+    return ok(check, f"Ranks drew different numbers in {num_drawing} batches.")

@@ -1,0 +1,261 @@
+"""What is kept of tensors, samples and generators: digests, and sketches of gradients.
+
+A sketch is 64 numbers from which linear relations can be read: element ``i`` counts, with a fixed
+random sign, towards number ``i mod 64``. So the sketch of a sum is the sum of the sketches, and
+that of a difference is about as long as the difference. Vectors of up to 64 elements are their own.
+
+Which sample is it? What it contains says so, whatever its index is on that rank. A dataset may draw
+random numbers: to compare, each sample is read with the generators set to the same state.
+
+How does one gradient relate to others? Ratios, and weights of a sum, read off sketches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Subset
+
+from unisono.runtime.device import generators_put_back, in_rows, seed_generators
+from unisono.tools.verify.trace import Gradient, Vector
+
+WIDTH = 64
+_DIGITS = 10
+SAMPLES_AT_MOST = 4096
+SECONDS_AT_MOST = 2.0
+
+
+@functools.lru_cache(maxsize=256)
+def _signs(num_rows: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(num_rows)
+    return torch.randint(0, 2, (num_rows, WIDTH), generator=generator, dtype=torch.int8) * 2 - 1
+
+
+@torch.no_grad()
+def sketch_of(tensor: torch.Tensor) -> list[float]:
+    """Return up to 64 numbers, in float64, whatever the tensor's dtype."""
+    flat = plain(tensor).to(torch.float64).reshape(-1)
+    if flat.numel() > WIDTH:
+        num_rows = -(-flat.numel() // WIDTH)
+        padded = torch.nn.functional.pad(flat, (0, num_rows * WIDTH - flat.numel()))
+        flat = (padded.view(num_rows, WIDTH) * _signs(num_rows)).sum(0)
+    return [float(f"{value:.{_DIGITS}g}") for value in flat.tolist()]
+
+
+def digest_of(parts: Iterable[bytes | memoryview]) -> str:
+    """Hash bytes, in several parts."""
+    total = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()
+
+
+def digest_of_tensor(tensor: torch.Tensor) -> str:
+    """Hash the bytes of a tensor."""
+    return digest_of([in_rows(plain(tensor))])
+
+
+def digests_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """Hash tensors by name."""
+    return {name: digest_of_tensor(tensor) for name, tensor in named}
+
+
+def bits_to_resume(states: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Hash what a resumed run must have again beside parameters: by kind, then by name.
+
+    Args:
+        states: of the optimizer, by parameter.
+    """
+    optimizer = {
+        f"{key} of {name}": digest_of_tensor(value) if torch.is_tensor(value) else repr(value)
+        for name, state in states.items()
+        for key, value in state.items()
+    }
+    return {"optimizer": optimizer, "generators": generator_digests()}
+
+
+def generator_digests() -> dict[str, str]:
+    """Hash the states of the generators that a dataset may draw from."""
+    numpy_state: Any = np.random.get_state()
+    return {
+        "torch": digest_of_tensor(torch.get_rng_state()),
+        "numpy": digest_of([numpy_state[1].tobytes(), str(numpy_state[2:]).encode()]),
+        "python": digest_of([repr(random.getstate()).encode()]),
+    }
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as dense values on the CPU, outside of autograd."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return tensor.cpu()
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Walk through the tensors and arrays of a nested value, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield torch.from_numpy(np.ascontiguousarray(value))
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(tensors_of, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(tensors_of, value))
+
+
+def storages_of(value: Any) -> set[int]:
+    """Say where the tensors of a nested value lie; parts of a tensor lie where it does."""
+    return {t.untyped_storage().data_ptr() for t in tensors_of(value)} - {0}
+
+
+def rows_of_tensors(value: Any) -> set[str]:
+    """Hash the rows of each tensor by itself."""
+    return {row for tensor in tensors_of(value) for row in row_hashes(tensor)}
+
+
+def row_hashes(value: Any) -> list[str]:
+    """Hash each sample of a batch: the rows of all its tensors that are as long as the first."""
+    tensors = [plain(tensor) for tensor in tensors_of(value) if tensor.dim()]
+    tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
+    if not tensors:
+        return []
+    flats = [_bytes_in_rows(tensor) for tensor in tensors]
+    return [digest_of(flat[row] for flat in flats) for row in range(len(tensors[0]))]
+
+
+def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
+    data = in_rows(tensor)
+    size = len(data) // len(tensor) if len(tensor) else 0
+    return [bytes(data[row * size : (row + 1) * size]) for row in range(len(tensor))]
+
+
+def hash_of_sample(sample: Any) -> str:
+    """Hash one sample: its tensors, arrays, numbers and texts."""
+    return digest_of(_parts(sample))
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        for tensor in tensors_of(value):
+            yield bytes(in_rows(plain(tensor)))
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(_parts, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(_parts, value))
+    elif isinstance(value, str | int | float | bool | bytes):
+        yield repr(value).encode()
+    elif hasattr(value, "tobytes"):  # an image
+        yield value.tobytes()
+    else:
+        raise TypeError(f"a {type(value).__name__} cannot be compared")
+
+
+def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
+    """Look through ``Subset``: give the dataset behind it, and the index there of an index here."""
+    if not isinstance(dataset, Subset):
+        return dataset, lambda index: index
+    base, inner = base_of(dataset.dataset)
+    indices = dataset.indices
+    return base, lambda index: inner(int(indices[index]))
+
+
+def contents_of(dataset: Any) -> dict[int, str]:
+    """Hash the samples of a dataset by index; those that can be read within two seconds."""
+    found: dict[int, str] = {}
+    deadline_s = time.monotonic() + SECONDS_AT_MOST
+    # A dataset may do anything; whatever it raises here is not the program's failure.
+    with contextlib.suppress(Exception), generators_put_back():
+        for index in range(min(len(dataset), SAMPLES_AT_MOST)):
+            seed_generators(0)
+            found[index] = hash_of_sample(dataset[index])
+            if time.monotonic() > deadline_s:
+                break
+    return found
+
+
+Array = NDArray[np.float64]
+_EPS = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3}
+_AT_MOST = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """``x ≈ factor · y``."""
+
+    factor: float  # the best one
+    rest: float  # what it leaves, in lengths of `x`
+    cosine: float  # of the angle between both
+
+
+def tolerance(dtype: str, size: int, step: int) -> float:
+    """Return how far two gradients may be apart by rounding alone, in their lengths.
+
+    Sums over `size` elements in another order differ by about ``eps · √size``; the constants leave
+    room for several layers. What rounding has done to the parameters adds up from step to step.
+    """
+    eps = _EPS.get(dtype, _EPS["bfloat16"])
+    return float(min(_AT_MOST, eps * (256 + 16 * size**0.5) * (1 + 4 * step)))
+
+
+def relation(x: Array, y: Array) -> Relation:
+    """Compare two vectors."""
+    length_x, length_y = float(np.linalg.norm(x)), float(np.linalg.norm(y))
+    if length_x == 0 or length_y == 0:
+        return Relation(1.0 if length_x == length_y else 0.0, float(length_x != length_y), 0.0)
+    factor = float(x @ y) / length_y**2
+    rest = float(np.linalg.norm(x - factor * y)) / length_x
+    return Relation(factor, rest, float(x @ y) / (length_x * length_y))
+
+
+def weights(x: Array, columns: Sequence[Array]) -> tuple[Array, float]:
+    """Write a vector as a weighted sum of others.
+
+    Returns:
+        The weights, the shortest if there are several, and what they leave, in lengths of `x`.
+    """
+    matrix = np.stack(columns, axis=1)
+    found: Array = np.asarray(np.linalg.lstsq(matrix, x, rcond=1e-9)[0], dtype=np.float64)
+    length = float(np.linalg.norm(x))
+    rest = float(np.linalg.norm(x - matrix @ found)) / length if length else 0.0
+    return found, rest
+
+
+def joined(vectors: Sequence[Vector]) -> Array:
+    """Put the sketches of all parameters one behind the other."""
+    return np.array([number for vector in vectors for number in vector], dtype=np.float64)
+
+
+def local(gradient: Gradient) -> Array:
+    """Add up what the passes of a rank gave to one parameter."""
+    if not gradient.passes:
+        return np.zeros(len(gradient.final))
+    return np.asarray(np.array(gradient.passes, dtype=np.float64).sum(axis=0))
+
+
+def passes_joined(gradients: Mapping[str, Gradient], names: Sequence[str]) -> list[Array]:
+    """Give each pass's gradient of all parameters; those without one in a pass count as zero."""
+    of_all = [gradients[name] for name in names]
+    num_passes = max((len(gradient.passes) for gradient in of_all), default=0)
+    return [
+        joined(
+            [g.passes[at] if len(g.passes) == num_passes else (0.0,) * len(g.final) for g in of_all]
+        )
+        for at in range(num_passes)
+    ]
+
+
+def distance(x: Array, y: Array) -> float:
+    """Return how far two vectors are apart."""
+    return float(np.linalg.norm(x - y))

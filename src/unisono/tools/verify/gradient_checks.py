@@ -1,0 +1,354 @@
+"""Is the gradient of N ranks that of one? Verdicts on averaging, weighing and clipping. Pure.
+
+Each step is judged alone, the first wrong one counts::
+
+    clipped before it was averaged?   → clip-before-average
+    not the same on all ranks?        → accumulation-not-synced, gradients-not-averaged,
+                                        parameter-not-averaged
+    a multiple of one rank's?         → gradient-times-n, gradient-over-n
+    other weights than one rank's?    → mean-of-means, weights-of-tokens
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.runtime.notices import named
+from unisono.tools.verify.digests import (
+    Array,
+    distance,
+    joined,
+    local,
+    passes_joined,
+    relation,
+    tolerance,
+    weights,
+)
+from unisono.tools.verify.findings import (
+    GRADIENT_CHECKS,
+    Finding,
+    around_mistake,
+    ok,
+    unknown,
+    wrong,
+)
+from unisono.tools.verify.trace import OptimizerStep, TwoRuns
+
+_ENOUGH_COSINE, _ENOUGH_FACTOR = 0.95, 0.15
+_STARTS_APART_AT_MOST = 1e-4
+
+Step = Sequence[OptimizerStep]
+"""One step, as each rank took it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedStep:
+    """What one step shows; empty where nothing can be said."""
+
+    check: str = ""  # the mistake
+    evidence: str = ""  # what was seen
+    is_synced: bool = False  # all ranks have the same gradient
+    is_equal: bool = False  # it is that of one rank
+    why_unknown: str = ""  # why it could not be compared
+
+
+def tolerance_of(step: Step, names: Sequence[str]) -> float:
+    """Return how far gradients of a step may be apart by rounding."""
+    size = sum(step[0].gradients[name].size for name in names)
+    dtype = "float32" if step[0].state is None else step[0].state.dtype
+    return tolerance(dtype, size, step[0].number)
+
+
+def compare_with_one(seen: TwoRuns, step: Step, names: Sequence[str]) -> JudgedStep:
+    """Compare the gradient that all ranks have with that of one rank.
+
+    Args:
+        seen: both runs.
+        step: of all ranks.
+        names: of the parameters that all ranks have a gradient of.
+    """
+    one, number = seen.step_of_one(step[0]), step[0].number
+    names = [name for name in names if one is not None and name in one.gradients]
+    if one is None or not names:
+        return _unknown(number, "The run on one rank took no such step.")
+    if not _starts_alike(seen, step[0], one):
+        return _unknown(number, f"Step {number}: one rank starts it with other parameters.")
+    return _Comparison(step, one, names).judged()
+
+
+def _unknown(number: int, why: str) -> JudgedStep:
+    evidence = f"Step {number}: all ranks have the same gradient."
+    return JudgedStep(evidence=evidence, is_synced=True, why_unknown=why)
+
+
+def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> bool:
+    """Tell whether one rank has the parameters that the ranks have, but for rounding."""
+    if mine.state is None or one.state is None or mine.state.parameters == one.state.parameters:
+        return mine.state is not None or mine.number == 0
+    runs = (seen.ranks[0], mine), (seen.one, one)
+    before = [
+        earlier.parameters
+        for run, step in runs
+        for earlier in (() if run is None else run.steps)
+        if (earlier.optimizer, earlier.number + 1) == (step.optimizer, step.number)
+    ]
+    if len(before) < 2:
+        return False
+    names = [name for name in before[0] if name in before[1]]
+    x, y = (joined([parameters[name][0] for name in names]) for parameters in before)
+    return len(x) == len(y) and distance(x, y) <= _STARTS_APART_AT_MOST * float(np.linalg.norm(y))
+
+
+def _are_the_same(of_ranks: Sequence[tuple[str, ...]], of_one: tuple[str, ...]) -> bool:
+    """Tell whether one rank computed what the ranks did, where all may have computed the same."""
+    ones = Counter(of_one)
+    alone = [Counter(names) for names in of_ranks]
+    together = Counter(name for names in of_ranks for name in names)
+    all_alike = all(names == alone[0] for names in alone)
+    return bool(ones) and (ones == together or (all_alike and ones == alone[0]))
+
+
+class _Comparison:
+    """One step of all ranks beside the same step of one."""
+
+    def __init__(self, step: Step, one: OptimizerStep, names: Sequence[str]) -> None:
+        self._step, self._one, self._names = step, one, names
+        self._number = step[0].number
+        self._tolerated = tolerance_of(step, names)
+        self._mine = joined([step[0].gradients[name].averaged for name in names])
+        self._ones = joined([one.gradients[name].averaged for name in names])
+        by_name = _are_the_same([rank.samples for rank in step], one.samples)
+        self._has_same_samples = by_name or _are_the_same([rank.rows for rank in step], one.rows)
+
+    def judged(self) -> JudgedStep:
+        """Look for a factor, then for other weights, then for a factor beside other differences."""
+        mine, ones = self._mine, self._ones
+        if len(mine) != len(ones) or not np.isfinite([*mine, *ones]).all():
+            return _unknown(self._number, f"Step {self._number}: gradients are not finite.")
+        if not self._has_same_samples:
+            return self._roughly()
+        if relation(mine, ones).rest <= self._tolerated:
+            return self._factor()
+        return self._weights() or self._roughly()
+
+    def _factor(self) -> JudgedStep:
+        found, num_ranks = relation(self._mine, self._ones), len(self._step)
+        near = max(2 * self._tolerated, 1e-3)
+        told = (
+            f"Step {self._number}: the gradient of {num_ranks} ranks is {found.factor:.6g} times "
+            f"that of one rank on the same samples; the rest is {found.rest:.1e} of its length, "
+            f"and rounding explains {self._tolerated:.1e}."
+        )
+        if abs(found.factor - 1) <= near:
+            return JudgedStep(evidence=told, is_synced=True, is_equal=True)
+        power = math.log(found.factor, num_ranks) if found.factor > 0 else 0.5
+        if abs(power - round(power)) <= near:
+            return JudgedStep("gradient-times-n" if power > 0 else "gradient-over-n", told)
+        return _unknown(self._number, told)
+
+    def _weights(self) -> JudgedStep | None:
+        """Compare how one rank and all ranks weigh the same passes; None where it does not fit."""
+        columns = [c for rank in self._step for c in passes_joined(rank.gradients, self._names)]
+        if not columns or len(columns) >= len(self._mine):
+            return None
+        ours, rest = weights(self._mine, columns)
+        theirs, rest_of_one = weights(self._ones, columns)
+        are_explained = rest <= self._tolerated and rest_of_one <= max(self._tolerated, 1e-3)
+        if not are_explained or np.ptp(ours) > 0.02 * abs(ours[0]):
+            return None
+        shares = theirs / theirs.sum()
+        if min(shares) < 0 or np.ptp(shares) * len(shares) <= max(10 * self._tolerated, 0.01):
+            return None
+        told = (
+            f"Step {self._number}: all ranks weigh the same ({1 / len(columns):.4g} each pass), "
+            f"but one rank on the same samples weighs them "
+            f"{', '.join(f'{share:.4g}' for share in shares)}"
+        )
+        micros = [micro for rank in self._step for micro in rank.micros]
+        sizes = [len(micro.samples) for micro in micros]
+        if len(set(sizes)) > 1:
+            return JudgedStep("mean-of-means", f"{told}; they have {_listed(sizes)} samples.")
+        counts = [micro.num_counted for micro in micros if micro.num_counted is not None]
+        if len(counts) < len(micros) or len(set(counts)) == 1:
+            return JudgedStep("weights-of-tokens", f"{told}.")
+        if not np.allclose(shares, np.array(counts) / sum(counts), rtol=0.02, atol=1e-3):
+            return None
+        told = f"{told}; their losses are means over {_listed(counts)}."
+        return JudgedStep("weights-of-tokens", told)
+
+    def _roughly(self) -> JudgedStep:
+        """Judge where more than rounding must differ: a factor of N is seen nevertheless."""
+        found, num_ranks = relation(self._mine, self._ones), len(self._step)
+        state = self._step[0].state
+        has_batch_norm = state is not None and state.has_batch_norm
+        told = (
+            f"Step {self._number}: the gradient of {num_ranks} ranks is about {found.factor:.3g} "
+            f"times that of one rank (cosine {found.cosine:.3f})"
+        )
+        are_as_many = sum(len(rank.samples) for rank in self._step) == len(self._one.samples)
+        must_differ = has_batch_norm or not self._has_same_samples
+        if must_differ and found.cosine >= _ENOUGH_COSINE and are_as_many:
+            for check, n in (("gradient-times-n", num_ranks), ("gradient-over-n", 1 / num_ranks)):
+                if abs(found.factor / n - 1) <= _ENOUGH_FACTOR:
+                    return JudgedStep(check, f"{told}.")
+        if has_batch_norm:
+            why = (
+                "batch norm takes its statistics over each rank's samples; SyncBatchNorm would not"
+            )
+        elif not self._has_same_samples:
+            why = "one rank did not compute the same samples, as far as that can be seen"
+        else:
+            why = "neither rounding nor other weights explain the rest"
+        return _unknown(self._number, f"{told}: {why}.")
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts))
+
+
+_SYNC_CHECKS = tuple(GRADIENT_CHECKS)[:4]
+_AVERAGES_PARAMETERS = JudgedStep(
+    why_unknown="Parameters, not gradients, are averaged: they differ after the step and are the "
+    "same before the next.",
+)
+
+
+def check_gradients(seen: TwoRuns) -> list[Finding]:
+    """Judge all steps whose gradients were kept."""
+    judged: list[JudgedStep] = []
+    steps = seen.steps()
+    for at, step in enumerate(steps):
+        if not all(rank.gradients for rank in step):
+            continue
+        later = steps[at + 1] if at + 1 < len(steps) else None
+        if later is None and _AVERAGES_PARAMETERS in judged:
+            break
+        found = _judge(seen, step, later)
+        if found.check:
+            mistake = wrong(found.check, found.evidence)
+            were_equal = any(one.is_equal for one in judged)
+            return around_mistake(mistake, GRADIENT_CHECKS, were_well=were_equal)
+        judged.append(found)
+    return _without_mistake(judged)
+
+
+def _without_mistake(judged: Sequence[JudgedStep]) -> list[Finding]:
+    synced = [one.evidence for one in judged if one.is_synced]
+    equal = [one.evidence for one in judged if one.is_equal]
+    reasons = [one.why_unknown for one in judged if one.why_unknown]
+    why = reasons[0] if reasons else "No step of an optimizer with gradients was seen on all ranks."
+    good = {check: synced if check in _SYNC_CHECKS else equal for check in GRADIENT_CHECKS}
+    return [ok(check, told[0]) if told else unknown(check, why) for check, told in good.items()]
+
+
+def _judge(seen: TwoRuns, step: Step, later: Step | None) -> JudgedStep:
+    names = [name for name in step[0].gradients if _is_comparable(step, name)]
+    if not names:
+        return JudgedStep(
+            why_unknown="Ranks update different parameters, as with sharded optimizers."
+        )
+    clipped = [name for name in names if _is_clipped_before(step, name)]
+    if clipped:
+        return JudgedStep("clip-before-average", _clip_evidence(clipped, step))
+    tolerated = tolerance_of(step, names)
+    telling = [name for name in names if _are_apart([local(r.gradients[name]) for r in step], 1e-6)]
+    apart = [
+        name
+        for name in telling
+        if len({r.gradients[name].digest for r in step}) > 1
+        and _are_apart([joined([r.gradients[name].averaged]) for r in step], tolerated)
+    ]
+    if apart:
+        return _judge_apart(step, later, telling, apart)
+    compared = compare_with_one(seen, step, names)
+    if not telling and not compared.is_equal:
+        why = compared.why_unknown or "Every rank computed the same gradients, averaged or not."
+        return JudgedStep(compared.check, compared.evidence, why_unknown=why)
+    return compared
+
+
+def _is_comparable(step: Step, name: str) -> bool:
+    gradients = [rank.gradients[name] for rank in step if name in rank.gradients]
+    return len(gradients) == len(step) and len({(g.size, len(g.final)) for g in gradients}) == 1
+
+
+def _is_clipped_before(step: Step, name: str) -> bool:
+    gradients = [rank.gradients[name] for rank in step]
+    if any(gradient.clipped is None for gradient in gradients):
+        return False
+    were_apart = len({gradient.clipped_digest for gradient in gradients}) > 1
+    are_one = len({gradient.digest for gradient in gradients}) == 1
+    return were_apart and are_one
+
+
+def _clip_evidence(names: Sequence[str], step: Step) -> str:
+    norms = [
+        np.linalg.norm(joined([rank.gradients[n].clipped or () for n in names])) for rank in step
+    ]
+    told = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms))
+    return (
+        f"Step {step[0].number}: gradients were clipped while each rank still had its own (norm "
+        f"{told}), and averaged after that."
+    )
+
+
+def _are_apart(vectors: Sequence[Array], tolerated: float) -> bool:
+    longest = max(float(np.linalg.norm(vector)) for vector in vectors)
+    furthest = max(distance(vector, vectors[0]) for vector in vectors)
+    return math.isfinite(longest) and furthest > tolerated * longest
+
+
+def _judge_apart(
+    step: Step, later: Step | None, telling: Sequence[str], apart: Sequence[str]
+) -> JudgedStep:
+    """Judge a step whose gradients differ between ranks."""
+    number = step[0].number
+    if _are_averaged_later(step, later):
+        return _AVERAGES_PARAMETERS
+    num_passes = max(len(step[0].gradients[name].passes) for name in apart)
+    shown = named(apart, 3)
+    if len(apart) < len(telling):
+        return JudgedStep(
+            "parameter-not-averaged",
+            f"Step {number}: each rank has its own gradient of {shown}; those of the other "
+            f"{len(telling) - len(apart)} parameters are the same on all ranks.",
+        )
+    cooperates = any(rank.no_sync or rank.num_collectives for rank in step)
+    if num_passes > 1 and (cooperates or _is_partly_averaged(step, apart)):
+        return JudgedStep(
+            "accumulation-not-synced",
+            f"Step {number}: {num_passes} backward passes were accumulated, and not all of them "
+            f"averaged: each rank has its own gradient of {shown}.",
+        )
+    return JudgedStep(
+        "gradients-not-averaged",
+        f"Step {number}: each rank's optimizer got the gradient of its own samples alone; all "
+        f"{len(apart)} parameters differ between ranks ({shown}).",
+    )
+
+
+def _are_averaged_later(step: Step, later: Step | None) -> bool:
+    """Tell whether parameters differ after a step and are the same before the next one."""
+    if later is None or any(rank.state is None for rank in later):
+        return False
+    after = [{name: digest for name, (_, digest) in rank.parameters.items()} for rank in step]
+    before = [rank.state.parameters for rank in later if rank.state is not None]
+    apart = [name for name in after[0] if len({one.get(name) for one in after}) > 1]
+    return bool(apart) and all(
+        name in before[0] and len({one.get(name) for one in before}) == 1 for name in apart
+    )
+
+
+def _is_partly_averaged(step: Step, names: Sequence[str]) -> bool:
+    """Tell whether a rank's gradient is other than the sum of its own passes."""
+    for rank in step:
+        own = joined([tuple(local(rank.gradients[name])) for name in names])
+        final = joined([rank.gradients[name].averaged for name in names])
+        if relation(final, own).rest > 1e-3:
+            return True
+    return False

@@ -1,0 +1,209 @@
+"""Watches torch's DataLoader: which samples does each rank read, and in which batches?
+
+Each iteration is cut to its first batches and its last one. Where another run's samples are to be
+fed, the indices come from there. What the samplers draw from generators stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import dataloader as dataloader_module
+from torch.utils.data._utils import fetch as fetch_module
+
+from unisono.tools.verify.digests import base_of, contents_of, digest_of, generator_digests
+from unisono.tools.verify.recorder import Recorder, wrap
+
+_BATCHES_PLANNED_AT_MOST = 100_000
+_FETCHES_AT_MOST = 64  # in each process that reads
+
+
+class LoaderHooks:
+    """Hooks around every DataLoader of a process. Final."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._num_loaders = 0
+        self._bases: list[Any] = []
+        self._num_fetches = 0
+        feed = recorder.options.feed
+        self._feed: dict[str, Any] = json.loads(Path(feed).read_text()) if feed else {}
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        wrap(DataLoader, "__init__", self._make_loader)
+        kind = dataloader_module._BaseDataLoaderIter
+        wrap(kind, "__init__", self._make_iterator)
+        wrap(kind, "_reset", self._reset)
+        wrap(kind, "__next__", self._give)
+        wrap(fetch_module._MapDatasetFetcher, "fetch", self._fetch)
+        self._recorder.at_end.append(self._record_contents)
+
+    def _make_loader(
+        self, before: Callable[..., None], loader: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        number, self._num_loaders = self._num_loaders, self._num_loaders + 1
+        args, kwargs = self._with_global_batch(number, args, kwargs)
+        before(loader, *args, **kwargs)
+        with self._recorder.guarded():
+            loader.__dict__["_verified"] = (number, itertools.count())
+            self._record_loader(number, loader)
+
+    def _with_global_batch(self, number: int, args: Any, kwargs: Any) -> Any:
+        """Give a loader of the one-rank run the batch size of all ranks together."""
+        size = self._feed.get("batch_sizes", {}).get(str(number))
+        if size is None:
+            return args, kwargs
+        if len(args) > 1 and isinstance(args[1], int):
+            args = (args[0], size, *args[2:])
+        elif isinstance(kwargs.get("batch_size"), int):
+            kwargs = {**kwargs, "batch_size": size}
+        return args, kwargs
+
+    def _record_loader(self, number: int, loader: Any) -> None:
+        base, _ = base_of(loader.dataset)
+        sampler, batch_sampler = loader.sampler, loader.batch_sampler
+        has_length = hasattr(loader.dataset, "__len__")
+        if has_length and self._number_of(base) < 0:
+            self._bases.append(base)
+        self._recorder.write(
+            "loader",
+            loader=number,
+            dataset=self._number_of(base),
+            base_length=len(base) if has_length else None,
+            batch_size=loader.batch_size or getattr(batch_sampler, "batch_size", None),
+            facts={
+                "drop_last": any(
+                    getattr(one, "drop_last", False) for one in (loader, sampler, batch_sampler)
+                ),
+                "sampler": type(sampler).__name__,
+                "has_set_epoch": any(hasattr(s, "set_epoch") for s in (sampler, batch_sampler)),
+                "replaces": isinstance(sampler, WeightedRandomSampler)
+                or (isinstance(sampler, RandomSampler) and sampler.replacement),
+            },
+        )
+
+    def _number_of(self, base: Any) -> int:
+        """Return a dataset's number; -1 for one without a length."""
+        return next((n for n, known in enumerate(self._bases) if known is base), -1)
+
+    def _make_iterator(self, before: Callable[..., None], iterator: Any, loader: Any) -> None:
+        iterator._verified = getattr(loader, "_verified", None)
+        before(iterator, loader)
+        self._replace_indices(iterator, loader)
+
+    def _reset(
+        self, before: Callable[..., None], iterator: Any, loader: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        before(iterator, loader, *args, **kwargs)
+        self._replace_indices(iterator, loader)
+
+    def _give(self, before: Callable[..., Any], iterator: Any) -> Any:
+        try:
+            batch = before(iterator)
+        except StopIteration:
+            self._recorder.is_between = True
+            raise
+        if (known := getattr(iterator, "_verified", None)) is not None:
+            at = (known[0], iterator._epoch, iterator._num_given)
+            self._recorder.give(at, batch)
+            iterator._num_given += 1
+        return batch
+
+    def _replace_indices(self, iterator: Any, loader: Any) -> None:
+        if iterator._verified is None or self._recorder.is_exact:
+            return
+        iterator._num_given, iterator._epoch = 0, -1
+        iterator._sampler_iter = self._indices(iterator, loader, iterator._sampler_iter)
+
+    def _indices(self, iterator: Any, loader: Any, natural: Iterator[Any]) -> Iterator[Any]:
+        """Draw a whole epoch's indices at the first request, and give out some of them."""
+        number, epochs = iterator._verified
+        iterator._epoch = epoch = next(epochs)
+        at_most = self._recorder.options.batches
+        if iterator._dataset_kind == dataloader_module._DatasetKind.Iterable:
+            self._recorder.write("epoch", loader=number, epoch=epoch)
+            yield from itertools.islice(natural, at_most)
+            return
+        num_batches = _BATCHES_PLANNED_AT_MOST
+        with contextlib.suppress(TypeError):
+            num_batches = min(num_batches, len(iterator._index_sampler))
+        planned = list(itertools.islice(natural, num_batches))
+        kept = planned if len(planned) <= at_most else [*planned[: at_most - 1], planned[-1]]
+        if (fed := self._fed(number, epoch, loader)) is not None:
+            kept = fed
+        with self._recorder.guarded():
+            self._record_plan(number, epoch, loader, planned, kept)
+        yield from kept
+
+    def _record_plan(self, number: int, epoch: int, loader: Any, planned: Any, kept: Any) -> None:
+        _, to_base = base_of(loader.dataset)
+        own = [[int(index) for index in _listed(batch)] for batch in planned]
+        self._recorder.write(
+            "epoch",
+            loader=number,
+            epoch=epoch,
+            plan=[to_base(index) for batch in own for index in batch],
+            order=digest_of([repr(own).encode()]),
+            is_sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
+            kept=[[to_base(int(index)) for index in _listed(batch)] for batch in kept],
+        )
+
+    def _fed(self, number: int, epoch: int, loader: Any) -> list[Any] | None:
+        """Translate what another run read here into this loader's indices, if that can be done."""
+        fed = self._feed.get("epochs", {}).get(f"{number}/{epoch}")
+        if fed is None:
+            return None
+        base, to_base = base_of(loader.dataset)
+        by_index = {to_base(index): index for index in range(len(loader.dataset))}
+        if len(base) == self._feed["lengths"].get(str(number)):
+            found = [[by_index.get(index) for index, _ in batch] for batch in fed]
+        else:
+            by_content = {content: index for index, content in contents_of(base).items()}
+            found = [[by_index.get(by_content.get(c, -1)) for _, c in batch] for batch in fed]
+        if any(index is None for batch in found for index in batch):
+            return None
+        return found if loader._auto_collation else list(chain.from_iterable(found))
+
+    def _fetch(self, before: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
+        if self._num_fetches >= _FETCHES_AT_MOST or self._recorder.is_exact:
+            return before(fetcher, indices)
+        self._num_fetches += 1
+        states = generator_digests()
+        data = before(fetcher, indices)
+        with self._recorder.guarded():
+            self._record_fetch(fetcher, indices, states, generator_digests())
+        return data
+
+    def _record_fetch(self, fetcher: Any, indices: Any, before: Any, after: Any) -> None:
+        info = torch.utils.data.get_worker_info()
+        base, to_base = base_of(fetcher.dataset)
+        fields = {
+            "place": (self._number_of(base), -1 if info is None else info.id, self._num_fetches),
+            "indices": [to_base(int(index)) for index in _listed(indices)],
+            "drawn": {name: old for name, old in before.items() if after[name] != old},
+        }
+        if info is None:
+            self._recorder.write("fetch", **fields)
+            return
+        folder = Path(self._recorder.options.folder)
+        with open(folder / f"rank{self._recorder.rank}.loader{os.getpid()}.jsonl", "a") as file:
+            file.write(json.dumps({"t": "fetch", **fields}) + "\n")
+
+    def _record_contents(self) -> None:
+        for number, base in enumerate(self._bases):
+            contents = contents_of(base)
+            self._recorder.write("contents", dataset=number, length=len(base), hashes=contents)
+
+
+def _listed(batch: Any) -> Any:
+    return batch if isinstance(batch, list | tuple) else [batch]

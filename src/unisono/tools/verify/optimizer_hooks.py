@@ -1,0 +1,346 @@
+"""Watches optimizers: what do gradients look like after each backward pass, and at each step?
+
+A hook of a parameter sees the gradient of one backward pass before it is added to ``.grad``, so
+before anybody averages it. A hook of all optimizers sees what is left at ``step()``.
+
+Watches torch.distributed: which results do ranks put together, and who says ``no_sync``?
+
+Watches a program that trains with Unisono: the samples and gradients of every shard.
+
+There every number must be the same, bit for bit, whoever computes it, so digests are enough.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from unisono.data.loader import Loader
+from unisono.engine.step.closure_engine import ClosureEngine
+from unisono.engine.step.engine import StepEngine
+from unisono.engine.step.gradients import GradientStack
+from unisono.tools.verify.digests import (
+    bits_to_resume,
+    digest_of_tensor,
+    digests_of,
+    hash_of_sample,
+    sketch_of,
+)
+from unisono.tools.verify.module_hooks import ModuleHooks
+from unisono.tools.verify.recorder import Recorder, observe, wrap
+from unisono.training.run_context import RunContext
+
+_PASSES_AT_MOST = 64
+
+
+class OptimizerHooks:
+    """Hooks around every optimizer of a process. Final."""
+
+    def __init__(self, recorder: Recorder, modules: ModuleHooks) -> None:
+        self._recorder, self._modules = recorder, modules
+        self._ordinals: dict[int, int] = {}
+        self._counts: dict[int, int] = {}  # of steps, by ordinal
+        self._passes: dict[int, list[list[float]]] = {}  # by parameter, like the next
+        self._pass_of: dict[int, int] = {}
+        self._clipped: dict[int, dict[str, Any]] = {}
+        self._backward_after = -1
+        self._num_passes = self._ticks = 0
+        self._watched: set[int] = set()
+        self._kept: list[Any] = []  # what is known by its id, which no other may get
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        recorder = self._recorder
+        recorder.handles.append(register_optimizer_step_pre_hook(self._before))
+        recorder.handles.append(register_optimizer_step_post_hook(self._after))
+        wrap(Optimizer, "add_param_group", self._add_group)
+        for owner in (Optimizer, torch.nn.Module):
+            observe(recorder, owner, "zero_grad", self._forget)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            wrap(torch.nn.utils.clip_grad, name, self._clip, torch.nn.utils)
+        for kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
+            observe(recorder, kind, "step", self._tick)
+
+    def _has_full(self, number: int) -> bool:
+        """Tell whether gradients of an optimizer's `number`-th step are kept."""
+        return number < self._recorder.options.full_steps
+
+    def _add_group(
+        self, before: Callable[..., None], optimizer: Optimizer, group: dict[str, Any]
+    ) -> None:
+        before(optimizer, group)
+        if self._recorder.is_exact:
+            return
+        for parameter in _parameters(optimizer):
+            if id(parameter) not in self._watched and parameter.requires_grad:
+                with self._recorder.guarded():
+                    hook = functools.partial(self._see, parameter)
+                    self._recorder.handles.append(parameter.register_hook(hook))
+                    self._watched.add(id(parameter))
+                    self._kept.append(parameter)
+
+    def _see(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """See the gradient of one backward pass."""
+        if self._backward_after != self._modules.forwards:
+            self._recorder.write("backward", since=self._backward_after, to=self._modules.forwards)
+            self._backward_after = self._modules.forwards
+            self._num_passes += 1
+        if self._has_full(max(self._counts.values(), default=0)):
+            with self._recorder.guarded():
+                self._add_to_pass(id(parameter), parameter, gradient)
+
+    def _add_to_pass(self, key: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        passes = self._passes.setdefault(key, [])
+        is_same_pass = self._pass_of.get(key) == self._num_passes
+        if parameter.grad is None and not is_same_pass:
+            passes.clear()
+        sketch = sketch_of(gradient)
+        if passes and (is_same_pass or len(passes) > _PASSES_AT_MOST):
+            passes[-1] = [a + b for a, b in zip(passes[-1], sketch, strict=True)]
+        else:
+            passes.append(sketch)
+        self._pass_of[key] = self._num_passes
+
+    def _forget(self, owner: Optimizer | torch.nn.Module, *_: Any, **__: Any) -> None:
+        """Forget the passes of gradients that are set to zero instead of to None."""
+        for parameter in _parameters(owner):
+            self._passes.pop(id(parameter), None)
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        with self._recorder.guarded():
+            self._record_step(optimizer)
+
+    def _record_step(self, optimizer: Optimizer) -> None:
+        number = self._counts.get(self._ordinal(optimizer), 0)
+        named = self._named(optimizer) if self._has_full(number) else []
+        self._recorder.write(
+            "step",
+            optimizer=self._ordinal(optimizer),
+            number=number,
+            lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+            ticks=self._ticks,
+            gradients={name: self._gradient(p, p.grad) for name, p in named if p.grad is not None},
+        )
+        self._ticks, self._clipped = 0, {}
+
+    def _ordinal(self, optimizer: Optimizer) -> int:
+        if id(optimizer) not in self._ordinals:
+            self._kept.append(optimizer)
+            self._ordinals[id(optimizer)] = len(self._ordinals)
+        return self._ordinals[id(optimizer)]
+
+    def _gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> dict[str, Any]:
+        """Take down a :class:`unisono.tools.verify.trace.Gradient`."""
+        return {
+            "final": sketch_of(gradient),
+            "digest": digest_of_tensor(gradient),
+            "passes": self._passes.get(id(parameter), []),
+            "size": gradient.numel(),
+            **self._clipped.get(id(parameter), {}),
+        }
+
+    def _named(self, optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (self._modules.names.get(id(parameter), f"group {at}, parameter {index}"), parameter)
+            for at, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        ]
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        ordinal, recorder = self._ordinal(optimizer), self._recorder
+        number = self._counts.get(ordinal, 0)
+        self._counts[ordinal] = number + 1
+        recorder.num_steps += 1
+        with recorder.guarded():
+            named = self._named(optimizer)
+            full = named if self._has_full(number) else []
+            parameters = {name: [sketch_of(p), digest_of_tensor(p)] for name, p in full}
+            recorder.write("stepped", optimizer=ordinal, number=number, parameters=parameters)
+            if recorder.options.replays:
+                bits = bits_to_resume({name: optimizer.state.get(p, {}) for name, p in named})
+                bits["parameters"] = digests_of(named)
+                recorder.write("step-bits", step=None, bits=bits)
+            recorder.flush()
+        if max(self._counts.values()) >= recorder.options.steps:
+            recorder.stop()
+
+    def _clip(self, before: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        one = isinstance(parameters, torch.Tensor)
+        parameters = parameters if one else list(parameters)
+        is_full = self._has_full(max(self._counts.values(), default=0))
+        if is_full and not self._recorder.is_exact:
+            with self._recorder.guarded():
+                self._keep_unclipped([parameters] if one else parameters)
+        return before(parameters, *args, **kwargs)
+
+    def _keep_unclipped(self, parameters: list[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if (gradient := parameter.grad) is not None and id(parameter) not in self._clipped:
+                self._clipped[id(parameter)] = {
+                    "clipped": sketch_of(gradient),
+                    "clipped_digest": digest_of_tensor(gradient),
+                }
+
+    def _tick(self, *_: Any, **__: Any) -> None:
+        self._ticks += 1
+
+
+def _parameters(owner: Optimizer | torch.nn.Module) -> Iterator[Any]:
+    if isinstance(owner, torch.nn.Module):
+        yield from owner.parameters()
+    else:
+        for group in owner.param_groups:
+            yield from group["params"]
+
+
+# Those that put together what ranks have; a broadcast or a barrier does not.
+_SUMS = ("all_reduce", "reduce")
+_GATHERS = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object"),
+    *("gather", "gather_object", "all_to_all", "all_to_all_single"),
+)
+_LISTS = {"all_gather": "tensor_list", "all_gather_object": "object_list"}  # their first argument
+_VALUES_AT_MOST = 64
+
+
+class CollectiveHooks:
+    """Hooks around the functions of torch.distributed. Final."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._depth = 0
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        if not dist.is_available():
+            return
+        for name in (*_SUMS, *_GATHERS):
+            if hasattr(distributed_c10d, name):
+                wrap(distributed_c10d, name, functools.partial(self._watch, name), dist)
+        recorder = self._recorder
+        observe(recorder, DistributedDataParallel, "no_sync", lambda _: recorder.write("no_sync"))
+
+    def _watch(self, name: str, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._depth or self._recorder.is_exact:
+            return before(*args, **kwargs)
+        given: list[float] = []
+        with self._recorder.guarded():
+            given = _values(name, args, kwargs)
+        self._depth += 1
+        try:
+            result = before(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        with self._recorder.guarded():
+            values = _values(name, args, kwargs)
+            self._recorder.write("collective", name=name, given=given, values=values)
+        return result
+
+
+def _values(name: str, args: Any, kwargs: Any) -> list[float]:
+    """Return the numbers that are added up, if they are few and known at once."""
+    if name in _LISTS:
+        return _numbers(args[0] if args else kwargs.get(_LISTS[name]))
+    tensor = args[0] if args else kwargs.get("tensor")
+    if name not in _SUMS or not isinstance(tensor, torch.Tensor):
+        return []
+    if tensor.numel() > _VALUES_AT_MOST or kwargs.get("async_op"):
+        return []
+    return tensor.detach().double().reshape(-1).tolist()
+
+
+def _numbers(value: Any) -> list[float]:
+    """List the numbers in what was gathered, in order, if they are few."""
+    if isinstance(value, torch.Tensor):
+        few = value.numel() <= _VALUES_AT_MOST
+        return value.detach().double().reshape(-1).tolist() if few else []
+    if isinstance(value, (list, tuple, dict)) and len(value) <= _VALUES_AT_MOST:
+        inner = value.values() if isinstance(value, dict) else value
+        return [number for one in inner for number in _numbers(one)]
+    return [float(value)] if isinstance(value, (int, float)) else []
+
+
+class ExactHooks:
+    """Hooks around Unisono's own loop. Final."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._names: list[str] = []
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._step = 0
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        wrap(RunContext, "__init__", self._begin_run)
+        wrap(Loader, "batch", self._read_batch)
+        wrap(StepEngine, "__init__", self._make_engine)
+        wrap(StepEngine, "begin", self._begin_step)
+        wrap(StepEngine, "finish", self._finish_step)
+        wrap(ClosureEngine, "finish", self._finish_step)
+        wrap(GradientStack, "push", self._push)
+
+    def _begin_run(self, before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        self._recorder.train_with_unisono()
+        before(*args, **kwargs)
+
+    def _read_batch(
+        self, before: Callable[..., Any], loader: Any, place: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = before(loader, place, *args, **kwargs)
+        try:
+            content = hash_of_sample(given)
+        except TypeError as error:
+            content = str(error)
+        self._write("samples", place.shard, {"the batch": content})
+        return given
+
+    def _make_engine(
+        self, before: Callable[..., None], engine: Any, *given: Any, **kwargs: Any
+    ) -> None:
+        self._model, self._optimizer, *_ = given
+        before(engine, *given, **kwargs)
+
+    def _begin_step(
+        self, before: Callable[..., None], engine: Any, step: int, first_shard: int
+    ) -> None:
+        self._step, self._names = step, engine._bound._names
+        before(engine, step, first_shard)
+
+    def _push(self, before: Callable[..., Any], stack: Any, shard: int) -> Any:
+        pairs = zip(self._names, stack._parameters, strict=True)
+        gradients = [(name, p.grad) for name, p in pairs if p.grad is not None]
+        self._write("gradients", shard, digests_of(gradients))
+        return before(stack, shard)
+
+    def _finish_step(self, before: Callable[..., Any], engine: Any) -> Any:
+        means, is_done = before(engine)
+        if is_done:
+            self._record_step()
+        return means, is_done
+
+    def _record_step(self) -> None:
+        named, recorder = list(self._model.named_parameters()), self._recorder
+        bits = {"buffers": digests_of(self._model.named_buffers())}
+        if recorder.options.replays:
+            bits |= bits_to_resume({n: self._optimizer.state.get(p, {}) for n, p in named})
+        bits["parameters"] = digests_of(named)
+        recorder.write("step-bits", step=self._step, bits=bits)
+        recorder.num_steps += 1
+        recorder.flush()
+        if recorder.num_steps >= recorder.options.steps:
+            recorder.stop()
+
+    def _write(self, kind: str, shard: int, digests: dict[str, str]) -> None:
+        self._recorder.write("shard-bits", step=self._step, shard=shard, bits={kind: digests})

@@ -1,0 +1,251 @@
+"""What one process has done, as lines of JSON: one file for each rank, written as it happens.
+
+Nothing here may disturb the program: what cannot be recorded is left out. Hooks around functions
+that the program calls are put in place by :func:`wrap` and :func:`observe`.
+
+Where may a program write while it is verified? Into a copy of the working folder, thrown away.
+
+Two runs of one program must not find each other's checkpoints, and neither may replace the user's.
+Small files are copied; large ones, and what is never written to (`.git`, environments), are links
+to the originals. A large file is copied when the program opens it for writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import stat
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+_POLL_S = 0.01
+_OTHERS_AT_MOST_S = 20.0
+_GIVEN_AT_MOST = 4
+
+BatchPlace = tuple[int, int, int]
+"""A loader, an iteration over it, and a batch of that, each counted from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a program is run, and what is recorded of it; the same for every rank."""
+
+    steps: int = 24  # after how many steps of an optimizer it is stopped
+    batches: int = 8  # to how many batches an iteration of a loader is cut
+    full_steps: int = 12  # of how many steps gradients are kept
+    # record the bits of every step, and leave the program's random numbers alone
+    replays: bool = False
+    timing_s: float = 0.0  # for how many seconds steps are timed, for `unisono plan`
+    timeout_s: float = 300.0  # after how long a run is ended
+    stall_timeout_s: float = 20.0  # how long ranks may wait for each other without anybody moving
+    module: str = "unisono.tools.verify.observed"  # what runs the program in each process
+    threads: int = 1  # how many each rank computes with
+    folder: str = ""  # where the files of this run go
+    feed: str = ""  # file with what the ranks of another run have read; empty: each reads its own
+
+
+def events_path(folder: str | Path, rank: int) -> Path:
+    """Return where a rank's events are."""
+    return Path(folder) / f"rank{rank}.jsonl"
+
+
+@dataclass
+class Recorder:
+    """The state that all hooks of a process share. Final."""
+
+    options: Limits  # what is wanted
+    rank: int  # who this is
+    world_size: int
+    # the newest batches: loader, iteration and batch, and what they consist of
+    given: list[tuple[BatchPlace, Any]] = field(default_factory=list)
+    is_between: bool = True  # the newest iteration of a loader has ended
+    num_steps: int = 0  # of all optimizers
+    is_exact: bool = False  # the program trains with Unisono; the hooks for other programs are off
+    pid: int = field(default_factory=os.getpid)
+    handles: list[Any] = field(default_factory=list)  # of torch's hooks, off with the others
+    at_end: list[Any] = field(default_factory=list)
+    _lines: list[str] = field(default_factory=list)
+
+    def write(self, event: str, /, **fields: Any) -> None:
+        """Record one event."""
+        if os.getpid() == self.pid:
+            self._lines.append(json.dumps({"t": event, **fields}))
+            if len(self._lines) > 256:
+                self.flush()
+
+    def train_with_unisono(self) -> None:
+        """Take the hooks for other programs away."""
+        if not self.is_exact:
+            self.is_exact = True
+            self.write("exact")
+            for handle in self.handles:
+                handle.remove()
+
+    def give(self, at: BatchPlace, batch: Any) -> None:
+        """Note that the program is given a batch; the newest are kept, as libraries read ahead."""
+        self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, batch)]
+        self.is_between = False
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Note what goes wrong with the recording, and let the program go on."""
+        try:
+            yield
+        except Exception:
+            self.write("trouble", text=traceback.format_exc())
+
+    def flush(self) -> None:
+        """Bring all events into the file."""
+        lines, self._lines = self._lines, []
+        with open(events_path(self.options.folder, self.rank), "a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def end(self, how: str) -> None:
+        """Record how the program ended, and what is recorded then."""
+        if os.getpid() != self.pid:
+            return
+        for act in self.at_end:
+            with self.guarded():
+                act()
+        self.write("end", how=how)
+        self.flush()
+        self._done_path(self.rank).touch()
+
+    def stop(self) -> NoReturn:
+        """Leave in the midst of the program, once the others have come as far. Collective.
+
+        A rank that left earlier would break a sum that others wait for.
+        """
+        self.end("stopped")
+        deadline_s = time.monotonic() + _OTHERS_AT_MOST_S
+        others = [self._done_path(rank) for rank in range(self.world_size)]
+        while time.monotonic() < deadline_s and not all(path.exists() for path in others):
+            time.sleep(_POLL_S)
+        for child in multiprocessing.active_children():
+            child.kill()
+            child.join()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+    def _done_path(self, rank: int) -> Path:
+        return Path(self.options.folder) / f"rank{rank}.done"
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
+    """Have `around` called in a function's place, with that function before its arguments.
+
+    Args:
+        owner: the class or module that has it.
+        name: of the function.
+        around: the hook.
+        also: other modules that have the same function under that name.
+    """
+    before = getattr(owner, name)
+
+    @functools.wraps(before)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(before, *args, **kwargs)
+
+    for place in (owner, *also):
+        setattr(place, name, wrapped)
+
+
+def observe(recorder: Recorder, owner: Any, name: str, see: Callable[..., None]) -> None:
+    """Have `see` called before a function, with its arguments, unless Unisono trains."""
+
+    def around(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_exact and not torch.compiler.is_compiling():
+            with recorder.guarded():
+                see(*args, **kwargs)
+        return before(*args, **kwargs)
+
+    wrap(owner, name, around)
+
+
+COPIED_AT_MOST_BYTES = 16 << 20
+ENTRIES_AT_MOST = 20_000
+_LINKED = frozenset({".git", ".hg", ".venv", "venv", "env", "node_modules", "__pycache__"})
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder: small files whole, everything else as links."""
+    target.mkdir()
+    num_left = ENTRIES_AT_MOST
+    folders = [(source, target)]
+    while folders:
+        here, there = folders.pop()
+        with contextlib.suppress(PermissionError), os.scandir(here) as entries:
+            for entry in entries:
+                num_left -= 1
+                place = there / entry.name
+                if place.resolve() == target or Path(entry.path) == target.parent:
+                    continue
+                if num_left > 0 and _is_walked(entry):
+                    place.mkdir()
+                    folders.append((Path(entry.path), place))
+                else:
+                    _copy_or_link(entry, place, may_copy=num_left > 0)
+
+
+def _is_walked(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_dir(follow_symlinks=False) or entry.name in _LINKED:
+        return False
+    return not os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+
+
+def _copy_or_link(entry: os.DirEntry[str], place: Path, *, may_copy: bool) -> None:
+    with contextlib.suppress(OSError):
+        facts = entry.stat()
+        if may_copy and stat.S_ISREG(facts.st_mode) and facts.st_size <= COPIED_AT_MOST_BYTES:
+            shutil.copy2(entry.path, place)
+            return
+    with contextlib.suppress(OSError):
+        place.symlink_to(os.path.realpath(entry.path))
+
+
+def copy_before_writing(folder: str) -> None:
+    """Have this process replace a link in `folder` by a copy before it writes to the file behind.
+
+    Python says so for each file that it opens; of what torch and safetensors write natively,
+    :func:`unlink_target` is told by their hooks.
+    """
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str | bytes):
+            flags = args[2] if isinstance(args[2], int) else 0
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                unlink_target(folder, os.fsdecode(args[0]), keep=not flags & os.O_TRUNC)
+
+    sys.addaudithook(audit)
+
+
+def unlink_target(folder: str, path: str, *, keep: bool) -> None:
+    """Replace a link to a file by a file of its own.
+
+    Args:
+        folder: where links are replaced; those elsewhere are the program's affair.
+        path: what is about to be written.
+        keep: with what the file holds, for who adds to it.
+    """
+    place = os.path.abspath(path)
+    if not place.startswith(folder + os.sep) or not os.path.islink(place):
+        return
+    original = os.path.realpath(place)
+    if os.path.isdir(original):
+        return
+    os.unlink(place)
+    if keep:
+        shutil.copy2(original, place)

@@ -1,0 +1,185 @@
+"""What one rank did, as values: verdicts are made of these. Samples have one name on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Vector = Sequence[float]
+"""A sketch, see :mod:`unisono.tools.verify.digests`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One parameter's gradient in one step."""
+
+    final: Vector  # what the optimizer got
+    digest: str  # of its bytes
+    passes: Sequence[Vector] = ()  # what each backward pass gave on this rank
+    # what was given to the first call that clips; None: there was none
+    clipped: Vector | None = None
+    clipped_digest: str = ""  # of its bytes
+    size: int = 1  # how many elements
+
+    @property
+    def averaged(self) -> Vector:
+        """What was there before it was clipped."""
+        return self.final if self.clipped is None else self.clipped
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One forward and backward pass."""
+
+    samples: tuple[str, ...] = ()  # which, in order
+    rows: tuple[str, ...] = ()  # digests of what the model was given of each
+    num_counted: int | None = None  # over how many targets the loss is a mean; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """Digests of a model when the first forward pass of a step begins, by name."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    rng: str = ""  # torch's generator
+    has_batch_norm: bool = False  # it takes statistics over this rank's samples
+    dtype: str = "float32"  # in which is computed
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One step of one optimizer."""
+
+    number: int = 0  # counted from 0 for each optimizer
+    optimizer: int = 0  # which, in the order of their first steps
+    lr: tuple[float, ...] = ()  # of each group
+    ticks: int = 0  # how often a schedule stepped since the step before
+    # by parameter; empty in late steps
+    gradients: Mapping[str, Gradient] = field(default_factory=dict)
+    # sketch and digest of each after the step
+    parameters: Mapping[str, tuple[Vector, str]] = field(default_factory=dict)
+    micros: tuple[Micro, ...] = ()  # the passes since the step before
+    state: ModelState | None = None  # of the model; None: no forward pass of a whole model was seen
+    draws: bool = False  # whether a forward pass drew random numbers
+    no_sync: bool = False  # whether torch DDP was told not to average some of the passes
+    # how often the program itself put results of ranks together since then
+    num_collectives: int = 0
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Give the samples of all passes."""
+        return tuple(sample for micro in self.micros for sample in micro.samples)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Give what the model was given in all passes."""
+        return tuple(row for micro in self.micros for row in micro.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration over one DataLoader."""
+
+    loader: int = 0  # which, in the order they were made
+    epoch: int = 0  # how many iterations came before
+    role: str = "train"  # `"train"`, `"eval"` or empty, where nothing was computed
+    plan: tuple[str, ...] | None = None  # the samples of the whole epoch in order; None: not known
+    order: str = ""  # a digest of its indices
+    is_sorted: bool = False  # its indices ascend
+    is_sliced: bool = False  # forward passes got only a part of each batch
+    num_left: int = 0  # batches at its end that nobody trained with, where it is over
+    drop_last: bool = False  # of the loader
+    replaces: bool = False  # likewise
+    has_set_epoch: bool = False  # likewise
+    sampler: str = "RandomSampler"  # likewise
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which loader, and which iteration."""
+        return self.loader, self.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A call that puts together what ranks have."""
+
+    name: str  # torch's
+    values: Sequence[float] = ()  # after it, if they are few
+    given: Sequence[float] = ()  # before it, if they are few
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPass:
+    """Forward passes without gradients, up to the next training."""
+
+    samples: tuple[str, ...] = ()  # of whole epochs, where a loader gave them
+    seen: tuple[str, ...] = ()  # those that were computed; epochs are cut
+    rows: tuple[str, ...] = ()  # digests of what the model was given of each
+    collectives: tuple[Collective, ...] = ()  # since it began
+    is_finished: bool = True  # something came after it, or the program ended well
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRead:
+    """A batch that a dataset was asked for."""
+
+    place: tuple[int, int, int]  # dataset, number of the loader process or -1, and count there
+    samples: tuple[str, ...]  # which
+    # the states of the generators that the dataset drew from, before it did
+    drawn: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """All that is known of one rank."""
+
+    rank: int = 0
+    steps: tuple[OptimizerStep, ...] = ()
+    iterations: tuple[Iteration, ...] = ()
+    evaluations: tuple[EvaluationPass, ...] = ()
+    fetches: tuple[DatasetRead, ...] = ()
+    # how its program ended: `"ended"`, `"stopped"` by the verifier, or why it did not
+    how: str = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class TwoRuns:
+    """Two runs of one program."""
+
+    ranks: tuple[RankTrace, ...]  # of the run on several
+    one: RankTrace | None = None  # of the run on one rank; None: it did not get far enough
+
+    @property
+    def world_size(self) -> int:
+        """Count the ranks."""
+        return len(self.ranks)
+
+    def steps(self) -> list[tuple[OptimizerStep, ...]]:
+        """Give the steps that all ranks took, each as one value a rank."""
+        by_place = [{(s.optimizer, s.number): s for s in rank.steps} for rank in self.ranks]
+        return [
+            tuple(steps[place] for steps in by_place)
+            for place in by_place[0]
+            if all(place in steps for steps in by_place)
+        ]
+
+    def step_of_one(self, step: OptimizerStep) -> OptimizerStep | None:
+        """Find the same step of the run on one rank."""
+        steps = () if self.one is None else self.one.steps
+        wanted = step.optimizer, step.number
+        return next((s for s in steps if (s.optimizer, s.number) == wanted), None)
+
+    def epochs(self, role: str) -> Iterator[tuple[tuple[Iteration, ...], Iteration | None]]:
+        """Give iterations over loaders that all ranks made, each as one value a rank, and one's."""
+        alone = () if self.one is None else self.one.iterations
+        for first in self.ranks[0].iterations:
+            place = first.loader, first.epoch
+            found = [i for rank in self.ranks for i in rank.iterations if i.place == place]
+            if first.role == role and len(found) == self.world_size:
+                yield tuple(found), next((i for i in alone if i.place == place), None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program ended by itself on all ranks, so that all of it was seen."""
+        return all(rank.how == "ended" for rank in self.ranks)

@@ -1,0 +1,173 @@
+"""Runs a program for some steps, in folders of its own, and says how each run ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from unisono.runtime.c10d.registration import GLOO
+from unisono.runtime.launch.forkserver import server_pool
+from unisono.runtime.launch.job import MODULE, Job, launch_environment
+from unisono.runtime.launch.report import failure_message
+from unisono.runtime.launch.signals import ENDING_SIGNALS, signals_as_bytes
+from unisono.runtime.launch.supervise import supervise
+from unisono.tools.verify.reading import RawTrace, read_trace
+from unisono.tools.verify.recorder import Limits, copy_folder
+
+_ALARM_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is run."""
+
+    kind: str  # `"script"` or `"module"`
+    target: str  # the script's path or the module's name
+    args: tuple[str, ...]  # what follows it on the command line
+    folder: Path  # the working folder
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How one run ended."""
+
+    traces: tuple[RawTrace, ...]  # what each rank recorded
+    failure: str = ""  # why it did not end well; empty if it did
+    interrupted_by: int | None = None  # the signal that the user ended it with
+
+    @property
+    def trouble(self) -> str:
+        """On how many ranks it did not end well, and why; empty if it did."""
+        return self.failure and f"On {num_ranks(len(self.traces))}: {self.failure}"
+
+
+def num_ranks(world_size: int) -> str:
+    """Write ``1 rank`` or ``2 ranks``."""
+    return f"{world_size} rank{'s' * (world_size > 1)}"
+
+
+@contextmanager
+def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> Iterator[Trials]:
+    """Have a program run in folders that are deleted in the end."""
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        trials = Trials(program, limits, Path(folder), environ)
+        try:
+            yield trials
+        finally:
+            trials.close()
+
+
+class Trials:
+    """Runs of one program, one after the other, from one fork server. Final.
+
+    Attributes:
+        folder: where the files of all runs go.
+        limits: how much of the program is run from now on.
+    """
+
+    def __init__(
+        self, program: Program, limits: Limits, folder: Path, environ: Mapping[str, str]
+    ) -> None:
+        self._program, self.limits, self.folder = program, limits, folder
+        self._environ = launch_environment(environ, ["unisono", *sys.argv[1:]])
+        self._server = server_pool().borrow(self._environ)
+
+    def close(self) -> None:
+        """Give the fork server back."""
+        server_pool().give_back(self._server)
+
+    def run(
+        self, world_size: int, name: str, feed: Path | None = None, files: Path | None = None
+    ) -> Trial:
+        """Run the program.
+
+        Args:
+            world_size: on how many ranks.
+            name: of the folder with what is recorded.
+            feed: file with the samples of another run; None: each rank reads its own.
+            files: a copy of the working folder that stays for the next run, made if it is not
+                there; None: one that is deleted.
+        """
+        folder = self.folder / name
+        folder.mkdir()
+        limits = replace(self.limits, folder=str(folder), feed=str(feed or ""))
+        (folder / "options.json").write_text(json.dumps(asdict(limits)))
+        copy = self.folder / f"{name}-files" if files is None else files
+        if not copy.exists():
+            copy_folder(self._program.folder, copy)
+        try:
+            return self._supervised(world_size, folder, copy)
+        finally:
+            if files is None:
+                shutil.rmtree(copy, ignore_errors=True)
+
+    def _supervised(self, world_size: int, folder: Path, copy: Path) -> Trial:
+        job = self._job(world_size, folder, copy)
+        with _alarm(self.limits.timeout_s), signals_as_bytes(_SIGNALS) as signals:
+            ended = supervise(self._server, job, signals)
+        if not ended.server_is_usable:
+            self._server.close()
+            self._server = server_pool().borrow(self._environ)
+        signum, failure = ended.state.interrupted_by, ""
+        if signum == signal.SIGALRM:
+            signum, failure = None, f"it took longer than {self.limits.timeout_s:g} s"
+        elif signum is not None:
+            failure = "interrupted"
+        elif ended.state.cause is not None:
+            failure = failure_message(ended.state, world_size)
+            failure = failure.replace(str(copy), str(self._program.folder))
+        traces = tuple(read_trace(folder, rank) for rank in range(world_size))
+        return Trial(traces, failure, signum)
+
+    def _job(self, world_size: int, folder: Path, copy: Path) -> Job:
+        program = self._program
+        target = program.target
+        if program.kind == "script":
+            target = _in_copy(program.folder, copy, target)
+        return Job(
+            kind=MODULE,
+            target=self.limits.module,
+            argv=(str(folder / "options.json"), program.kind, target, *program.args),
+            environ=self._environ,
+            folder=str(copy),
+            num_workers=world_size,
+            threads=self.limits.threads,
+            restarts=0,
+            replaces=False,
+            stall_timeout_s=self.limits.stall_timeout_s,
+            backend=GLOO,
+            seed=0,
+        )
+
+
+_SIGNALS: Sequence[signal.Signals] = (*ENDING_SIGNALS, signal.SIGALRM)
+
+
+def _in_copy(folder: Path, copy: Path, script: str) -> str:
+    """Return where a script of the working folder is in its copy; others stay where they are."""
+    absolute = Path(os.path.abspath(folder / script))
+    if absolute.is_relative_to(folder):
+        there = copy / absolute.relative_to(folder)
+        if there.exists() and not there.is_symlink():
+            return str(there)
+    return str(absolute)
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Have SIGALRM sent after some seconds, and again. For the main thread."""
+    before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM_AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

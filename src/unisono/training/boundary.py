@@ -1,0 +1,428 @@
+"""What happens between two steps? Snapshots, checkpoints, and a stop for those who join or end.
+
+The leader decides while a step is under way and says so before the meeting that ends it; everybody
+reads the same plan and acts on it when the next step begins. A snapshot is due when the time since
+the last one is so long that what it costs is a hundredth of it.
+
+Ctrl-C and SIGTERM in a process that nobody launched: finish the step, keep it, then end.
+
+The first asks, the second ends at once. Under a launcher this is the launcher's business.
+
+Which loops over steps are under way here? Each must end before the one around it goes on.
+
+::
+
+    for a in first.steps(…):                    for a, b in zip(first.steps(…), second.steps(…)):
+        for b in second.steps(…): …                 …
+    one within the other: as it may be          step by step in turns: only without recovery
+
+A replacement joins one loop, and a checkpoint is of one run. Of two that take turns step by step,
+a lost worker could join neither, and a job that is started again would go on with each from a step
+of its own, with other bits and no word. So where either could happen they are refused at once, not
+when a worker is lost after a night.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from unisono.engine.state.attributes import KEY as ATTRIBUTES
+from unisono.engine.state.program_state import unpacked
+from unisono.engine.state.run_state import Position
+from unisono.engine.step.engine import StepEngine
+from unisono.errors import CheckpointError
+from unisono.plan.samples import SamplePlan
+from unisono.runtime.checkpoint.run_directory import ENDED, LEFT
+from unisono.runtime.timeouts import NOTICE
+from unisono.runtime.workers.launcher_messages import NoRecovery
+from unisono.runtime.workers.team import StepBrokenError
+from unisono.runtime.world import per_process
+from unisono.training.identity import SAMPLES, identity
+from unisono.training.run_context import RunContext
+
+COST_AT_MOST = 0.01
+_POLL_S = 0.001
+
+
+class BoundaryTasks(enum.IntFlag):
+    """What is to be done before the next step."""
+
+    NOTHING = 0
+    SNAPSHOT = 1
+    CHECKPOINT = 2
+    STOP = 4
+
+
+class Boundary:
+    """The place between two steps of one loop. Final.
+
+    Args:
+        run: whose loop it is.
+        engine: computes its steps.
+        plan: which samples are computed where.
+        interrupts: whether this process is to end, where nobody launched it.
+
+    Attributes:
+        run, engine: as above.
+        is_between_steps: no step is under way.
+        has_ended: what the loop has led to is kept.
+    """
+
+    def __init__(
+        self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
+    ) -> None:
+        self.engine = engine
+        self.is_between_steps = True
+        self.has_ended = False
+        self.run, self._kept, self._team = run, run.kept, run.team
+        self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
+        self._checkpoints = run.checkpoints
+        self._exchange, self._memory = engine.exchange, engine.exchange.memory
+        self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
+        if run.checkpoints is not None and run.seen is not None:
+            self._identity[SAMPLES] = run.seen[1].facts
+        self._interrupts = interrupts
+        self._planned = 0  # tasks, as a number: in most steps there are none
+        self._next_at_s = 0.0
+        self._has_acted = self._is_checked = False
+        self._recovers = run.team.supervisor.can_replace
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a worker that joins the loop has to know."""
+        places = self._memory.snapshots.places.as_json()
+        return {**places, "shards": self._shards, "by speed": bool(self.run.kinds)}
+
+    def forgo_recovery(self, reason: str) -> None:
+        """Do without snapshots where only recovery would have use for them."""
+        self._recovers = False
+        self._team.supervisor.tell(NoRecovery(reason))
+
+    def begin(self) -> bool:
+        """Take the first snapshot of a loop, if snapshots are of use. Collective.
+
+        Returns:
+            Whether one was taken.
+
+        Raises:
+            CheckpointError: there are to be checkpoints, but something cannot be kept.
+        """
+        try:
+            self._kept.check_keepable()
+        except CheckpointError as error:
+            if self._checkpoints is not None:
+                raise
+            self.forgo_recovery(str(error))
+        if not self._keeps:
+            return False
+        self._wait_for_disk()
+        while self._snapshot(wait=True) is None:
+            # Before the first step every worker has the state that the leader had.
+            self._exchange.trust_leader()
+        return True
+
+    def begin_step(self, step: int) -> None:
+        """Note that a step is under way."""
+        self.is_between_steps = False
+        self._team.note_step(step)
+
+    def plan_next(self) -> None:
+        """Say what is to be done after the step under way; only the leader's word counts."""
+        self._team.plan(self._kept.position.step + 1, self._due_next())
+
+    def count(self, means: Mapping[str, float]) -> None:
+        """Count a step that is done."""
+        position = self._kept.position
+        self._team.note_times(position.step, self.engine.timers.times)
+        self._advance(position)
+        self._kept.last["means"] = dict(means)
+        self._planned = self._team.planned(position.step)
+        self.is_between_steps = True
+        self._team.supervisor.can_go_back = False  # what the program does now, it does once
+
+    def act(self) -> bool:
+        """Do what was planned before the next step. Collective.
+
+        Returns:
+            Whether the next step is still the next; False if the run had to go back.
+
+        Raises:
+            CheckpointError: the optimizer has made state that cannot be kept.
+        """
+        planned, self._planned = self._planned, 0
+        if not self._exchange.is_lost:
+            with suppress(StepBrokenError):  # then it is lost
+                self._carry_out(planned)
+        if self._exchange.is_lost:
+            self.go_back()
+            return False
+        return True
+
+    def go_back(self) -> None:
+        """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
+        self.engine.go_back()
+        self.undo()
+        self._planned = 0
+        self.is_between_steps = True
+        if len(self._team.hosts) > 1:
+            self.run.has_joined = True  # as those have that replace lost workers
+            self.run.joint_calls.is_undone = True
+
+    def undo(self) -> None:
+        """Put back what an exchange does not: what the program changed after a lost step, say."""
+        self._kept.apply_beside(*self._memory.newest())
+
+    def end(self) -> bool:
+        """Keep what the loop has led to, at its end. Collective.
+
+        Returns:
+            Whether it is kept; False if the run has to go back first, or a step is under way.
+        """
+        if self.is_between_steps and not self._exchange.is_lost:
+            self.has_ended = self._keep_end()
+        return self.has_ended
+
+    def leave(self) -> None:
+        """Keep what a loop has led to that the program leaves early.
+
+        Not collective: whether by `break`, everywhere alike, or by an exception that this worker
+        alone has, cannot be told here. One worker of each host does what there is to do: nobody
+        changes the shared state any more, and it copies all of it.
+        """
+        if not self.is_between_steps or self._exchange.is_lost:
+            return
+        if self._keeps and self._team.leads_host:
+            self._wait_for_disk()
+            slot = self._exchange.save(*self._collect(was_left=True), alone=True)
+            self._memory.snapshots.complete(slot)
+            self._checkpoint(slot, wait=True, end=LEFT + self.run.loop)
+        # Else only the leader has the optimizer's state now, and could be lost with it.
+        self.has_ended = self._exchange.have_all or not self._keeps
+
+    @property
+    def _keeps(self) -> bool:
+        return self._recovers or self._checkpoints is not None
+
+    def _advance(self, position: Position) -> None:
+        position.step += 1
+        position.batch += 1
+        if position.batch == self._steps_per_epoch:
+            position.epoch, position.batch = position.epoch + 1, 0
+
+    def _due_next(self) -> BoundaryTasks:
+        if not self._team.is_leader:
+            return BoundaryTasks.NOTHING
+        due = BoundaryTasks.NOTHING
+        if self._checkpoints is not None:
+            after = replace(self._kept.position)
+            self._advance(after)
+            if self._checkpoints.is_due(after):
+                due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
+        if self._team.is_asked_to_stop:
+            due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
+            if len(self._team.hosts) > 1:  # whose launchers cannot write it
+                due |= BoundaryTasks.CHECKPOINT
+        if self._interrupts.asked_by is not None:
+            due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP
+        if due:
+            self._wait_for_disk()
+        elif self._recovers and time.monotonic() >= self._next_at_s:
+            is_busy = self._memory.snapshots.next_is_busy
+            due = BoundaryTasks.NOTHING if is_busy else BoundaryTasks.SNAPSHOT
+        return due
+
+    def _carry_out(self, planned: int) -> None:
+        if self._keeps and not self._is_checked and self._has_acted:
+            self._is_checked = True
+            self._kept.check_keepable()
+        self._has_acted = True
+        if not planned:  # else there is a snapshot among it
+            return
+        is_last = self._interrupts.asked_by is not None
+        ends_hosts = bool(planned & BoundaryTasks.STOP) and len(self._team.hosts) > 1
+        if self._checkpoints is not None and self._checkpoints.is_on_each_host:
+            self._wait_for_disk()  # of this host; the leader has waited for its own
+        slot = self._snapshot(wait=bool(planned & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
+        if slot is None:
+            return
+        if planned & BoundaryTasks.CHECKPOINT:
+            self._checkpoint(slot, wait=is_last or ends_hosts)
+        if ends_hosts:
+            if not self._team.meet("last checkpoint"):
+                return
+            self._team.await_end()
+        if is_last:
+            self._interrupts.end()
+        if planned & BoundaryTasks.STOP:
+            self.run.observer.before_pause()
+            self._team.pause()
+
+    def _keep_end(self) -> bool:
+        if not self._keeps:
+            self._exchange.hand_round()
+            return True
+        self._wait_for_disk()
+        try:
+            slot = self._snapshot(wait=True)
+            if slot is None:
+                return False
+            if self._checkpoints is not None:
+                self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
+                while not self._team.meet("last checkpoint"):
+                    # The leader was lost, perhaps before it could ask; the next one does.
+                    self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
+        except StepBrokenError:
+            end = self.run.joint_calls.end_of_loop
+            if end is None:
+                return False
+            # Others have met everybody here, so all is kept.
+            self._memory.snapshots.complete_up_to(json.loads(end)["snapshot"])
+        self._exchange.hand_out()
+        if not self._exchange.have_all and self.run.attributes is not None:
+            facts, tensors = self._memory.newest()
+            self.run.attributes.hand_out(unpacked(facts["state"], tensors)[ATTRIBUTES])
+        return True
+
+    def _checkpoint(self, slot: int, *, wait: bool, end: str = "") -> None:
+        if self._checkpoints is not None:
+            step = self._kept.position.step
+            self._checkpoints.keep(self._memory.snapshots, slot, step, wait=wait, end=end)
+
+    def _snapshot(self, *, wait: bool) -> int | None:
+        self.run.observer.before_snapshot()
+        start_s = time.monotonic()
+        if not self._team.leads_host:
+            self._kept.note_modes()
+        slot = self.engine.take_snapshot(self._kept.position.step, self._collect, wait=wait)
+        now_s = time.monotonic()
+        self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
+        return slot
+
+    def _collect(self, *, was_left: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        with_optimizer = self._exchange.homes is None
+        return self._kept.collect(self._identity, with_optimizer=with_optimizer, was_left=was_left)
+
+    def _wait_for_disk(self) -> None:
+        """Wait until the checkpoint before is on the disk, which sets the pace then."""
+        start_s = time.monotonic()
+        is_told, notice_after_s = False, NOTICE.in_s()
+        while self._memory.snapshots.is_writing:
+            time.sleep(_POLL_S)
+            if not is_told and time.monotonic() - start_s >= notice_after_s:
+                is_told = True
+                if self._checkpoints is not None:
+                    self._checkpoints.tell_slow_disk(notice_after_s)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Whether somebody wants the process to end after the step under way. Final."""
+
+    def __init__(self) -> None:
+        self.asked_by: int | None = None
+
+    def end(self) -> NoReturn:
+        """End as the signal would have.
+
+        Raises:
+            KeyboardInterrupt: it was Ctrl-C.
+            SystemExit: it was another signal.
+        """
+        raise interruption(self.asked_by or 0)
+
+
+def interruption(signum: int) -> BaseException:
+    """Give what Python raises after Ctrl-C, or what a shell would see after another signal."""
+    return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
+
+
+@contextmanager
+def gentle_interrupts(say: Callable[[str], None]) -> Iterator[Interrupts]:
+    """Take note of the first signal instead of ending; where nobody else handles them."""
+    interrupts = Interrupts()
+    before: dict[int, Any] = {}
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        if interrupts.asked_by is not None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            interrupts.end()
+        interrupts.asked_by = signum
+        say("finishing the step, then writing a checkpoint; once more ends it at once")
+
+    if threading.current_thread() is threading.main_thread():
+        for signum in _SIGNALS:
+            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                before[signum] = signal.signal(signum, ask)
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class OpenLoop:
+    """One loop, under way within a block, however that ends. Final.
+
+    Args:
+        recovers: whether lost workers are made up for.
+        has_directory: whether its run has checkpoints.
+    """
+
+    def __init__(self, *, recovers: bool, has_directory: bool) -> None:
+        self._loops = per_process(_Loops).under_way
+        self._recovers, self._has_directory = recovers, has_directory
+
+    def __enter__(self) -> OpenLoop:
+        self._loops.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Of two that take turns the first one ends first.
+        self._loops.remove(self)
+
+    def check_is_inmost(self) -> None:
+        """Refuse to go on, behind a step, while a loop that began later is under way.
+
+        Raises:
+            RuntimeError: lost workers are made up for, or one of these runs has a directory.
+        """
+        if self._loops[-1] is self:
+            return
+        inner = self._loops[self._loops.index(self) :]
+        wanted = "a loop over steps must end before the one around it goes on"
+        if any(loop._has_directory for loop in inner):
+            raise RuntimeError(
+                f"{wanted} where a run has a `directory`, as its checkpoints are of one run and "
+                f"the two would go on from different steps, but two loops take turns step by step: "
+                f"train both in one run, with `unisono.Run(models, optimizers)` and `step.update`, "
+                f"or leave `directory` out of both runs, and save what they have led to yourself."
+            )
+        if self._recovers:
+            raise RuntimeError(
+                f"{wanted} where lost workers are replaced, as a replacement can join only one "
+                f"of them, but two loops take turns step by step: start the job with "
+                f"`--restarts 0` or `restarts=0`, which has the same bits, and in which a lost "
+                f"worker ends the job; or train both in one run, with "
+                f"`unisono.Run(models, optimizers)` and `step.update`."
+            )
+
+
+class _Loops(threading.local):
+    """The loops of each thread, the one that began last at the end. Final."""
+
+    def __init__(self) -> None:
+        self.under_way: list[OpenLoop] = []

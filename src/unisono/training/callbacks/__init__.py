@@ -1,0 +1,1 @@
+"""Callbacks: progress, files, averages, decisions. Their public names: ``unisono.callbacks``."""

@@ -1,0 +1,398 @@
+"""What may look at a run under way, and when: the interface of callbacks.
+
+::
+
+    on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
+                └ on_workers_changed, on_went_back, on_snapshot, on_checkpoint,     │
+                  on_pause ◄────────────────────────────────────────────────────────┘
+                                anything raised ─► on_error
+
+Every method runs on every worker, at the same places of the run, so a callback may decide something
+for all from what is the same for all: means, norms, steps. What is to happen once (a file, a
+line) happens where ``fit.is_leader``. Who that is may change when a worker is lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from unisono.errors import CallbackError, UnisonoError
+from unisono.training.callbacks.summary import Summary
+
+if TYPE_CHECKING:  # the process of a logger has no need of torch
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+class Times(NamedTuple):
+    """Where one worker spent one step, in seconds; `begun_s` on the clock of ``perf_counter``."""
+
+    begun_s: float
+    loading_s: float
+    forward_s: float
+    backward_s: float
+    waiting_s: float
+    summing_s: float
+    updating_s: float
+
+
+class DeviceMemory(NamedTuple):
+    """How much memory of its device one worker takes, in bytes.
+
+    Attributes:
+        allocated: by tensors.
+        reserved: by torch's allocator, which keeps what tensors have given back.
+        peak: the most that tensors have taken since the process began, or since it called
+            ``reset_peak_memory_stats``.
+    """
+
+    allocated: int
+    reserved: int
+    peak: int
+
+
+class DoneStep(Protocol):
+    """A step that is done, as callbacks see it."""
+
+    @property
+    def number(self) -> int:
+        """Which step of the whole run, counted from 0."""
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch, counted from 0."""
+
+    @property
+    def batch(self) -> int:
+        """Which global batch of the epoch, counted from 0."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the global batch, on all workers together."""
+
+    @property
+    def means(self) -> Mapping[str, float]:
+        """The loss and other scalars, each the exact mean over the global batch."""
+
+    @property
+    def per_sample(self) -> Mapping[str, torch.Tensor]:
+        """What the loss returned as ``"per_sample"``: rows in the order of the global batch."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """The samples of the global batch, by their numbers in the dataset, in its order."""
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """With ``clip_norm=``: of the mean gradients before they were clipped."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether gradients overflowed, with a scaled loss, so that nothing was updated."""
+
+
+class Fit(Protocol):
+    """The call of ``fit`` under way, as callbacks see it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained; to be read, not changed."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What updates it; to be read, not changed."""
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None: there is none."""
+
+    @property
+    def step(self) -> int:
+        """Steps done, over the whole run."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+
+    @property
+    def end_step(self) -> int:
+        """The steps that the run will have done when this call ends."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all steps are done; what is kept with the run is what it will be."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of those who compute together now, ascending."""
+
+    @property
+    def rank(self) -> int:
+        """Of this worker."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker is the one that writes for all.
+
+        Nobody is who finds that the others have already done what it comes to.
+        """
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no worker that is there has a lower rank; that one draws on the terminal."""
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this worker came later than the others, in the place of one that was lost."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the run is, as JSON: identity, versions, machine, command, sizes."""
+
+    def pid(self, rank: int) -> int | None:
+        """Tell the process of a worker; None if it is not known, as of one on another host."""
+
+    def times(self, rank: int, step: int) -> Times | None:
+        """Tell where a worker spent one of the last two steps; None if it did not end it.
+
+        Of a worker other than this one only once all have met since, as they do in the next step.
+        """
+
+    def memory(self, rank: int) -> DeviceMemory | None:
+        """Tell how much memory of its device a worker took lately; None on CPUs.
+
+        Each worker looks when a call begins, and at most ten times a second after a step.
+        """
+
+    def say(self, line: str) -> None:
+        """Show one line to the user, without disturbing the progress bar.
+
+        Every worker may; the line is shown by the one for which ``is_first`` holds. So all must
+        know what it says; the leader may be another one.
+        """
+
+    def once(self, work: Callable[[], str], purpose: str) -> str:
+        """Have the leader do something; if it is lost meanwhile, the next leader does it.
+
+        Collective: every rank calls it, at the same moment.
+
+        Args:
+            work: does it, and says in words what came of it; it must not raise.
+            purpose: what it is, in at most 24 letters.
+
+        Returns:
+            What `work` said, on every worker, once it is done.
+        """
+
+    def check_directory(self) -> str:
+        """See, before something is written there, that the run directory is still the run's.
+
+        If it was removed or replaced while the run goes on, what has its name now is made the
+        run's own, so that no other job uses it. Any worker may ask, at any moment.
+
+        Returns:
+            Why nothing may be written there; empty where all is well, or there is no directory.
+        """
+
+    def stop(self, why: str) -> None:
+        """End the run after the step under way. Collective: every rank calls it, at the same step.
+
+        It stays ended, also after a restart, for every `fit` with a callback of this name.
+        """
+
+
+class Callback:
+    """Takes notice of a run; override what is wanted, the rest does nothing.
+
+    What a callback of your own keeps in attributes is kept with the run: plain values, tensors and
+    arrays, also in lists, tuples, sets and dicts, and in attributes of your own objects. What has
+    changed since the first ``fit`` began is in checkpoints and replacements, and goes back where
+    the run goes back; on each rank alone what differs from rank to rank after `on_begin`.
+
+    A callback with ``state_dict`` and ``load_state_dict`` is kept by these alone, under its name.
+    It should also have ``forget``.
+
+    Attributes:
+        needs_validation: whether ``fit`` must be called with ``validate=``.
+        may_fail: whether training goes on where it raises something: it is told, and the callback
+            is not called any more in this call of ``fit``. For those that only write or show, and
+            do nothing with other workers.
+    """
+
+    needs_validation = False
+    may_fail = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and in checkpoints."""
+        return type(self).__name__
+
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """Name the file or folder that it alone writes; None: there is none.
+
+        Args:
+            directory: the run's; None: it has none.
+        """
+        return None
+
+    def forget(self) -> None:
+        """Be as new: another run begins with it, which may then load what was kept with that.
+
+        Called only on one with ``state_dict``, when ``fit`` begins; not by a call that goes on with
+        the run of the call before.
+        """
+
+    def on_begin(self, fit: Fit) -> None:
+        """Before the first step of a call of ``fit`` here; not if there is nothing to do.
+
+        The run stands where it goes on from. A replacement of a lost worker has this, too, when it
+        has joined the others; where they have done all steps without it, when it finds them done
+        (``fit.has_ended``).
+        """
+
+    def on_step_begin(self, fit: Fit) -> None:
+        """Before each step."""
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """After each step, when parameters have been updated, before the schedule steps.
+
+        A step that comes again, because the run went back, has this again.
+        """
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """After each validation, which took some seconds; all workers have the same means.
+
+        The last one may come when ``fit.has_ended``. A run with other totals would not have it, so
+        nothing that is kept with the run should follow from it.
+        """
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """After the last step of an epoch, its validation and its schedule; ``fit.epoch`` ended."""
+
+    def on_snapshot(self, fit: Fit) -> None:
+        """Before the state of the run is kept in memory, as it is many times a minute.
+
+        Should all workers be lost, their replacements go on from here at the earliest: what such
+        a callback holds back, and nobody could make up for, has to be in its file now.
+        """
+
+    def on_checkpoint(self, fit: Fit, step: int) -> None:
+        """After a checkpoint of the run after `step` steps was asked for; it may still be written.
+
+        Not on a worker that joins just there.
+        """
+
+    def on_pause(self, fit: Fit) -> None:
+        """Before all workers stand still between two steps, for another to join or for the end.
+
+        After Ctrl-C only `on_error` follows: what is to be in a file has to be there now.
+        """
+
+    def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
+        """After others than `before` compute together, who are ``fit.ranks``; `why`, in words.
+
+        On a replacement that goes on alone, as all were lost, `before` is empty.
+        """
+
+    def on_went_back(self, fit: Fit, from_step: int) -> None:
+        """After the run went back from `from_step` to ``fit.step``; what lay between is undone.
+
+        What is kept with the run (``load_state_dict``) has gone back already.
+        """
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """After ``fit`` is over, all validations and checkpoints included."""
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """After anything was raised in ``fit`` on this worker, before it leaves ``fit``.
+
+        Also where a run with a directory is interrupted and its launcher ends this process, with a
+        KeyboardInterrupt after Ctrl-C, else a SystemExit.
+        """
+
+
+class Callbacks:
+    """Calls callbacks one after the other; what one raises bears its name. Final.
+
+    Args:
+        callbacks: in the order in which they are called.
+        directory: the run's; None: it has none.
+
+    Raises:
+        TypeError: one is no callback.
+        ValueError: two write the same file.
+
+    Attributes:
+        calling: the one that is being called, if one is.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], directory: Path | None = None) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                hint = ", not the class" if isinstance(callback, type) else ""
+                raise TypeError(
+                    f"`callbacks` must be a list of `unisono.callbacks.Callback`{hint}, but has "
+                    f"{callback!r}: derive from it, or pass an instance."
+                )
+        self._callbacks: list[Callback] = list(callbacks)
+        self._failed: list[Callback] = []
+        self.calling: Callback | None = None
+        self._check_places(directory)
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(self._callbacks)
+
+    @property
+    def names(self) -> list[str]:
+        """What they are called; the second of a name has a number behind it."""
+        seen: Counter[str] = Counter()
+        names: list[str] = []
+        for name in [callback.name for callback in self._callbacks]:
+            seen[name] += 1
+            names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+        return names
+
+    def call(self, moment: str, fit: Fit, *arguments: Any) -> None:
+        """Call the method named `moment` of all of them.
+
+        Raises:
+            CallbackError: what one of them raised.
+        """
+        for callback in self._callbacks:
+            if callback in self._failed:
+                continue
+            self.calling = callback
+            try:
+                getattr(callback, moment)(fit, *arguments)
+            except UnisonoError:
+                raise
+            except Exception as error:
+                trouble = (
+                    f"the callback {callback.name} failed in `{moment}`: "
+                    f"{type(error).__name__}: {error}"
+                )
+                if not callback.may_fail:
+                    raise CallbackError(trouble) from error
+                self._failed.append(callback)
+                fit.say(f"{trouble}; training goes on without it")
+            finally:
+                self.calling = None
+
+    def _check_places(self, directory: Path | None) -> None:
+        writers: dict[str, str] = {}
+        for callback in self._callbacks:
+            path = callback.writes_to(directory)
+            if path is None:
+                continue
+            place = os.path.realpath(path)
+            if place in writers:
+                raise ValueError(
+                    f"each callback must write a file of its own, but {writers[place]} and "
+                    f"{callback.name} both write {path}: give one of them another `path`."
+                )
+            writers[place] = callback.name

@@ -1,0 +1,419 @@
+"""Writes the event file: what happened in a run, one JSON object a line.
+
+::
+
+    start        what the run is: identity, versions, machine, command; once for each call of `fit`
+    step         means, learning rates, norm, where each worker's time went; now and then more
+    evaluation   what a validation found
+    checkpoint   one was asked for
+    workers      other workers compute now, and why
+    went_back    steps come again; their lines are removed
+    failure      `fit` ended with an exception
+    interrupted  Ctrl-C or SIGTERM ended it
+    end          `fit` is over
+
+Units are in the names; numbers that JSON lacks are the texts "nan", "inf" and "-inf". The lines of
+steps ascend, and each step is there once. `docs/events.md` describes every field.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from unisono.errors import PeerLostError
+from unisono.runtime.plainfile import check_plain
+from unisono.runtime.procfs import thread_times
+from unisono.training.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
+from unisono.training.callbacks.journal import Journal, say_alone
+from unisono.training.callbacks.summary import Summary
+from unisono.training.events.slowness import slowdowns_in
+
+NAME = "events.jsonl"
+FORMAT = 1
+
+# The order of what belongs to one step.
+_FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
+
+# How long to wait for times before a line is written without them. Whoever has not told of them is
+# late for the next step, too, so waiting takes no time; unless it has died.
+_TOLD_WITHIN_S = 2e-2
+# What hardly changes from step to step, and would be a third of a line.
+_SELDOM_EVERY_S = 0.1
+
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
+_JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
+
+
+class EventLog(Callback):
+    """Writes the event file of a run; there by default where a run has a directory. Final.
+
+    Args:
+        path: the file; None: ``events.jsonl`` in the run directory.
+
+    Workers report their times after a step, so its line is complete after the next step; at once
+    if there is one worker. It is written within a tenth of a second of training, and before the
+    next snapshot.
+    """
+
+    may_fail = True
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._given = None if path is None else Path(path).absolute()
+        self._journal: Journal | None = None
+        self._pending: tuple[int, dict[str, Any]] | None = None
+        self._ended_at_s = 0.0
+        self._seldom_due_s = 0.0
+        self._begun_at = 0
+
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / NAME)
+
+    def on_begin(self, fit: Fit) -> None:
+        """Continue the file where the run continues, or begin it."""
+        path = self.writes_to(fit.directory)
+        if path is None:
+            return
+        if not fit.has_joined:
+            check_plain(path)
+
+        def anew(place: float) -> bytes:
+            step = min(fit.step, math.ceil(min(place, fit.step)))
+            return encode("start", format=FORMAT, **{**_start(fit), "step": step})
+
+        journal = Journal(path, place_of, fit, anew=anew)
+
+        def begin() -> str:
+            try:
+                self._begin(fit, journal, path)
+            except Exception as error:  # others wait for what is said here
+                return f"{type(error).__name__}: {error}"
+            return ""
+
+        trouble = ""
+        if not fit.has_joined:
+            # Nobody may fail, and say so in a file that another run has left, before it is begun.
+            trouble = fit.once(begin, "beginning the event file")
+        elif fit.is_leader:
+            trouble = begin()
+        if trouble:
+            raise RuntimeError(trouble)
+        self._journal, self._pending = journal, None
+        self._ended_at_s = perf_counter()
+        self._seldom_due_s, self._begun_at = 0.0, fit.step
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """Add the step before this one, and keep what is known of this one."""
+        if self._journal is None:
+            return
+        self._add_pending(fit)
+        ranks, now_s = fit.ranks, perf_counter()
+        seconds, self._ended_at_s = now_s - self._ended_at_s, now_s
+        facts = {
+            "time_unix_s": time.time(),
+            "step": step.number,
+            "epoch": step.epoch,
+            "num_samples": step.num_samples,
+            "seconds": seconds,
+            "means": dict(step.means),
+            "learning_rates": [float(g["lr"]) for g in fit.optimizer.param_groups if "lr" in g],
+            "gradient_norm": step.gradient_norm,
+            "ranks": ranks,
+        }
+        if now_s >= self._seldom_due_s:
+            self._seldom_due_s = now_s + _SELDOM_EVERY_S
+            facts["has_more"] = True
+        self._pending = step.number, facts
+        if len(ranks) == 1:
+            self._add_pending(fit)  # nobody else has anything to tell
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """Write what a validation found."""
+        facts = {"step": fit.step, "epoch": fit.epoch, "seconds": seconds, "means": dict(means)}
+        self._add(fit, "evaluation", fit.step, facts)
+
+    def on_checkpoint(self, fit: Fit, step: int) -> None:
+        """Write that a checkpoint was asked for."""
+        self._add(fit, "checkpoint", step, {"step": step})
+
+    def on_snapshot(self, fit: Fit) -> None:
+        """Write all lines: if all workers are lost, the run continues from here."""
+        if self._journal is None or not fit.is_leader:
+            return
+        if self._pending is not None:
+            # All have done the step, and are about to tell of their times.
+            until_s = perf_counter() + _TOLD_WITHIN_S
+            while None in _times(fit, *self._pending) and perf_counter() < until_s:
+                os.sched_yield()
+        self._add_pending(fit)
+        self._journal.take_over()  # what a leader that was lost has held back, too
+
+    def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
+        """Write who computes now."""
+        lost = [rank for rank in before if rank not in fit.ranks]
+        if not before:
+            lost = list(range(fit.facts["world_size"]))
+        joined = [rank for rank in fit.ranks if rank not in before]
+        if joined:
+            # All have met since the newest step, of which those who join know nothing.
+            self._write_pending(fit)
+        if self._journal is not None and fit.is_leader:
+            facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
+            # There may be lines of steps that were undone by some who did not live to cut them.
+            self._journal.cut(fit.step)
+            self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
+
+    def on_went_back(self, fit: Fit, from_step: int) -> None:
+        """Remove the lines of the steps that come again."""
+        if self._pending is not None and self._pending[0] >= fit.step:
+            self._pending = None
+        if self._journal is not None:
+            self._write_pending(fit)
+            self._journal.cut(fit.step)
+            if fit.is_leader:
+                self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """Write how the call ended."""
+        facts: dict[str, Any] = {
+            "step": fit.step,
+            "seconds": summary.seconds,
+            "samples_per_second": summary.samples_per_second,
+            "digest": summary.digest,
+            "stopped_early": fit.step < fit.end_step,
+        }
+        self._add(fit, "end", fit.step, facts)
+        self._close()
+        if fit.is_leader and (path := self.writes_to(fit.directory)) is not None:
+            self._tell_slowness(fit, path)
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """Write what happened, on the worker that failed and not on those that wait for it."""
+        if self._journal is not None and self._has_a_say(fit, error):
+            if fit.is_leader:
+                self._write_pending(fit)
+            if by := _signal_of(error):
+                self._journal.note(encode("interrupted", step=fit.step, by=by))
+            else:
+                facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
+                self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
+        self._close()
+
+    def _begin(self, fit: Fit, journal: Journal, path: Path) -> None:
+        if fit.step == 0 and not fit.has_joined:
+            journal.set_aside()
+        journal.cut(fit.step)
+        if not (fit.has_joined and path.exists()):
+            journal.note(encode("start", format=FORMAT, **_start(fit)))
+
+    def _tell_slowness(self, fit: Fit, path: Path) -> None:
+        """Say what has made the steps slower than they could be, if that is worth a line."""
+        with suppress(OSError):  # the journal has complained
+            for one in slowdowns_in(path, {**fit.facts, "step": self._begun_at}) or ():
+                say_alone(fit, one.line)
+
+    def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
+        """Tell whether this worker writes how the call ends."""
+        if isinstance(error, PeerLostError):
+            # One that was killed has left no word: the first of those who miss it writes theirs.
+            is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
+            return not is_told and fit.rank == min(set(fit.ranks) - {error.rank}, default=None)
+        return fit.is_leader or not _signal_of(error)
+
+    def _add(self, fit: Fit, event: str, steps_done: int, facts: dict[str, Any]) -> None:
+        if self._journal is None:
+            return
+        self._write_pending(fit)
+        facts = {"time_unix_s": time.time(), **facts}
+        place = steps_done - 1 + _FRACTIONS[event]
+        self._journal.add(place, lambda: encode(event, **facts))
+
+    def _write_pending(self, fit: Fit) -> None:
+        """Write all that is known so far."""
+        self._add_pending(fit)
+        if self._journal is not None:
+            self._journal.flush()
+
+    def _add_pending(self, fit: Fit) -> None:
+        """Add the newest step, whose times are known now."""
+        if self._pending is None or self._journal is None:
+            return
+        (number, facts), self._pending = self._pending, None
+        # Now: who adds it in the place of one that is lost may come too late for the times.
+        times, memory, delayed = (
+            _times(fit, number, facts),
+            _memory(fit, facts),
+            _delayed(fit, facts),
+        )
+        make = functools.partial(step_line, facts, times, memory, delayed)
+        self._journal.add(number, make, may_wait=True)
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = None
+
+
+def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None]:
+    """Read the times that each worker has reported; None for one that has not."""
+    return [fit.times(rank, number) for rank in facts["ranks"]]
+
+
+def _memory(fit: Fit, facts: Mapping[str, Any]) -> list[DeviceMemory | None]:
+    """Read what each worker takes of its device, where the line is to say so; else nothing."""
+    sizes = [fit.memory(rank) for rank in facts["ranks"]] if "has_more" in facts else []
+    return sizes if any(one is not None for one in sizes) else []
+
+
+def _delayed(fit: Fit, facts: Mapping[str, Any]) -> list[float | None]:
+    """Read how long each worker has waited for a core, where the line is to say so."""
+    if "has_more" not in facts or not fit.is_leader:
+        return []
+    return [_delayed_s(fit.pid(rank)) for rank in facts["ranks"]]
+
+
+def _delayed_s(pid: int | None) -> float | None:
+    """Read how long a process's first thread has waited for a core; None where nobody knows."""
+    times = None if pid is None else thread_times(Path(f"/proc/{pid}"))
+    return times.waited_ns * 1e-9 if times is not None and times.ran_ns else None
+
+
+def _signal_of(error: BaseException) -> str:
+    """Name the signal that asked the program to end; empty if it ends by itself."""
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    is_asked = isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
+    return "SIGTERM" if is_asked else ""
+
+
+def encode(event: str, **facts: Any) -> bytes:
+    """Write one line of the file."""
+    line = {"event": event, "time_unix_s": time.time(), **facts}
+    try:
+        text = _JSON.encode(line)
+    except ValueError:
+        text = _JSON_OF_WORDS.encode(_in_words(line))
+    return text.encode() + b"\n"
+
+
+def step_line(
+    facts: Mapping[str, Any],
+    rows: Sequence[Times | None],
+    memory: Sequence[DeviceMemory | None] = (),
+    delayed: Sequence[float | None] = (),
+) -> bytes:
+    """Write the line of a step: what is known of it, and each worker's times, by phase.
+
+    Args:
+        facts: what is known of it.
+        rows: the times of each worker; None for one that has not told them.
+        memory: of each worker's device, likewise; empty where the line says nothing of it.
+        delayed: how many seconds each worker's process has waited for a core, likewise.
+    """
+    means, rates = facts["means"], facts["learning_rates"]
+    there = tuple([row is not None for row in rows])
+    has_memory = tuple([sizes is not None for sizes in memory])
+    has_delayed = tuple([seconds is not None for seconds in delayed])
+    line = _step_format(tuple(means), len(rates), facts["ranks"], there, has_memory, has_delayed)
+    columns = zip(*[row for row in rows if row is not None], strict=True)
+    values = (
+        facts["time_unix_s"],
+        facts["step"],
+        facts["epoch"],
+        facts["num_samples"],
+        facts["seconds"],
+        *map(_number, means.values()),
+        *map(_number, rates),
+        _number(facts["gradient_norm"]),
+        *itertools.chain.from_iterable(columns),
+        *[sizes.allocated for sizes in memory if sizes is not None],
+        *[seconds for seconds in delayed if seconds is not None],
+    )
+    return (line % values).encode()
+
+
+# Most of a file are steps, one like the other.
+@functools.lru_cache(maxsize=64)
+def _step_format(
+    names: tuple[str, ...],
+    num_rates: int,
+    ranks: tuple[int, ...],
+    there: tuple[bool, ...],
+    has_memory: tuple[bool, ...],
+    has_delayed: tuple[bool, ...],
+) -> str:
+    """Make the line of a step with a place for each value, so that it is written in one go.
+
+    Args:
+        names: of the means.
+        num_rates: how many learning rates there are.
+        ranks: of the membership.
+        there: for each of them, whether it has told its times.
+        has_memory: for each of `ranks`, whether its device's memory is known; empty: not told.
+        has_delayed: likewise, how long it has waited for a core.
+    """
+    means = ",".join([_JSON.encode(name).replace("%", "%%") + ":%s" for name in names])
+    row = ",".join(["%.6f" if here else "null" for here in there])
+    sizes = ",".join(["%d" if here else "null" for here in has_memory])
+    seconds = ",".join(["%.3f" if here else "null" for here in has_delayed])
+    return (
+        '{"event":"step","time_unix_s":%.6f,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%.6f,'
+        f'"means":{{{means}}},"learning_rates":[{",".join(["%s"] * num_rates)}],'
+        f'"gradient_norm":%s,"ranks":[{",".join(map(str, ranks))}]'
+        + "".join([f',"{name}":[{row}]' for name in Times._fields])
+        + (f',"allocated_bytes":[{sizes}]' if has_memory else "")
+        + (f',"delayed_s":[{seconds}]' if has_delayed else "")
+        + "}\n"
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return repr(value) if math.isfinite(value) else f'"{value}"'
+
+
+def place_of(line: bytes) -> float | None:
+    """Tell where a line belongs, for :class:`Journal`; None of what belongs to no step."""
+    try:
+        facts = json.loads(line)
+        event, step = facts["event"], int(facts["step"])
+        return float(step - (event != "step") + _FRACTIONS[event])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _in_words(value: Any) -> Any:
+    """Put words where JSON has no numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _in_words(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_in_words(item) for item in value]
+    return value
+
+
+def _start(fit: Fit) -> dict[str, Any]:
+    return {
+        "step": fit.step,
+        "epoch": fit.epoch,
+        "end_step": fit.end_step,
+        **_workers(fit),
+        **fit.facts,
+    }
+
+
+def _workers(fit: Fit) -> dict[str, Any]:
+    return {"ranks": fit.ranks, "pids": [fit.pid(rank) for rank in fit.ranks]}

@@ -1,0 +1,367 @@
+"""A file with lines for each step, that stays right whatever becomes of the run.
+
+Every worker knows the newest lines; one writes. When it is lost, another continues where the file
+ends. When steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut,
+so that the file holds each step once. A last line without its end is torn and is cut, too. A full
+disk or a folder that cannot be written ends no run: it is reported, and every line after it is
+tried again.
+
+A line may be held back for a moment and be written with those that follow it: between two steps
+every cache is cold, and to write eight lines takes little longer than to write one. The writer
+looks first whether the file ends where it has left it; if not, another worker has written, and it
+adds what the file lacks.
+
+Nothing is synced: a host that loses power may lose the newest lines.
+
+The file that a callback writes: where it is, whether it may be written, what to say of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from unisono.runtime.notices import say, shown
+from unisono.runtime.plainfile import is_at, open_plain
+from unisono.training.callbacks.callback import Callback, Fit
+
+# Lines that a worker that is lost had not written yet: those held back, and some more.
+_KNOWN = 16
+_HELD_AT_MOST, _HELD_S = 8, 0.1
+_LOCK_TRIES, _LOCK_S = 100, 0.01
+_BARRED_S = 1.0  # until it is asked again whether something may be written
+_BLOCK_BYTES = 1 << 20
+_NOWHERE = -1
+
+# From a line to its place in the run: the step that it belongs to, and a fraction that orders the
+# lines of one step. None: it belongs to no step and always stays.
+PlaceOf = Callable[[bytes], float | None]
+_Line = tuple[float, Callable[[], bytes]]
+
+
+class Journal:
+    """One file; the leader writes it. Final.
+
+    Args:
+        path: the file; it and its folder are made when the first line is written.
+        place_of: where a line of it belongs; lines that have a place ascend.
+        fit: the call of ``fit`` under way; troubles are told there.
+        anew: gives the lines with which a file begins in the place of one that was removed while
+            it was written, from the place of the first line that follows.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        place_of: PlaceOf,
+        fit: Fit,
+        *,
+        anew: Callable[[float], bytes] = lambda place: b"",
+    ) -> None:
+        self._path, self._place_of, self._fit, self._anew = path, place_of, fit, anew
+        self._fd = -1
+        self._known: deque[_Line] = deque(maxlen=_KNOWN)
+        self._held: list[_Line] = []
+        self._end = _NOWHERE  # where the file ends, as this worker left it
+        self._last = -1.0  # the place of its last line then
+        self._wrote_at_s = 0.0
+        self._barred_at_s = -math.inf
+        self._has_complained = False
+
+    def add(self, place: float, make: Callable[[], bytes], *, may_wait: bool = False) -> None:
+        """Add a line; every worker does, so that whoever leads next knows it.
+
+        Args:
+            place: where it belongs; above that of the line before.
+            make: gives the line, with its end, now or later.
+            may_wait: whether it may be held back, until the eighth, or the next after a tenth of a
+                second.
+        """
+        writes = self._fit.is_leader
+        if not writes:
+            self.close()
+        self._known.append((place, make))
+        if writes:
+            self._held.append((place, make))
+            is_late = time.monotonic() - self._wrote_at_s >= _HELD_S
+            if is_late or not may_wait or len(self._held) >= _HELD_AT_MOST:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        if self._held:
+            self._write(b"")
+
+    def take_over(self) -> None:
+        """Become the writer: write what the last one may have left out."""
+        self._write(b"")
+
+    def note(self, line: bytes) -> None:
+        """Add a line that belongs to no step, after all that this worker knows; any worker may."""
+        is_mine = self._fd >= 0
+        self._write(line)
+        if not is_mine:
+            self._let_go()
+
+    def last(self) -> bytes:
+        """Read the last whole line of the file; empty if there is none."""
+        is_mine = self._fd >= 0
+        if not is_mine and not (self._exists() and self._opens()):
+            return b""
+        lines: list[bytes] = []
+        try:
+            lines = self._tail(self._end_of_whole_lines(os.fstat(self._fd).st_size))[1]
+        except OSError as error:
+            self._complain(error)
+        finally:
+            if not is_mine:
+                self._let_go()
+        return lines[-1] if lines else b""
+
+    def cut(self, step: int) -> None:
+        """Remove the lines of `step` and of all after it."""
+        self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
+        self._held = [one for one in self._held if one[0] < step]
+        if self._fit.is_leader and self._exists():
+            self._write(b"", but_cut_at=step)
+
+    def set_aside(self) -> None:
+        """Rename the file, if there is one, since another run begins; a folder keeps its name."""
+        self.close()
+        self._known.clear()
+        try:
+            set_aside(self._path)
+        except OSError as error:
+            self._complain(error)
+
+    def close(self) -> None:
+        """Write what is held back, and close the file."""
+        self.flush()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        fd, self._fd, self._end = self._fd, -1, _NOWHERE
+        try:
+            if fd >= 0:
+                os.close(fd)
+        except OSError as error:  # some file systems say only now that they are full
+            self._complain(error)
+
+    def _exists(self) -> bool:
+        """Tell whether the file is there; one in a folder that cannot be looked into is not."""
+        try:
+            return self._path.exists()
+        except OSError as error:
+            self._complain(error)
+            return False
+
+    def _opens(self) -> bool:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = open_plain(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            self._complain(error)
+        return self._fd >= 0
+
+    def _write(self, line: bytes, but_cut_at: int | None = None) -> None:
+        """Write what is held back, or all that the file lacks, and then `line`."""
+        held, self._held = self._held, []
+        self._wrote_at_s = time.monotonic()
+        if self._wrote_at_s - self._barred_at_s < _BARRED_S:
+            return
+        is_open = self._fd >= 0
+        # A file that is where it was is in the folder that there was.
+        is_anew = is_open and not is_at(self._path, self._fd)
+        if (is_anew or not is_open) and (trouble := trouble_at(self._fit, self._path)):
+            self._barred_at_s = self._wrote_at_s
+            self._complain(OSError(trouble.removesuffix(".")))
+            return
+        if is_anew:
+            self._let_go_of_lost()
+        if self._fd < 0 and not self._opens():
+            return
+        end, self._end = self._end, _NOWHERE
+        try:
+            with self._alone():
+                size = os.fstat(self._fd).st_size
+                if is_anew and size == 0:
+                    self._append(self._anew(min([math.inf, *(place for place, _ in held)])))
+                elif size != end:
+                    self._last = self._place_of_last(size)
+                    for place, make in self._known:
+                        if place > self._last:
+                            self._append(make())  # one may depend on what is in the file
+                            self._last = place
+                # Another may have written one of these before this worker did.
+                held = [one for one in held if one[0] > self._last]
+                self._append(b"".join([make() for _, make in held]) + line)
+                self._last = max([self._last, *(place for place, _ in held)])
+                if but_cut_at is not None:
+                    self._cut(but_cut_at)
+                    self._last = min(self._last, math.nextafter(but_cut_at, -math.inf))
+                self._end = os.fstat(self._fd).st_size
+        except OSError as error:
+            self._complain(error)
+        except MemoryError:  # a file of gigabytes without a line of the run
+            self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+
+    def _let_go_of_lost(self) -> None:
+        """Close a file that was removed or replaced."""
+        self._let_go()
+        say_alone(
+            self._fit,
+            f"{shown(self._path, 1000)} was removed or replaced while it was written: what follows "
+            f"is in a file of that name, without what was there before.",
+        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Lock the file; do not wait long for a worker that holds the lock and stands still."""
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_S)
+            except OSError:
+                break  # a file system without locks
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _place_of_last(self, end: int) -> float:
+        """Find the last place in a file of some length; cut a torn line."""
+        whole = self._end_of_whole_lines(end)
+        if whole != end:
+            os.ftruncate(self._fd, whole)
+        return max(map(self._place, self._tail(whole)[1]), default=-1.0)
+
+    def _place(self, line: bytes) -> float:
+        place = self._place_of(line)
+        return -1.0 if place is None else place
+
+    def _end_of_whole_lines(self, end: int) -> int:
+        while end > 0:
+            start = max(0, end - _BLOCK_BYTES)
+            at = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if at >= 0:
+                return start + at + 1
+            end = start
+        return 0
+
+    def _tail(self, end: int, before: float = math.inf) -> tuple[int, list[bytes]]:
+        """Read the last lines: at least one that has a place below `before`, if there is one.
+
+        Returns:
+            Where they begin, and the lines without their ends.
+        """
+        start, tail, size = end, b"", _BLOCK_BYTES
+        while start > 0:
+            # Twice as much each time, as all of it is looked at anew.
+            size = min(start, 1 << 30, 2 * size if tail else size)
+            start -= size
+            tail = os.pread(self._fd, size, start) + tail
+            lines = tail.split(b"\n")[:-1]
+            # The first may be the end of a longer one.
+            places = map(self._place_of, lines[1:] if start else lines)
+            if any(place is not None and place < before for place in places):
+                break
+        if start:
+            first = tail.index(b"\n") + 1
+            start, tail = start + first, tail[first:]
+        return start, tail.split(b"\n")[:-1]
+
+    def _cut(self, step: int) -> None:
+        start, lines = self._tail(os.fstat(self._fd).st_size, before=step)
+        stay, at = [], start
+        first: int | None = None
+        for line in lines:
+            if self._place(line) < step:
+                stay.append(line)
+            elif first is None:
+                first, stay = at, []
+            at += len(line) + 1
+        if first is None:
+            return
+        os.ftruncate(self._fd, first)
+        if stay:
+            self._append(b"\n".join(stay) + b"\n")
+
+    def _append(self, data: bytes) -> None:
+        if not data:
+            return
+        written = os.write(self._fd, data)
+        if written < len(data):
+            # Half a line is worse than none: the rest would be taken for another.
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            say_alone(
+                self._fit,
+                f"{shown(self._path, 1000)} must be writable, but is not "
+                f"({error.strerror or error}): lines are missing in it; training goes on.",
+            )
+
+
+def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
+    """Return where a callback writes, whatever the working directory becomes during ``fit``.
+
+    Args:
+        what, example: what is written, and how to say where, for the message.
+
+    Raises:
+        ValueError: it writes into the run directory, but the run has none.
+    """
+    path = callback.writes_to(fit.directory)
+    if path is None:
+        raise ValueError(
+            f"`path` must say where {what} if the run has no directory, but is None: pass "
+            f"`{example}`, or `directory=` to the trainer."
+        )
+    return path.absolute()
+
+
+def trouble_at(fit: Fit, path: Path) -> str:
+    """Say why nothing may be written at a path; empty if it may, or is not in the run directory.
+
+    The run directory may have become another job's. If it was only removed, it is locked again.
+    """
+    if fit.directory is None or not path.is_relative_to(fit.directory):
+        return ""
+    return fit.check_directory()
+
+
+def say_alone(fit: Fit, line: str) -> None:
+    """Show a line that only this worker knows.
+
+    ``fit.say`` shows what the first worker says. After rank 0 was lost and replaced the leader is
+    another one; its line goes to the standard error then, beside the progress bar.
+    """
+    if fit.is_first:
+        fit.say(line)
+    else:
+        say(line)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a file, if there is one, since another run begins; a folder keeps its name.
+
+    Raises:
+        OSError: it cannot be looked at or renamed.
+    """
+    names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
+    if path.is_file():
+        path.rename(next(name for name in names if not name.exists()))

@@ -1,0 +1,284 @@
+"""Loggers: TensorBoard, W&B, MLflow, Trackio and tables are readers of the event file.
+
+::
+
+    leader ──► event file ──────────────────► one process ──► files and servers of the loggers
+       ├── for whom, how `fit` ended ───►│
+       │◄── a line for each that fails ──┘
+
+Training writes the event file and nothing else, so a logger that fails, hangs or prints cannot
+disturb it, and the event file's guarantees are theirs: each step once, whoever is lost. If the
+leader is lost, the process sends what is in the file and ends; the next leader starts another one,
+which waits for that end and continues the same runs of the loggers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from unisono.runtime.notices import shown
+from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain
+from unisono.runtime.timeouts import LOGGER
+from unisono.runtime.whole import check_whole
+from unisono.training.callbacks.callback import Callback, DoneStep, Fit
+from unisono.training.callbacks.event_log import EventLog
+from unisono.training.callbacks.journal import path_of, say_alone, trouble_at
+from unisono.training.callbacks.logger_feed import RUN_FILE, Opening, Reader, no_numbers
+from unisono.training.callbacks.summary import Summary
+
+_LOCK_FILE = ".loggers"
+_LOOK_EVERY_S = 1.0
+_FAIL_WITHIN_S = 5.0  # after an exception or Ctrl-C, whose launcher does not wait for long
+_GRACE_S = 5.0  # beyond what the process has to end
+_CHUNK_BYTES = 1 << 16
+_START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
+    "from unisono.training.callbacks.logger_feed import main; main()"
+)
+_FACTS = ("batch_size", "shards", "seed", "world_size", "num_samples", "num_parameters")
+
+
+class Logger(Callback):
+    """Has the numbers of steps sent to a logger, each once. Abstract.
+
+    Args:
+        settings: for the logger, as JSON.
+        config: hyperparameters, beside those that are known.
+        path: the folder; None: one of the logger's name in the run directory.
+        every: of how many steps one is sent.
+
+    Attributes:
+        product: what it is called in messages.
+        package: what must be installed; also the extra and the folder.
+        path: where it writes in the call of ``fit`` under way.
+    """
+
+    product: ClassVar[str]
+    package: ClassVar[str]
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        config: Mapping[str, Any] | None,
+        path: str | os.PathLike[str] | None,
+        every: int = 1,
+    ) -> None:
+        if importlib.util.find_spec(self.package) is None:
+            raise ModuleNotFoundError(
+                f"{self.product} must be installed to take numbers, but is not: "
+                f"`pip install 'unisono[{self.package}]'`."
+            )
+        self._settings = _as_json("options", settings)
+        self._config = _as_json("config", config or {})
+        self._given = None if path is None else Path(path)
+        self._every = check_whole("every", every, at_least=1)
+        LOGGER.in_s()  # a wrong variable is told before training
+        self.path = Path()
+
+    @staticmethod
+    @abstractmethod
+    def begin(opening: Opening) -> Reader:
+        """Open it, in the process of the loggers."""
+
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / self.package)
+
+    def on_begin(self, fit: Fit) -> None:
+        """Refuse what stands in the way of its files."""
+        self.path = path_of(self, fit, f"{self.product} writes", f'{self.name}(path="runs/mine")')
+        if not fit.has_joined:
+            self.check_place()
+
+    def check_place(self) -> None:
+        """Refuse a link in the place of what it writes."""
+        if self._given is None:
+            check_own_folder(self.path)
+        check_plain(self.path / RUN_FILE)
+
+    def as_json(self, fit: Fit) -> dict[str, Any]:
+        """Describe it to the process of the loggers."""
+        return {
+            "product": self.product,
+            "home": [type(self).__module__, type(self).__name__],
+            "opening": {
+                "path": str(self.path),
+                "every": self._every,
+                "settings": self._settings,
+                "config": {**_facts(fit), **self._config},
+            },
+        }
+
+
+class Loggers(Callback):
+    """Has one process read the event file for all loggers: see ``logger_feed.py``. Final.
+
+    Args:
+        loggers: called before this one.
+        events: the event file.
+    """
+
+    may_fail = True
+
+    def __init__(self, loggers: Sequence[Logger], events: Path) -> None:
+        self._loggers, self._events = loggers, events
+        self._lock_file = events.with_name(_LOCK_FILE)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._looked_at_s = 0.0
+        self._is_off = True
+
+    def on_begin(self, fit: Fit) -> None:
+        """Continue the loggers' runs where the run continues, or begin others."""
+        self._is_off = False
+        self._look(fit, None if fit.has_joined else fit.step)
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """See, once a second, what the process has to say."""
+        if time.monotonic() - self._looked_at_s >= _LOOK_EVERY_S:
+            self._look(fit)
+
+    def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
+        """Start the process if the worker that had one is lost."""
+        self._look(fit)
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """End the loggers' runs, and wait until all is sent."""
+        self._close(fit, "finished", LOGGER.in_s())
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """End the loggers' runs as failed."""
+        is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
+        self._close(fit, "stopped" if is_stopped else "failed", _FAIL_WITHIN_S)
+
+    def _look(self, fit: Fit, from_step: int | None = None) -> None:
+        """Start the process on the leader, or tell what it says."""
+        self._looked_at_s = time.monotonic()
+        if self._process is not None:
+            self._relay(fit, self._process)
+            if not fit.is_leader or self._process.poll() is not None:
+                self._end(fit, "", _FAIL_WITHIN_S)
+        elif fit.is_leader and not self._is_off:
+            self._is_off = True  # one that fails is not started again
+            try:
+                if trouble := trouble_at(fit, self._events):
+                    raise OSError(trouble.removesuffix("."))
+                self._process = self._started(fit, from_step)
+            except OSError as error:
+                say_alone(fit, no_numbers("the loggers", shown(error, 1000)))
+
+    def _started(self, fit: Fit, from_step: int | None) -> subprocess.Popen[bytes]:
+        """Start the process.
+
+        The lock file is locked here if it can be at once, so that the process of the first leader
+        has it before that of the next one, however long they take to start.
+        """
+        work = {
+            "events": str(self._events),
+            "lock_file": str(self._lock_file),
+            "from_step": from_step,
+            "loggers": [logger.as_json(fit) for logger in self._loggers],
+        }
+        self._events.parent.mkdir(parents=True, exist_ok=True)
+        fd = open_plain(self._lock_file, os.O_RDWR | os.O_CREAT)
+        try:
+            with contextlib.suppress(OSError):  # another has it, or a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3]), str(fd)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the program
+                bufsize=0,
+                pass_fds=[fd],
+            )
+        finally:
+            os.close(fd)
+        assert process.stdout is not None, "a pipe"
+        os.set_blocking(process.stdout.fileno(), False)
+        _write(process, work)
+        return process
+
+    def _end(self, fit: Fit, status: str, within_s: float) -> None:
+        """Have the process send all, and wait for its end."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        if status:
+            _write(process, {"end": status, "within_s": within_s})
+        assert process.stdin is not None, "a pipe"
+        process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(within_s + _GRACE_S)
+        if process.poll() is None:
+            process.kill()
+        self._relay(fit, process)
+        if process.wait():
+            say_alone(fit, no_numbers("the loggers", "their process has ended"))
+        assert process.stdout is not None, "a pipe"
+        process.stdout.close()
+
+    def _relay(self, fit: Fit, process: subprocess.Popen[bytes]) -> None:
+        """Tell the lines that have come from the process."""
+        assert process.stdout is not None, "a pipe"
+        while said := process.stdout.read(_CHUNK_BYTES):
+            for line in said.decode(errors="replace").splitlines():
+                say_alone(fit, line)
+
+    def _close(self, fit: Fit, status: str, within_s: float) -> None:
+        self._end(fit, status, within_s)
+        self._is_off = True  # until the next call of `fit`
+
+
+def with_loggers(callbacks: Sequence[Callback], directory: Path | None) -> list[Callback]:
+    """Add the one that serves the loggers among some callbacks, the event log among them.
+
+    A run without a directory has an event file beside the first logger's.
+    """
+    loggers = [one for one in callbacks if isinstance(one, Logger)]
+    events = next(one for one in callbacks if isinstance(one, EventLog)).writes_to(directory)
+    if loggers and events is None and (path := loggers[0].writes_to(directory)) is not None:
+        events = path.with_name(f"{path.name}.events.jsonl")
+        log = EventLog(events)
+        callbacks = [log if isinstance(one, EventLog) else one for one in callbacks]
+    if not loggers or events is None:
+        return list(callbacks)
+    return [*callbacks, Loggers(loggers, events.absolute())]
+
+
+def _write(process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
+    assert process.stdin is not None, "a pipe"
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which is told elsewhere
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+
+
+def _facts(fit: Fit) -> dict[str, Any]:
+    """List hyperparameters that are known; neither the command nor the machine leaves it."""
+    facts = {name: fit.facts[name] for name in _FACTS if name in fit.facts}
+    facts["optimizer"] = type(fit.optimizer).__name__
+    return facts | {
+        f"optimizer/{name}": value
+        for name, value in fit.optimizer.defaults.items()
+        if isinstance(value, (bool, int, float, str))
+    }
+
+
+def _as_json(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    with contextlib.suppress(TypeError, ValueError):
+        return dict(json.loads(json.dumps(dict(given))))
+    raise TypeError(
+        f"`{name}` must be what JSON can hold, but is {given!r}: pass numbers, texts, "
+        f"lists and dicts; of an argparse namespace, `vars(args)`."
+    )

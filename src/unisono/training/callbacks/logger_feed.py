@@ -1,0 +1,266 @@
+"""What the process of the loggers does: it follows the event file, and has each step sent once.
+
+::
+
+    event file ──► EventReader ─┬─► Sender (run.json) ──► TensorBoard, W&B, MLflow, Trackio
+                  (one a thread)└─► Table             ──► steps.csv
+
+The file has each step once, but may be read again from its beginning: it is cut when a run goes
+back. Steps that come again have the same numbers, so what was sent once is not sent again.
+If the folder of the event file is moved away or becomes another job's, all of this ends.
+
+A line of JSON says what to do; another one, how the call of ``fit`` ended and how long that may
+take, is missing if the leader is lost. Lines for the user come out. Neither torch nor the program
+is loaded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from unisono.runtime.notices import shown
+from unisono.runtime.plainfile import is_at, open_plain
+from unisono.training.events.events import Evaluation, Event, StepDone
+from unisono.training.events.follow import EventReader
+
+RUN_FILE = "run.json"
+_LOOK_EVERY_S = 0.5
+_LEFT_S = 600  # so long it sends what a lost leader has left, and the next one waits for it
+_ROWS_AT_ONCE = 1000
+
+
+class Row(NamedTuple):
+    """Numbers of one step, by name."""
+
+    step: int
+    time_unix_s: float
+    values: dict[str, float]
+
+
+class Opening(NamedTuple):
+    """What a logger is opened with.
+
+    Attributes:
+        path: the file or folder.
+        every: of how many steps one is sent.
+        settings, config: what the program has given.
+        from_step: where the call of ``fit`` begins, 0 for another run; None: it is under way.
+        run_id: finds the logger's run again; None: it begins.
+        first: the first step that is to come.
+    """
+
+    path: Path
+    every: int
+    settings: dict[str, Any]
+    config: dict[str, Any]
+    from_step: int | None
+    run_id: str | None = None
+    first: int = 0
+
+
+class Reader(Protocol):
+    """One logger, as the event file is read for it; its class has a function ``begin``."""
+
+    def begin_again(self) -> None:
+        """The file is read from its beginning, be it for the first time."""
+
+    def take(self, event: Event) -> None:
+        """Take the next event of the file."""
+
+    def flush(self) -> None:
+        """Send what has come: there is no more for now."""
+
+    def end(self, status: str) -> None:
+        """Send all, and close: "finished", "failed", "stopped", or "" if it will continue."""
+
+
+class LoggerRun(Protocol):
+    """A run of a logger that is open."""
+
+    @property
+    def run_id(self) -> str:
+        """What finds it again."""
+
+    def log(self, rows: list[Row]) -> None:
+        """Take rows, of ascending steps; the same step may come twice, with other names."""
+
+    def end(self, status: str) -> None:
+        """See :class:`Reader`."""
+
+
+class Sender:
+    """Sends rows to a logger's run, each once; ``run.json`` holds its id and the last steps. Final.
+
+    Args:
+        opening: of the logger.
+        begin: opens its run.
+        forgets: whether it takes steps again that were undone before this call of ``fit``.
+    """
+
+    def __init__(
+        self, opening: Opening, begin: Callable[[Opening], LoggerRun], *, forgets: bool = False
+    ) -> None:
+        opening.path.mkdir(parents=True, exist_ok=True)
+        self._every = opening.every
+        self._fd = open_plain(opening.path / RUN_FILE, os.O_RDWR | os.O_CREAT)
+        run_id: str | None = None
+        self._sent: dict[str, int] = {}
+        if opening.from_step != 0:
+            with suppress(ValueError, TypeError, KeyError):
+                found = json.loads(os.pread(self._fd, 1 << 16, 0))
+                run_id, self._sent = str(found["id"]), dict(found["sent"])
+        if forgets and opening.from_step is not None:
+            last = opening.from_step - 1
+            self._sent = {kind: min(step, last) for kind, step in self._sent.items()}
+        self._rows: list[Row] = []
+        self._run = begin(opening._replace(run_id=run_id, first=self._sent.get("step", -1) + 1))
+        self._keep()
+
+    def begin_again(self) -> None:
+        """See :class:`Reader`."""
+
+    def take(self, event: Event) -> None:
+        """See :class:`Reader`."""
+        if isinstance(event, StepDone) and event.step % self._every == 0:
+            self._add("step", event.step, event, _of_step(event))
+        elif isinstance(event, Evaluation):
+            values = {f"validation/{name}": value for name, value in event.means.items()}
+            self._add("validation", event.step - 1, event, values)
+
+    def flush(self) -> None:
+        """See :class:`Reader`."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._run.log(rows)
+            self._keep()
+
+    def end(self, status: str) -> None:
+        """See :class:`Reader`."""
+        self._run.end(status)
+
+    def _add(self, kind: str, step: int, event: Event, values: dict[str, float]) -> None:
+        if step > self._sent.get(kind, -1):
+            self._sent[kind] = step
+            self._rows.append(Row(step, event.time_unix_s, values))
+            if len(self._rows) >= _ROWS_AT_ONCE:
+                self.flush()
+
+    def _keep(self) -> None:
+        """Write down what was sent."""
+        text = json.dumps({"id": self._run.run_id, "sent": self._sent}).encode()
+        os.pwrite(self._fd, text, 0)
+        os.ftruncate(self._fd, len(text))
+
+
+def named_rates(event: StepDone, separator: str) -> dict[str, float]:
+    """Name learning rates; where there are several, by `separator` and the group's position."""
+    rates = event.learning_rates
+    if len(rates) == 1:
+        return {"learning_rate": rates[0]}
+    return {f"learning_rate{separator}{at}": rate for at, rate in enumerate(rates)}
+
+
+def _of_step(event: StepDone) -> dict[str, float]:
+    values = {f"train/{name}": mean for name, mean in event.means.items()}
+    values |= named_rates(event, "/")
+    if event.gradient_norm is not None:
+        values["gradient_norm"] = event.gradient_norm
+    return values
+
+
+def no_numbers(product: str, why: str) -> str:
+    """Say in words that a logger is switched off."""
+    return (
+        f"{product} must take the numbers of each step, but does not ({why}): they are missing "
+        f"there; training goes on."
+    )
+
+
+class _Feed:
+    """The threads of the loggers, and what ends them. Final.
+
+    Args:
+        work: what the leader has sent.
+        lock_fd: of the lock file, which shows whether its folder is where it was.
+        said_fd: where lines for the user go.
+    """
+
+    def __init__(self, work: dict[str, Any], lock_fd: int, said_fd: int) -> None:
+        self._work, self._said_fd = work, said_fd
+        self._lock_file, self._lock_fd = Path(work["lock_file"]), lock_fd
+        self._ends = threading.Event()
+        self._status = ""
+
+    def go_through(self, lines: BinaryIO) -> None:
+        """Serve the loggers until the leader says how the call ended, or is lost."""
+        loggers = self._work["loggers"]
+        serving = [
+            threading.Thread(target=self._serve, args=(one,), daemon=True) for one in loggers
+        ]
+        for thread in serving:
+            thread.start()
+        said = lines.read()
+        end: dict[str, Any] = json.loads(said) if said else {"end": "", "within_s": _LEFT_S}
+        self._status = end["end"]
+        self._ends.set()
+        until_s = time.monotonic() + end["within_s"]
+        for thread, logger in zip(serving, loggers, strict=True):
+            thread.join(max(0.0, until_s - time.monotonic()))
+            if thread.is_alive():
+                self._say(logger["product"], f"it has not taken all within {end['within_s']:g} s")
+
+    def _serve(self, logger: dict[str, Any]) -> None:
+        try:
+            self._follow(logger)
+        except BaseException as error:
+            self._say(logger["product"], f"{type(error).__name__}: {error}")
+
+    def _follow(self, logger: dict[str, Any]) -> None:
+        module, name = logger["home"]
+        home = getattr(importlib.import_module(module), name)
+        opening = {**logger["opening"], "path": Path(logger["opening"]["path"])}
+        reader: Reader = home.begin(Opening(**opening, from_step=self._work["from_step"]))
+        events = EventReader(self._work["events"])
+        is_over = False
+        while not is_over:
+            is_over = self._ends.wait(_LOOK_EVERY_S)
+            if not is_at(self._lock_file, self._lock_fd):
+                raise OSError(f"{self._lock_file.parent} was moved or removed")
+            if events.path.exists():
+                for event in events.new_events(reader.begin_again):
+                    reader.take(event)
+                reader.flush()
+        reader.end(self._status)
+
+    def _say(self, product: str, why: str) -> None:
+        line = shown(no_numbers(product, why), 4000)  # so that it is written in one go
+        os.write(self._said_fd, line.encode(errors="replace") + b"\n")
+
+
+def main() -> None:
+    """Serve loggers; the end of standard input ends it."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    said_fd = os.dup(1)
+    os.dup2(2, 1)  # loggers print
+    lines = os.fdopen(0, "rb")
+    if not (work := lines.readline()):
+        return
+    lock_fd = int(sys.argv[2])
+    signal.alarm(_LEFT_S)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    signal.alarm(0)
+    _Feed(json.loads(work), lock_fd, said_fd).go_through(lines)
+    os._exit(0)  # whatever a logger wants to wait for, it was waited for

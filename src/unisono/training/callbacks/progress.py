@@ -1,0 +1,293 @@
+"""The callback that shows a run: a bar on a terminal, lines elsewhere, one line in a notebook.
+
+A run that can no longer be shown (a full disk, a pipe that nobody reads, an output that the program
+has closed or replaced by another) goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Protocol
+
+from unisono.runtime.launch.cell import (
+    Cell,
+    Clock,
+    Count,
+    DisplayState,
+    Observed,
+    in_notebook,
+    launcher_draws,
+)
+from unisono.runtime.notices import say, shown_lines
+from unisono.runtime.seeding import python_put_back
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.launcher_messages import ShowProgress
+from unisono.runtime.workers.supervisor import has_launcher
+from unisono.training.callbacks.callback import Callback, DoneStep, Fit
+from unisono.training.callbacks.summary import Summary
+
+with python_put_back():  # it draws as it is imported, be it after the program's seed
+    import rich.progress
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+
+class Display(Protocol):
+    """Shows a run."""
+
+    @property
+    def every_s(self) -> float:
+        """How long to wait from one state that is shown to the next, in seconds."""
+
+    def start(self, state: DisplayState) -> None:
+        """Begin with a run."""
+
+    def show(self, state: DisplayState) -> None:
+        """Show how far the run is."""
+
+    def say(self, line: str) -> None:
+        """Show one line that stays."""
+
+    def stop(self, state: DisplayState) -> None:
+        """Leave the terminal as it was; the run has come to `state`, and may go on elsewhere."""
+
+
+class _Output(Console):
+    """Standard output. If its reader has gone, rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # what rich has just caught
+
+
+def display(console: Console | None = None) -> Display:
+    """Choose what a run is shown on: a bar, or lines.
+
+    Args:
+        console: where to; the notebook's cell, or standard output, by default.
+    """
+    if console is None and (in_cell := _in_cell()) is not None:
+        return in_cell
+    console = _Output() if console is None else console
+    can_redraw = console.is_terminal and not console.is_dumb_terminal
+    return Bar(console) if can_redraw else Lines(console)
+
+
+def _in_cell() -> Display | None:
+    """Choose the display of a notebook: of this process, or of the one that launched it."""
+    if launcher_draws() and has_launcher():
+        supervisor = context().supervisor
+        return Observed(lambda state: supervisor.tell(ShowProgress(asdict(state))))
+    return Observed(Cell().draw) if in_notebook() else None
+
+
+class Lines:
+    """Prints lines, and now and then how far the run is. Final.
+
+    Args:
+        console: where to.
+    """
+
+    every_s = 30.0
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def start(self, state: DisplayState) -> None:
+        """See :class:`Display`."""
+        self._shown = state
+
+    def show(self, state: DisplayState) -> None:
+        """See :class:`Display`."""
+        before, self._shown = self._shown, state
+        rate = (state.samples - before.samples) / (state.seconds - before.seconds)
+        self.say(
+            f"{state.epoch_and_loss[0]}, step {state.done:,} of {state.total:,}: "
+            f"{state.epoch_and_loss[1]}, {rate:,.0f} samples/s"
+        )
+
+    def say(self, line: str) -> None:
+        """See :class:`Display`."""
+        _print_line(self._console, line)
+
+    def stop(self, state: DisplayState) -> None:
+        """See :class:`Display`."""
+
+
+class Bar:
+    """Shows a bar, redrawn a few times a second from the training loop itself. Final.
+
+    Args:
+        console: a terminal.
+    """
+
+    every_s = 0.25
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = rich.progress.Progress(
+            *columns(console.width), console=console, auto_refresh=False, transient=True
+        )
+        # Before the first step nothing is known but how far the run is.
+        self._task = self._progress.add_task("", epoch="", loss="loss -", rate="")
+
+    def start(self, state: DisplayState) -> None:
+        """See :class:`Display`."""
+        self._progress.update(self._task, completed=state.done, total=state.total)
+        self._progress.start()
+
+    def show(self, state: DisplayState) -> None:
+        """See :class:`Display`."""
+        # The terminal may have another width than when the run began.
+        self._progress.columns = columns(self._console.width)
+        epoch, loss = state.epoch_and_loss
+        self._progress.update(
+            self._task,
+            completed=state.done,
+            epoch=epoch,
+            loss=loss,
+            rate=f"{state.samples / state.seconds:,.0f} samples/s",
+            refresh=True,
+        )
+
+    def say(self, line: str) -> None:
+        """See :class:`Display`."""
+        _print_line(self._console, line)
+
+    def stop(self, state: DisplayState) -> None:
+        """See :class:`Display`."""
+        self._progress.stop()
+
+
+def columns(width: int) -> tuple[ProgressColumn, ...]:
+    """Choose what is shown on a terminal that is `width` wide, so that all of it can be read.
+
+    The bar takes the room that the others leave.
+    """
+    epoch, loss, rate = (
+        TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "loss", "rate")
+    )
+    bar, count = BarColumn(bar_width=40 if width >= 120 else None), MofNCompleteColumn()
+    if width < 30:
+        return count, loss
+    if width < 60:
+        return bar, count, loss
+    if width < 80:
+        return epoch, bar, count, loss, TimeRemainingColumn()
+    return epoch, bar, count, loss, rate, TimeRemainingColumn()
+
+
+def _print_line(console: Console, line: str) -> None:
+    # Not every output has letters such as → and ×.
+    encoding = getattr(console.file, "encoding", None) or "utf-8"
+    fitting = shown_lines(line).encode(encoding, "replace").decode(encoding)
+    console.print(fitting, highlight=False, markup=False, soft_wrap=True)
+
+
+class Progress(Callback):
+    """Shows the run and what is said about it, on one worker at a time. Always there. Final.
+
+    Args:
+        make: makes what it is shown on, on the worker for which ``fit.is_first`` holds.
+        clock: gives the time in seconds.
+    """
+
+    may_fail = True
+
+    def __init__(
+        self, make: Callable[[], Display] = display, clock: Clock = time.monotonic
+    ) -> None:
+        self._make, self._clock = make, clock
+        self._fit: Fit | None = None
+        self._display: Display | None = None
+        self._is_broken = self._is_under_way = False
+        self._done = self._total = 0
+        self._count = Count(0.0, clock)
+
+    def on_begin(self, fit: Fit) -> None:
+        """Show where the run begins."""
+        self._stop()
+        self._display = None
+        self._fit, self._done, self._total = fit, fit.step, fit.end_step
+        self._is_under_way = True
+        self._show(lambda display: None)
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """Count a step, unless it has come before the run went back."""
+        if step.number < self._done:
+            return
+        if step.number > self._done:
+            self._drop()  # a replacement has not seen the steps before
+        self._done = step.number
+        self._show(lambda display: self._count_step(display, step))
+        self._done += 1
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """Leave the terminal as it was."""
+        self._stop()
+        self._is_under_way = False
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """Leave the terminal as it was."""
+        self._stop()
+        self._is_under_way = False
+
+    def say(self, fit: Fit, line: str) -> None:
+        """Show one line that stays."""
+        self._fit = fit
+        self._show(lambda display: display.say(line))
+
+    def _show(self, act: Callable[[Display], None]) -> None:
+        """Do something with the display, if this worker is the one that shows the run."""
+        if self._fit is None or not self._fit.is_first:
+            self._drop()
+        elif not self._is_broken:
+            try:
+                act(self._begun())
+            except Exception as error:
+                self._give_up(error)
+
+    def _begun(self) -> Display:
+        if self._display is None:
+            self._display = self._make()
+            # What is said before the run begins, or after it, is a line and no more.
+            if self._is_under_way:
+                self._count = Count(self._display.every_s, self._clock)
+                self._display.start(self._count.start(self._done, self._total))
+        return self._display
+
+    def _count_step(self, display: Display, step: DoneStep) -> None:
+        state = self._count.step(step.epoch, step.means["loss"], step.num_samples)
+        if state is not None:
+            display.show(state)
+
+    def _stop(self) -> None:
+        if self._display is not None and self._is_under_way:
+            try:
+                self._display.stop(self._count.state)
+            except Exception as error:
+                self._give_up(error)
+
+    def _drop(self) -> None:
+        """Let another display begin, here or on another worker."""
+        self._stop()
+        self._display = None
+
+    def _give_up(self, error: Exception) -> None:
+        broken, self._display, self._is_broken = self._display, None, True
+        with contextlib.suppress(Exception):
+            if broken is not None:
+                broken.stop(self._count.state)
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        say(
+            f"the run is not shown any more, since standard output takes nothing "
+            f"({why}); it goes on."
+        )

@@ -1,0 +1,327 @@
+"""Send numbers to TensorBoard, Weights & Biases, MLflow and Trackio, each step once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.training.callbacks.logger import Logger
+from unisono.training.callbacks.logger_feed import Opening, Row, Sender
+
+_WANDB_MODES = ("offline", "online")
+_METRICS_AT_MOST, _PARAMS_AT_MOST = 1000, 100  # of one call: MLflow refuses more
+_MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+class TensorBoard(Logger):
+    """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``. Final.
+
+    ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
+    0; ``validation/loss`` and so on at the step that was done last. If a run is resumed from an
+    earlier step, TensorBoard forgets the steps that come again.
+
+    Args:
+        path: the folder; None: ``tensorboard`` in the run directory.
+        every: of how many steps one is written.
+
+    Raises:
+        TypeError: `every` is not a whole number.
+        ValueError: `every` is too small.
+        ModuleNotFoundError: TensorBoard is not installed.
+    """
+
+    product, package = "TensorBoard", "tensorboard"
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
+        super().__init__({}, None, path, every)
+
+    @staticmethod
+    def begin(opening: Opening) -> Sender:
+        """See :class:`Logger`."""
+        return Sender(opening, _TensorBoardRun, forgets=True)
+
+
+class _TensorBoardRun:
+    """A file that replaces what others in the folder say of the first step to come and later."""
+
+    run_id = "tensorboard"
+
+    def __init__(self, opening: Opening) -> None:
+        events = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        summaries = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        records = importlib.import_module("tensorboard.summary.writer.record_writer")
+        self._event, self._summary = events.Event, summaries.Summary
+        self._records = records.RecordWriter(_new_file(opening.path))
+        begun = {"wall_time": time.time(), "step": opening.first}
+        self._write(**begun, file_version="brain.Event:2")
+        log = events.SessionLog(status=events.SessionLog.START)
+        self._write(**begun, session_log=log)
+
+    def log(self, rows: list[Row]) -> None:
+        for row in rows:
+            values = [
+                self._summary.Value(tag=tag, simple_value=value)
+                for tag, value in row.values.items()
+            ]
+            summary = self._summary(value=values)
+            self._write(wall_time=row.time_unix_s, step=row.step, summary=summary)
+        self._records.flush()
+
+    def end(self, status: str) -> None:
+        self._records.close()
+
+    def _write(self, **facts: Any) -> None:
+        self._records.write(self._event(**facts).SerializeToString())
+
+
+def _new_file(folder: Path) -> Any:
+    """Create a file whose name comes after those of others, in whose order they are read."""
+    while any(folder.glob(f"events.out.tfevents.{(now_s := int(time.time())):010d}.*")):
+        time.sleep(0.1)
+    # A link of that name would be followed: nobody can know the name beforehand.
+    name = f"events.out.tfevents.{now_s:010d}.{socket.gethostname()}.{secrets.token_hex(8)}"
+    return (folder / name).open("xb")
+
+
+class WandB(Logger):
+    """Sends numbers to Weights & Biases; needs ``pip install 'unisono[wandb]'``. Final.
+
+    Names are those of :class:`TensorBoard`. Nothing leaves the machine unless you ask for it:
+    ``wandb sync`` uploads what an offline run has written. A run that is resumed, or whose worker
+    was killed, continues the same W&B run; each continuation of an offline run is a folder of its
+    own, and ``wandb sync`` joins them.
+
+    Args:
+        project: the W&B project.
+        mode: ``"offline"`` or ``"online"``; None: what ``WANDB_MODE`` says, else offline.
+        config: hyperparameters, in addition to batch size, shards, seed and the optimizer's.
+        path: the folder; None: ``wandb`` in the run directory.
+        every: of how many steps one is sent.
+        options: more of ``wandb.init``, such as ``name``, ``entity``, ``tags``, ``group``.
+
+    Raises:
+        TypeError: `every` is not a whole number; `config` or an option cannot be JSON.
+        ValueError: `every` is too small, `mode` is something else.
+        ModuleNotFoundError: ``wandb`` is not installed.
+    """
+
+    product, package = "Weights & Biases", "wandb"
+
+    def __init__(
+        self,
+        project: str = "unisono",
+        *,
+        mode: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        **options: Any,
+    ) -> None:
+        if mode is not None and mode not in _WANDB_MODES:
+            raise ValueError(f"`mode` must be one of {_WANDB_MODES}, but is {mode!r}.")
+        mode = mode or os.environ.get("WANDB_MODE") or "offline"
+        settings = {"project": project, "mode": mode, **options}
+        super().__init__(settings, config, path, every)
+
+    @staticmethod
+    def begin(opening: Opening) -> Sender:
+        """See :class:`Logger`."""
+        return Sender(opening, _WandBRun)
+
+
+class _WandBRun:
+    def __init__(self, opening: Opening) -> None:
+        settings, run_id = opening.settings, opening.run_id
+        if settings["mode"] != "online":
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # which would go over the network
+        wandb = importlib.import_module("wandb")
+        quiet = wandb.Settings(
+            console="off", silent=True, disable_git=True, save_code=False, disable_job_creation=True
+        )
+        given = {"resume": "allow"} if settings["mode"] == "online" else {}
+        path = opening.path
+        self._run = wandb.init(
+            dir=path.parent if path.name == "wandb" else path,  # it makes a folder `wandb` there
+            id=run_id or secrets.token_hex(8),
+            config=opening.config if run_id is None else None,
+            settings=quiet,
+            **{**given, **settings},
+        )
+        self.run_id = str(self._run.id)
+
+    def log(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._run.log(row.values, step=row.step)
+
+    def end(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status in ("finished", "") else 1)
+
+
+class MLflow(Logger):
+    """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``. Final.
+
+    Names are those of :class:`TensorBoard`. A run that is resumed, or whose worker was killed,
+    continues the same MLflow run. ``mlflow ui --backend-store-uri sqlite:///runs/mine/mlflow/mlflow.db``
+    shows it; it needs the whole of MLflow, ``pip install mlflow``.
+
+    Args:
+        experiment: its name; it is created if need be.
+        run_name: the run's name; None: MLflow chooses one.
+        tracking_uri: a server or a database; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in
+            `path`.
+        tags: of the run.
+        config: hyperparameters, in addition to batch size, shards, seed and the optimizer's.
+        path: the folder; None: ``mlflow`` in the run directory.
+        every: of how many steps one is sent.
+
+    Raises:
+        TypeError: `every` is not a whole number; `config` or `tags` cannot be JSON.
+        ValueError: `every` is too small.
+        ModuleNotFoundError: ``mlflow`` is not installed.
+    """
+
+    product, package = "MLflow", "mlflow"
+
+    def __init__(
+        self,
+        experiment: str = "unisono",
+        *,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        every: int = 1,
+    ) -> None:
+        settings = {
+            "experiment": experiment,
+            "run_name": run_name,
+            "tracking_uri": tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"),
+            "tags": dict(tags or {}),
+        }
+        super().__init__(settings, config, path, every)
+
+    @staticmethod
+    def begin(opening: Opening) -> Sender:
+        """See :class:`Logger`."""
+        return Sender(opening, _MLflowRun)
+
+
+class _MLflowRun:
+    def __init__(self, opening: Opening) -> None:
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # which goes over the network
+        mlflow = importlib.import_module("mlflow")
+        self._entities = importlib.import_module("mlflow.entities")
+        database = f"sqlite:///{Path(opening.path, 'mlflow.db').absolute()}"
+        uri = opening.settings["tracking_uri"] or database
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self.run_id = opening.run_id or self._created(opening)
+        if opening.run_id:
+            self._client.update_run(self.run_id, status="RUNNING")
+
+    def log(self, rows: list[Row]) -> None:
+        metrics = [
+            self._entities.Metric(name, value, int(row.time_unix_s * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for at in range(0, len(metrics), _METRICS_AT_MOST):
+            some = metrics[at : at + _METRICS_AT_MOST]
+            self._client.log_batch(self.run_id, metrics=some)
+
+    def end(self, status: str) -> None:
+        if status:
+            self._client.set_terminated(self.run_id, _MLFLOW_ENDS[status])
+
+    def _created(self, opening: Opening) -> str:
+        settings = opening.settings
+        found = self._client.get_experiment_by_name(settings["experiment"])
+        experiment = found.experiment_id if found else self._new_experiment(opening)
+        run = self._client.create_run(
+            experiment, run_name=settings["run_name"], tags=settings["tags"]
+        )
+        params = [self._entities.Param(name, str(value)) for name, value in opening.config.items()]
+        for at in range(0, len(params), _PARAMS_AT_MOST):
+            self._client.log_batch(run.info.run_id, params=params[at : at + _PARAMS_AT_MOST])
+        return str(run.info.run_id)
+
+    def _new_experiment(self, opening: Opening) -> Any:
+        # Else in the working folder, whatever that is.
+        is_remote = opening.settings["tracking_uri"]
+        place = None if is_remote else Path(opening.path, "artifacts").absolute().as_uri()
+        name = opening.settings["experiment"]
+        return self._client.create_experiment(name, artifact_location=place)
+
+
+class Trackio(Logger):
+    """Sends numbers to Trackio; needs ``pip install 'unisono[trackio]'``. Final.
+
+    Names are those of :class:`TensorBoard`. Nothing leaves the machine unless `options` have
+    ``space_id`` or ``server_url``. A run that is resumed, or whose worker was killed, continues the
+    same Trackio run. ``TRACKIO_DIR=runs/mine/trackio trackio show`` shows it.
+
+    Args:
+        project: the Trackio project.
+        config: hyperparameters, in addition to batch size, shards, seed and the optimizer's.
+        path: the folder; None: ``trackio`` in the run directory.
+        every: of how many steps one is sent.
+        options: more of ``trackio.init``, such as ``space_id`` or ``group``.
+
+    Raises:
+        TypeError: `every` is not a whole number; `config` or an option cannot be JSON.
+        ValueError: `every` is too small.
+        ModuleNotFoundError: ``trackio`` is not installed.
+    """
+
+    product, package = "Trackio", "trackio"
+
+    def __init__(
+        self,
+        project: str = "unisono",
+        *,
+        config: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__({"project": project, **options}, config, path, every)
+
+    @staticmethod
+    def begin(opening: Opening) -> Sender:
+        """See :class:`Logger`."""
+        return Sender(opening, _TrackioRun)
+
+
+class _TrackioRun:
+    def __init__(self, opening: Opening) -> None:
+        settings, run_id = opening.settings, opening.run_id
+        os.environ["TRACKIO_DIR"] = str(opening.path)
+        if not settings.get("space_id"):
+            for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+                os.environ.pop(name, None)
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        self._run = importlib.import_module("trackio").init(
+            **{
+                "name": run_id or f"{settings['project']}-{secrets.token_hex(4)}",
+                "resume": "allow" if run_id else "never",
+                "config": opening.config,
+                "embed": False,
+                "auto_log_gpu": False,
+                "auto_log_cpu": False,
+                **settings,
+            }
+        )
+        self.run_id = str(self._run.name)
+
+    def log(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._run.log(row.values, step=row.step)
+
+    def end(self, status: str) -> None:
+        self._run.finish()

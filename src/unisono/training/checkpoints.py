@@ -1,0 +1,329 @@
+"""A run's checkpoints: when one is due, where it goes, and how it is found at the next start.
+
+They are written from snapshots, by the launcher or, in a process that nobody launched, by a thread,
+while training goes on. At the start the leader finds the newest one that is whole; every worker
+then reads it for itself.
+
+Whose is a run directory? Of the trainers of one program, that of one at a time.
+
+A run may go on where an earlier one of the same program has stopped: a cell of a notebook is run
+again. Two that take turns would each take the other's checkpoints for its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.engine.exchange.snapshots import Snapshots
+from unisono.engine.state.run_state import Position
+from unisono.engine.state.saved import Snapshot
+from unisono.errors import CheckpointError
+from unisono.plan.samples import SamplePlan
+from unisono.runtime.checkpoint.directory_lock import Place, place_of
+from unisono.runtime.checkpoint.folder import read_folder
+from unisono.runtime.checkpoint.run_directory import CheckpointEntry, RunDirectory
+from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
+from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
+from unisono.runtime.workers.job_store import num_restarts
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import per_process
+from unisono.training.identity import compare, of_every_loop
+from unisono.training.loop_plan import Totals
+from unisono.training.run_options import RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """The checkpoint that a run goes on from."""
+
+    path: str  # its folder
+    snapshot: Snapshot  # what it says
+    is_ahead: bool  # whether it was made in a later loop than the one that is about to begin
+
+
+class Checkpoints:
+    """Writes and finds the checkpoints of one run. Final.
+
+    Args:
+        team: the workers.
+        directory: the run directory.
+        options: how often, how many stay, and whether to resume.
+        say: shows messages to the user.
+
+    Attributes:
+        is_on_each_host: whether each of several hosts writes them to a directory of its own.
+        kept_step: the steps that the run had done at its newest checkpoint; None before the first.
+    """
+
+    def __init__(
+        self, team: Team, directory: Path, options: RunOptions, say: Callable[[str], None]
+    ) -> None:
+        self._team, self._options, self._say = team, options, say
+        # The program may go to another folder before the first loop.
+        self.directory = directory.absolute()
+        self._use = DirectoryUse(self.directory)
+        faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
+        self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
+        self._kept_at_s = time.monotonic()
+        self.kept_step: int | None = None
+        self._kept_by: int | None = None
+        self._place: Place | None = None
+        self._is_kept_elsewhere = self.is_on_each_host = False
+        self._misses_end = False  # and that was told
+        # The newest checkpoint, read and told once, if it is of a later loop than the first.
+        self._ahead: tuple[Snapshot, CheckpointEntry, list[CheckpointEntry]] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What whoever writes checkpoints has to know."""
+        return {"directory": str(self.directory), "keep": self._options.keep}
+
+    @property
+    def _run_directory(self) -> RunDirectory:
+        return RunDirectory(self.directory, self._options.keep)
+
+    def take_turn(self) -> None:
+        """Go on in the directory, after the first loop; every rank does it.
+
+        Raises:
+            ValueError: another run of this program has begun there since this one did.
+        """
+        self._use.take()
+
+    def go_to(self, directory: str) -> None:
+        """Begin in the directory that the leader has named; every rank does it.
+
+        With a time or a process in its name each worker has made another one of it.
+        """
+        if not self._use.has_begun:
+            self.directory = Path(directory)
+            self._use = DirectoryUse(self.directory)
+            self._use.take()
+        self._place = place_of(self.directory)
+
+    def find(
+        self,
+        plan: SamplePlan,
+        totals: Totals,
+        identity: Mapping[str, Any],
+        at_most: Mapping[str, int],
+        loop: str,
+    ) -> FoundCheckpoint | None:
+        """Find the checkpoint to go on from; the leader does it.
+
+        Args:
+            plan: which samples are computed where.
+            totals: how far the loop that is about to begin goes.
+            identity: the run's.
+            at_most: by file of a checkpoint, how many bytes there is a use for.
+            loop: which loop that is.
+
+        Raises:
+            ValueError: another run of this program has begun there since this one was made.
+            CheckpointError: the run was another one, or another job uses the directory.
+        """
+        self._use.take()
+        self._claim()
+        if self._options.resume == "never":
+            self.set_aside(-1)
+            return None
+        snapshot, entry, passed_over = self._ahead or self._run_directory.newest(
+            Snapshot.from_files, at_most
+        )
+        for other in passed_over:
+            self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
+        if snapshot is None or entry is None:
+            self.set_aside(-1)
+            if num_restarts(os.environ) and not passed_over:
+                self._say(
+                    f"the job was started again, but {self.directory} has no checkpoint to go on "
+                    f"from: the run begins anew. Let `directory` have the same name in each start, "
+                    f"without a time or the number of a process."
+                )
+            return None
+        position = Position(**snapshot.facts["position"])
+        end = self._run_directory.end_of(loop, position.step)
+        if end is not None or totals.are_passed(position):
+            compare(snapshot.facts["identity"], of_every_loop(identity))
+            if self._ahead is None:
+                self._say(
+                    f"nothing to do here: the run has come to step {position.step} already, with "
+                    f"checkpoint {entry.path.name} in {self._run_directory.folder}; a later call "
+                    f"goes on there"
+                )
+            self._ahead = snapshot, entry, []
+            return self._end_of_loop(end) or FoundCheckpoint(str(entry.path), snapshot, True)
+        self._ahead = None
+        for warning in compare(snapshot.facts["identity"], identity):
+            self._say(warning)
+        if position.batch >= plan.steps_per_epoch:
+            raise CheckpointError(
+                f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
+                f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
+            )
+        self.set_aside(position.step)
+        self._say(f"resuming from checkpoint {entry.path.name} in {self._run_directory.folder}")
+        return FoundCheckpoint(str(entry.path), snapshot, is_ahead=False)
+
+    def _end_of_loop(self, end: Path | None) -> FoundCheckpoint | None:
+        """Read what a loop that is over has ended with, if that is kept."""
+        trouble = "is not kept"
+        if end is not None:
+            try:
+                return FoundCheckpoint(str(end), self.read(str(end)), is_ahead=True)
+            except CheckpointError as error:
+                trouble = f"in {end.name} is damaged ({str(error).removesuffix('.')})"
+        if self._misses_end:
+            return None
+        self._misses_end = True
+        self._say(
+            f"what this call has ended with {trouble}: until the call that goes on, the program "
+            f"sees the newest state instead, also where it evaluates or writes files"
+        )
+        return None
+
+    def held_here(self) -> dict[int, str]:
+        """Tell, as the first of a host with a directory of its own, what can be resumed there.
+
+        Returns:
+            By step, what tells the contents of each whole checkpoint apart.
+
+        Raises:
+            CheckpointError: another job uses the directory.
+            OSError: it cannot be read or written.
+        """
+        self._claim()
+        return {} if self._options.resume == "never" else self._run_directory.digests()
+
+    def set_aside(self, step: int) -> None:
+        """Set checkpoints of later steps than `step` aside; what follows is another past."""
+        for name in self._run_directory.set_aside(step):
+            self._say(f"checkpoint {name} is of another past and is set aside")
+
+    def read(self, path: str) -> Snapshot:
+        """Read a checkpoint that the leader has found.
+
+        Raises:
+            CheckpointError: it is not there any more.
+        """
+        return Snapshot.from_files(read_folder(Path(path)))
+
+    def begin(self, step: int | None) -> None:
+        """Count from here; `step` is that of the checkpoint the run goes on from."""
+        self._kept_at_s = time.monotonic()
+        self.kept_step = step
+
+    def is_due(self, after: Position) -> bool:
+        """Tell, as the leader, whether a checkpoint is due at this place."""
+        if self._is_kept_elsewhere:
+            return True
+        if self._kept_by is not None and self._kept_by not in self._team.membership.ranks:
+            # The leader before was lost, perhaps before it could ask for what was due.
+            return True
+        if self._options.every is None:
+            return False
+        ended = after.epoch if after.batch == 0 else 0
+        waited_s = time.monotonic() - self._kept_at_s
+        return self._options.every.is_due(steps=after.step, epoch_ended=ended, seconds=waited_s)
+
+    def keep(
+        self, snapshots: Snapshots, slot: int, step: int, *, wait: bool, end: str = ""
+    ) -> None:
+        """Have a snapshot written, unless this step's is; the leader asks, all take notice.
+
+        Args:
+            snapshots: hold it.
+            slot: which of both.
+            step: steps done.
+            wait: return on the leader only when it is on the disk, or has failed.
+            end: which loop has ended with it, see :meth:`RunDirectory.mark_end`; or empty.
+        """
+        is_new = self.kept_step != step
+        self._is_kept_elsewhere = False
+        self.kept_step, self._kept_at_s = step, time.monotonic()
+        self._kept_by = self._team.membership.leader
+        if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
+            return
+        kept = Kept.of(snapshots.places, slot, step, **self.facts, end=end)
+        supervisor = self._team.supervisor
+        if (is_new or wait) and not supervisor.write_checkpoint(kept.as_json(), wait=wait):
+            self._writer.begin(snapshots.mapping, kept)
+        if wait:
+            self._writer.wait()
+
+    def hold(self) -> str:
+        """See that the run directory is the one that the run has begun in; any rank may ask.
+
+        What has its name now is claimed, if it was removed or replaced, and a checkpoint is due.
+
+        Returns:
+            Why nothing may be written there; empty where all is well.
+        """
+        if self._place is None or place_of(self.directory) == self._place:
+            return ""
+        try:
+            self._claim()
+        except CheckpointError as error:
+            return str(error)
+        place = place_of(self.directory)
+        if place is not None and place != self._place:  # else it cannot be seen just now
+            self._place = place
+            self._is_kept_elsewhere = self.kept_step is not None
+        return ""
+
+    def tell_slow_disk(self, waited_s: float) -> None:
+        """Say that training waits for an earlier checkpoint to be written."""
+        self._say(
+            f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
+            f"look at {self.directory}, or let checkpoints be rarer."
+        )
+
+    def _claim(self) -> None:
+        """Keep other jobs out of the directory as long as this one lasts."""
+        if not self._team.supervisor.lock_directory(str(self.directory)):
+            self._writer.locks.hold(self.directory)
+
+
+class _Runs:
+    """How many runs of this process have begun in one directory. Final."""
+
+    def __init__(self, directory: str) -> None:
+        self.num_begun = 0
+
+
+class DirectoryUse:
+    """One run's turn in its directory. Final.
+
+    Args:
+        directory: the run directory, which need not be there.
+
+    Attributes:
+        has_begun: whether the run has begun there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._runs = per_process(_Runs, os.path.realpath(directory))
+        self._seen = self._runs.num_begun
+        self.has_begun = False
+
+    def take(self) -> None:
+        """Begin, or go on, in the directory.
+
+        Raises:
+            ValueError: another run has begun there since this one was made or began.
+        """
+        if self._runs.num_begun != self._seen:
+            raise ValueError(
+                f"`directory` must be one trainer's alone, but another one of this program has "
+                f"begun in {self._directory} since this one was made: give each its own directory."
+            )
+        if not self.has_begun:
+            self.has_begun = True
+            self._runs.num_begun += 1
+            self._seen = self._runs.num_begun

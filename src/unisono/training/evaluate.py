@@ -1,0 +1,161 @@
+"""Exact means over a dataset: every sample once, the same bits on any number of workers.
+
+The dataset is cut into global batches and shards like an epoch of training, without shuffling. What
+the loss function returns for each is added without rounding, so the mean is that of a plain loop
+over the same passes with ``math.fsum``, whichever worker made a pass, and when.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.engine.step.loss import PendingLosses, name_of, read_loss
+from unisono.errors import MismatchError
+from unisono.plan.summation import ExactSum
+from unisono.training import metric_states
+from unisono.training.metrics import Metrics, ShardMetrics
+from unisono.training.sweep import Forward, Sweep
+
+# A device is waited for once in so many passes; until then it keeps their batches.
+_PENDING_AT_MOST = 16
+
+Sums = dict[str, tuple[ExactSum, ExactSum]]
+"""By name, the sum of what is averaged and the sum of the weights."""
+
+
+def evaluate(
+    sweep: Sweep, loss: Callable[[nn.Module, Any], Any] | None, metrics: Metrics | None
+) -> dict[str, Any]:
+    """Average the loss over a dataset, and compute metrics; see :meth:`Trainer.evaluate`.
+
+    Without a loss, metrics alone.
+
+    Raises:
+        MismatchError: the workers do not evaluate the same.
+    """
+    model = sweep.model
+    sweep.agree("evaluate", **{"`metrics`": metrics.facts if metrics else None})
+    with sweep.under_way() as parts_of:
+
+        def compute(shards: Sequence[int]) -> dict[int, bytes]:
+            sums: dict[int, Sums] = {shard: {} for shard in shards}
+            measured: dict[int, ShardMetrics] = {}
+            pending = PendingLosses(sweep.device.copies())
+            for part in parts_of(shards):
+                if loss is not None:
+                    value = read_loss(loss(model, part.data), part.num_samples)
+                    if not value.on_device:
+                        _add(sums[part.shard], value.numbers())
+                    else:
+                        pending.losses.append((part.shard, value))
+                        if len(pending.losses) == _PENDING_AT_MOST:
+                            _add_all(sums, pending)
+                if metrics is not None:
+                    if part.shard not in measured:
+                        measured[part.shard] = metrics.start(sweep.device)
+                    measured[part.shard].update(model, part.data, part.num_samples)
+            if pending.losses:
+                _add_all(sums, pending)
+            states = {shard: metric_states.write(of.states()) for shard, of in measured.items()}
+            return {v: _write(sums[v]) + b"\n" + states.get(v, b"") for v in shards}
+
+        said = sorted(sweep.by_all_workers(compute, "evaluate").items())
+        heard = {shard: words.partition(b"\n") for shard, words in said}
+        means = {} if loss is None else _means([_read(words) for words, _, _ in heard.values()])
+        if metrics is None:
+            return means
+        states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
+        # Some shuffle or sample what they have gathered.
+        sweep.seed("metrics")
+        return _joined(means, metrics.finish(states, sweep.plan, sweep.team))
+
+
+def evaluate_whole(
+    sweep: Sweep, embed: Forward, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
+) -> dict[str, Any]:
+    """Average a loss over the features of global batches; see :meth:`Trainer.evaluate`.
+
+    Each global batch counts by its samples; the leader computes all from the rows of features.
+    """
+    plan, device = sweep.plan, sweep.device
+
+    def of_batches(*rows: torch.Tensor, **named: torch.Tensor) -> dict[str, float]:
+        sums: Sums = {}
+        for batch in range(plan.steps_per_epoch):
+            chosen = slice(*plan.bounds(batch))
+            sweep.seed("evaluate whole", batch)
+            parts = tuple(leaf[chosen].to(device.torch) for leaf in rows)
+            by_name = {name: leaf[chosen].to(device.torch) for name, leaf in named.items()}
+            features = by_name or (parts if len(parts) > 1 else parts[0])
+            value = read_loss(loss(sweep.model, features), plan.num_batch_samples(batch))
+            _add(sums, value.numbers())
+        return _means([sums])
+
+    found = evaluate(sweep, None, Metrics({"loss": of_batches}, embed))["loss"]
+    return found if metrics is None else _joined(found, evaluate(sweep, None, metrics))
+
+
+def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:
+    twice = means.keys() & results.keys()
+    if twice:
+        raise ValueError(
+            f"`metrics` must have other names than the loss function's means, but both have "
+            f"{sorted(twice)}: name the metrics otherwise."
+        )
+    return means | results
+
+
+def _add_all(sums: dict[int, Sums], pending: PendingLosses) -> None:
+    for shard, loss in pending.read():
+        _add(sums[shard], loss.numbers())
+
+
+def _add(sums: Sums, scalars: dict[str, tuple[float, float]]) -> None:
+    for name, numbers in scalars.items():
+        for total, number in zip(sums.setdefault(name, _nothing()), numbers, strict=True):
+            total.add(number)
+
+
+def _write(sums: Sums) -> bytes:
+    return json.dumps(
+        {name: [total.as_json() for total in pair] for name, pair in sums.items()}
+    ).encode()
+
+
+def _read(told: bytes) -> Sums:
+    return {
+        name: (ExactSum(*total), ExactSum(*weight))
+        for name, (total, weight) in json.loads(told).items()
+    }
+
+
+def _means(shards: list[Sums]) -> dict[str, float]:
+    """Average over shards; a shard without samples has no sums."""
+    shards = [sums for sums in shards if sums]
+    named = {key: name_of(key) for key in shards[0]}
+    is_twice = len(dict(named.values())) < len(named)
+    if is_twice or any(sums.keys() != named.keys() for sums in shards):
+        returned = sorted(sorted(name_of(key)[0] for key in sums) for sums in shards)
+        raise MismatchError(
+            f"the loss function must return the same names for every shard, but returned "
+            f"{returned}: return the same keys always, each as an integer (a count) always or "
+            f"never."
+        )
+    means = {}
+    for key, (name, is_count) in named.items():
+        whole = _nothing()
+        for sums in shards:
+            for each, more in zip(whole, sums[key], strict=True):
+                each.add_all(more)
+        total, weight = (each.rounded() for each in whole)
+        means[name] = total if is_count else total / weight if weight else float("nan")
+    return means
+
+
+def _nothing() -> tuple[ExactSum, ExactSum]:
+    return ExactSum(), ExactSum()

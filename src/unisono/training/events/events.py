@@ -1,0 +1,377 @@
+"""What can happen in a run, as a line of its event file says it?
+
+A line is untrusted: nothing is believed about its size or the types of its values. A field that is
+missing is None, empty or NaN; one of another type than is written here makes the whole line
+unreadable. Events and fields that are not known are passed over. `docs/events.md` explains them.
+
+Types of fields: each says what a value must be, and how it is checked.
+
+A type is annotated with its reader, which takes what a line has under a name (None where it has
+nothing) and returns a value of the type, or raises ValueError and says what is wrong. ``events.py``
+describes events with these types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+
+from unisono.runtime.notices import plural
+
+MAX_NUMBER = 2**53  # beyond it a JSON reader may not tell neighbours apart
+MAX_RANKS = 4096
+MAX_SECONDS = 1e12  # no clock shows more
+
+T = TypeVar("T")
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda value: None if value is None else read(value)
+
+
+def _tuple_of(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
+    return lambda value: tuple(map(read, _list(value)))
+
+
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_RANKS:
+        raise ValueError("is not a list of a sane length")
+    return value
+
+
+def _count(value: Any) -> int:
+    # True is an int in Python, and no number of anything.
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise ValueError("must hold whole numbers from 0, of a sane size")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("holds a number beyond all bounds") from None
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    raise ValueError("must hold numbers alone")
+
+
+def _seconds(value: Any) -> float | None:
+    """Read any measured number; one beyond all clocks says as little as none."""
+    number = None if value is None else _number(value)
+    return number if number is not None and abs(number) <= MAX_SECONDS else None
+
+
+def _time(value: Any) -> float:
+    seconds = _seconds(value)
+    return math.nan if seconds is None else seconds
+
+
+def _column(value: Any) -> tuple[float | None, ...]:
+    values = _list(value)
+    # Nearly all are such, and a long run has millions. A sum with NaN is below nothing.
+    if set(map(type, values)) == {float} and min(values) >= 0 and sum(values) <= MAX_SECONDS:
+        return tuple(values)
+    times = map(_seconds, values)
+    return tuple(time if time is not None and time >= 0 else None for time in times)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict | None):
+        raise ValueError("is not an object")
+    return value or {}
+
+
+def _means(value: Any) -> Mapping[str, float]:
+    named = _object(value).items()
+    return {name: _number(mean) for name, mean in named if not isinstance(mean, list)}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must hold text alone")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool | None):
+        raise ValueError("is not true or false")
+    return bool(value)
+
+
+def readers_of(record: type[Any]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """List the fields of a dataclass that is annotated with these types, each with its reader."""
+    types = get_type_hints(record, include_extras=True)
+    return [(one.name, types[one.name].__metadata__[0]) for one in dataclasses.fields(record)]
+
+
+Step: TypeAlias = Annotated[int, _count]  # every line must have one
+Count: TypeAlias = Annotated[int | None, _optional(_count)]
+Counts: TypeAlias = Annotated[tuple[int, ...], _tuple_of(_count)]
+OptionalCounts: TypeAlias = Annotated[tuple[int | None, ...], _tuple_of(_optional(_count))]
+Number: TypeAlias = Annotated[float | None, _optional(_number)]
+Numbers: TypeAlias = Annotated[tuple[float, ...], _tuple_of(_number)]
+Means: TypeAlias = Annotated[Mapping[str, float], _means]  # without metrics that are lists
+Seconds: TypeAlias = Annotated[float | None, _seconds]
+Time: TypeAlias = Annotated[float, _time]  # since 1970; NaN where the line does not say
+Column: TypeAlias = Annotated[tuple[float | None, ...], _column]  # seconds of each rank
+Object: TypeAlias = Annotated[Mapping[str, Any], _object]
+Text: TypeAlias = Annotated[str | None, _optional(_text)]
+Texts: TypeAlias = Annotated[tuple[str, ...], _tuple_of(_text)]
+Flag: TypeAlias = Annotated[bool, _flag]
+
+
+FORMAT = 1
+PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
+_phases = attrgetter(*(f"{name}_s" for name in PHASES))
+
+
+class NewerFormatError(ValueError):
+    """The file was written in a format that this version does not know."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: a line of the file. ``step`` is how many steps were done then."""
+
+    time_unix_s: Time
+    step: Step
+
+
+@dataclass(frozen=True)
+class Start(Event):
+    """A fit, or one that starts again, begins."""
+
+    epoch: Count
+    end_step: Count
+    steps_per_epoch: Count
+    batch_size: Count
+    shards: Count
+    world_size: Count
+    ranks: Counts
+    pids: OptionalCounts
+    host: Text
+    identity: Object
+    versions: Object
+    machine: Object
+    command: Texts
+    folder: Text
+    num_parameters: Count
+    loader_workers: Count
+    divided_by_speed: Flag
+
+
+@dataclass(frozen=True)
+class StepDone(Event):
+    """A step has ended. A column has one entry a rank, or is empty if the line had none.
+
+    ``step`` is which one it was, counted from 0. An entry is None where a worker was lost. Few
+    lines tell of the memory of devices.
+    """
+
+    epoch: Count
+    num_samples: Count
+    seconds: Seconds
+    means: Means
+    learning_rates: Numbers
+    gradient_norm: Number
+    ranks: Counts
+    loading_s: Column
+    forward_s: Column
+    backward_s: Column
+    waiting_s: Column
+    summing_s: Column
+    updating_s: Column
+    allocated_bytes: OptionalCounts
+
+    def __post_init__(self) -> None:
+        num_ranks = len(self.ranks)
+        columns = (*self.phases, self.allocated_bytes)
+        if not set(map(len, columns)) <= {0, num_ranks}:
+            raise ValueError(f"a column has not one entry for each of {num_ranks} ranks")
+
+    @property
+    def phases(self) -> tuple[Column, ...]:
+        """How long each rank spent in each of :data:`PHASES`, in seconds."""
+        columns: tuple[Column, ...] = _phases(self)
+        return columns
+
+
+@dataclass(frozen=True)
+class Workers(Event):
+    """Who computes has changed."""
+
+    ranks: Counts
+    pids: OptionalCounts
+    lost: Counts
+    joined: Counts
+    why: Texts
+
+    @property
+    def in_words(self) -> str:
+        """What happened, as the file tells it; else who was lost and who has come."""
+        lost = [f"worker {rank} was lost" for rank in self.lost]
+        joined = [f"worker {rank} has come" for rank in self.joined]
+        return "; ".join(self.why) or "; ".join([*lost, *joined]) or "others compute now"
+
+
+@dataclass(frozen=True)
+class WentBack(Event):
+    """The steps from ``step`` on come again; ``from_step`` is how far the run had been."""
+
+    from_step: Count
+
+
+@dataclass(frozen=True)
+class Evaluation(Event):
+    """The means over a validation set."""
+
+    epoch: Count
+    means: Means
+
+
+@dataclass(frozen=True)
+class Checkpoint(Event):
+    """A checkpoint has been asked for."""
+
+
+@dataclass(frozen=True)
+class Failure(Event):
+    """A fit has ended with an exception."""
+
+    rank: Count
+    error: Text
+    message: Text
+
+    @property
+    def in_words(self) -> str:
+        """What ended it: the exception, as Python shows it."""
+        return f"{self.error or 'an exception'}: {self.message or ''}"
+
+
+@dataclass(frozen=True)
+class Interrupted(Failure):
+    """Somebody has ended a fit."""
+
+    by: Text
+
+    @property
+    def in_words(self) -> str:
+        """What ended it: who, or which signal."""
+        return f"by {'Ctrl-C' if self.by == 'SIGINT' else self.by or 'a signal'}"
+
+
+@dataclass(frozen=True)
+class End(Event):
+    """A fit has ended well."""
+
+    seconds: Seconds
+    samples_per_second: Seconds
+    digest: Text
+    stopped_early: Flag
+
+
+_EVENTS: dict[str, type[Event]] = {
+    "start": Start,
+    "step": StepDone,
+    "workers": Workers,
+    "went_back": WentBack,
+    "evaluation": Evaluation,
+    "checkpoint": Checkpoint,
+    "failure": Failure,
+    "interrupted": Interrupted,
+    "end": End,
+}
+_READERS = {name: readers_of(event) for name, event in _EVENTS.items()}
+
+
+def read_event(line: bytes) -> Event | None:
+    """Read one line.
+
+    Args:
+        line: one JSON object in UTF-8.
+
+    Returns:
+        What it says, or None for an event that is not known.
+
+    Raises:
+        NewerFormatError: the file is of a format that this version cannot read.
+        ValueError: the line is not what the format says.
+    """
+    found = _loads(line)
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    name, written = found.get("event"), found.get("format")
+    if not isinstance(name, str | None):
+        raise ValueError("`event` is not text")
+    if name not in _EVENTS:
+        return None
+    if name == "start" and type(written) is int and written > FORMAT:
+        raise NewerFormatError(f"written in format {written}")
+    values = []
+    for key, read in _READERS[name]:
+        try:
+            values.append(read(found.get(key)))
+        except ValueError as error:
+            raise ValueError(f"`{key}` {error}") from None
+    return _EVENTS[name](*values)
+
+
+def _loads(line: bytes) -> Any:
+    try:
+        found = json.loads(line)
+        if b"\\ud" in line.lower():
+            # Half of a surrogate pair is allowed in JSON, but cannot be written as UTF-8.
+            text = json.dumps(found, ensure_ascii=False)
+            found = json.loads(text.encode("utf-8", "replace"))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return found
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened once, at a step."""
+
+    step: int
+    time_unix_s: float
+    text: str
+
+
+def mark_of(event: Event) -> Mark | None:
+    """Return what an event tells of that happens once; None of what is usual."""
+    said = _said(event)
+    return None if said is None else Mark(event.step, event.time_unix_s, said)
+
+
+def _said(event: Event) -> str | None:
+    match event:
+        case Start(step=step, world_size=world_size) if step > 0:
+            workers = f" on {plural(world_size, 'worker')}" if world_size else ""
+            return f"started again at step {step}{workers}"
+        case Workers():
+            return event.in_words
+        case WentBack(step=step, from_step=None):
+            return f"went back to step {step}"
+        case WentBack(step=step, from_step=int(from_step)):
+            words = f"went back to step {step} from step {from_step}"
+            return f"{words}: {from_step - step} came again, with the same result"
+        case Interrupted():
+            return f"interrupted {event.in_words}"
+        case Failure(rank=rank):
+            whose = "" if rank is None else f"worker {rank}: "
+            return f"{whose}{event.in_words}"
+        case End(step=step, stopped_early=True):
+            return f"stopped early after {step} steps"
+    return None

@@ -1,0 +1,178 @@
+"""What is new in a run's event file since the last look?
+
+The file may grow while it is read, be torn at its end, be hundreds of megabytes long, or be
+replaced by a shorter one when a run goes back. A line counts once it ends in a newline. ::
+
+    {…}\\n {…}\\n │ {…}\\n {"eve
+                 └ offset_bytes: the next look begins here
+
+Where the file is another one, is shorter, or no longer holds the last line before the offset, it is
+read from its beginning again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from unisono.errors import DataFormatError
+from unisono.training.events.events import Event, NewerFormatError, read_event
+
+FILE_NAME = "events.jsonl"
+MAX_LINE_BYTES = 1 << 20
+
+_PIECE_BYTES = 1 << 18
+_MARK_BYTES = 256
+_STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
+
+
+def run_folder(directory: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        directory: what the script passed as `Trainer(..., directory=...)`.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ValueError(
+            f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "
+            "the script passes as `directory` to its Trainer."
+        )
+    return folder
+
+
+def events_file(directory: str | os.PathLike[str]) -> Path:
+    """Name the event file of a run.
+
+    Args:
+        directory: what the script passed as `Trainer(..., directory=...)`.
+
+    Raises:
+        ValueError: there is no such folder, or no event file in it.
+    """
+    path = run_folder(directory) / FILE_NAME
+    if not path.exists():
+        raise ValueError(
+            f"DIRECTORY must hold {FILE_NAME}, but {os.fspath(directory)!r} does not: name the "
+            "folder of a run that has begun, which its script passes as `directory` to its Trainer."
+        )
+    return path
+
+
+class EventReader:
+    """Reads an event file piece by piece, as often as one likes.
+
+    Args:
+        path: the file.
+        recent_bytes: steps that lie further than this from the end are passed over unread, forty
+            times as quick; None: all are read.
+
+    Attributes:
+        path: the file.
+        offset_bytes: up to where it has been read.
+        num_unreadable: how many lines could not be read since the file was begun.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], recent_bytes: int | None = None) -> None:
+        self.path = Path(path)
+        self._recent_bytes = recent_bytes
+        self._steps_from = 0
+        self._file: tuple[int, int] | None = None
+        self._begin()
+
+    def new_events(self, begin: Callable[[], None] = lambda: None) -> Iterator[Event]:
+        """Give what has been added since the last call, or all of it where the file is another.
+
+        Args:
+            begin: called before the file is read from its beginning: what was read is void.
+
+        Raises:
+            ValueError: the file cannot be read.
+            DataFormatError: it is no event file that this version can read.
+        """
+        with self._open() as file:
+            if not self._is_continued(file):
+                self._begin()
+                begin()
+            self._file = _identity(file)
+            if self._recent_bytes is not None:
+                self._steps_from = os.fstat(file.fileno()).st_size - self._recent_bytes
+            file.seek(self.offset_bytes)
+            for line in self._lines(file):
+                if (event := self._read(line)) is not None:
+                    yield event
+
+    def _begin(self) -> None:
+        self.offset_bytes = 0
+        self.num_unreadable = 0
+        self._mark = b""
+        self._is_too_long = False
+
+    def _open(self) -> BinaryIO:
+        try:
+            # Without O_NONBLOCK a pipe of that name would wait for somebody to write.
+            file = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+        except OSError as error:
+            raise ValueError(
+                f"{str(self.path)!r} must be a file you may read, but is not "
+                f"({error.strerror}): check the folder and its permissions."
+            ) from None
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise ValueError(
+                f"{str(self.path)!r} must be a plain file, but is not: name the folder of a run."
+            )
+        return file
+
+    def _is_continued(self, file: BinaryIO) -> bool:
+        """Whether this is the file that was read before, with what was read still in it."""
+        if self._file != _identity(file) or os.fstat(file.fileno()).st_size < self.offset_bytes:
+            return False
+        # A run that goes back cuts the file and writes on: the last line is then another.
+        file.seek(self.offset_bytes - len(self._mark))
+        return file.read(len(self._mark)) == self._mark
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Give whole lines, and keep the place up to which they have been given."""
+        rest = b""
+        while piece := file.read(_PIECE_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                self.offset_bytes += len(line) + 1
+                self._mark = (line + b"\n")[-_MARK_BYTES:]
+                whole = b"what a line too long ends with" if self._is_too_long else line
+                self._is_too_long = False
+                yield whole
+            if len(rest) > MAX_LINE_BYTES:
+                self._is_too_long = True
+                self.offset_bytes += len(rest)
+                self._mark, rest = rest[-_MARK_BYTES:], b""
+
+    def _read(self, line: bytes) -> Event | None:
+        if not line.strip():
+            return None
+        if self.offset_bytes < self._steps_from and line.startswith(_STEP):
+            return None
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError("too long")
+            return read_event(line)
+        except NewerFormatError as error:
+            raise DataFormatError(
+                f"{str(self.path)!r} must be in a format that this version of Unisono reads, but "
+                f"was {error}: use the version that wrote it, or a newer one."
+            ) from None
+        except ValueError:
+            self.num_unreadable += 1
+            return None
+
+
+def _identity(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino

@@ -1,0 +1,193 @@
+"""Which steps of an event file are judged? Some windows, each of consecutive steps.
+
+A file may have gigabytes, so windows are read from places of equal distance, or, while a run is
+under way, from its end::
+
+    the file   │ a fit before │ warm-up │ ▒▒      ▒▒      ▒▒      ▒▒      ▒▒ │
+                              └ since this step            a window: 32 steps or some more
+
+What a line says is not trusted: one that is torn, or no step's, only ends a window.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.runtime.plainfile import open_plain
+
+Seconds: TypeAlias = "npt.NDArray[np.float64]"
+
+COLUMNS = ("between", "loading", "forward", "backward", "waiting", "summing", "updating")
+WARMUP_STEPS, WINDOW_STEPS = 10, 32
+_STEPS_AT_LEAST = 24  # of a window
+_WINDOWS_AT_MOST, _NEWEST = 12, 2
+_PIECE_BYTES = 1 << 17  # holds a line of a step of a thousand workers
+_LONGER = 1.2  # times an early step's line; numbers grow
+_STEP = b'{"event":"step"'
+_PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begins so late
+_TOLD = ("begun", *COLUMNS[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """Some steps of the same workers, in seconds."""
+
+    ranks: tuple[int, ...]  # the workers
+    times: Seconds  # of shape (steps, workers, columns), see `COLUMNS`
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """Some steps of one call of ``fit``."""
+
+    windows: tuple[StepWindow, ...]  # in their order
+    delayed: Mapping[int, float]  # by rank, the part of the time in which it waited for a core
+
+
+class _Row(NamedTuple):
+    """What one line says."""
+
+    time_unix_s: float
+    step: int
+    num_samples: int
+    ranks: tuple[int, ...]
+    told: Seconds  # of shape (workers, columns), see `_TOLD`
+    delayed_s: tuple[float | None, ...]  # since its process began; empty in most lines
+
+
+def sample_of(
+    path: Path, *, since_step: int, batch_size: int, is_newest: bool = False
+) -> StepSample:
+    """Read windows of steps from an event file.
+
+    Args:
+        path: the file.
+        since_step: the first step of the call of ``fit``.
+        batch_size: of a step that counts; the last one of an epoch may be shorter.
+        is_newest: whether to read the newest steps alone.
+
+    Raises:
+        OSError: the file cannot be read, or is no plain file.
+    """
+    fd = open_plain(path, os.O_RDONLY)
+    try:
+        rows = [list(_rows_of(lines)) for lines in _pieces(fd, since_step, is_newest=is_newest)]
+    finally:
+        os.close(fd)
+    kept = [[row for row in some if row.step >= since_step + WARMUP_STEPS] for some in rows]
+    windows = (_window_of(some, batch_size) for some in kept)
+    return StepSample(
+        tuple(one for one in windows if one is not None),
+        _delayed_parts([row for some in kept for row in some if row.delayed_s]),
+    )
+
+
+def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
+    """Give the pieces of the file in which windows lie; nothing where it has too few steps."""
+    size = os.fstat(fd).st_size
+    begin = _place_of(since_step, lambda at: next(_rows_of(_read(fd, at)), None), size)
+    first = next((line for line in _lines(_read(fd, begin)) if line.startswith(_STEP)), b"")
+    line_bytes = _LONGER * len(first)
+    begin += int(line_bytes * WARMUP_STEPS)
+    window_bytes = int(line_bytes * (WINDOW_STEPS + 2))
+    num_windows = min((size - begin) // max(window_bytes, 1), _WINDOWS_AT_MOST)
+    if not first or num_windows < 2:
+        return
+    if is_newest:
+        begin, num_windows = size - _NEWEST * window_bytes, _NEWEST
+    for number in range(num_windows):
+        at = begin + (size - window_bytes - begin) * number // (num_windows - 1)
+        yield os.pread(fd, window_bytes, at)
+
+
+def _place_of(step: int, row_at: Callable[[int], _Row | None], size: int) -> int:
+    """Find a place shortly before the line of a step; steps ascend in a file."""
+    low, high = 0, size
+    while high - low > _PIECE_BYTES:
+        middle = (low + high) // 2
+        row = row_at(middle)
+        if row is None or row.step >= step:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _read(fd: int, at: int) -> bytes:
+    return os.pread(fd, _PIECE_BYTES, at)
+
+
+def _lines(piece: bytes) -> list[bytes]:
+    return piece.split(b"\n")[:-1]
+
+
+def _rows_of(piece: bytes) -> Iterator[_Row]:
+    for line in _lines(piece):
+        if (row := _row_of(line)) is not None:
+            yield row
+
+
+def _row_of(line: bytes) -> _Row | None:
+    """Read a line; None if it is no step's, or a worker has told nothing of its times."""
+    if not line.startswith(_STEP):
+        return None
+    try:
+        said: dict[str, Any] = json.loads(line)
+        ranks = tuple(map(int, said["ranks"]))
+        told = np.array([said[f"{name}_s"] for name in _TOLD], dtype=float).T
+        if told.shape != (len(ranks), len(_TOLD)) or not np.isfinite(told).all():
+            return None
+        delayed_s = tuple(said.get("delayed_s", ()))
+        return _Row(
+            float(said["time_unix_s"]),
+            int(said["step"]),
+            int(said["num_samples"]),
+            ranks,
+            told,
+            delayed_s if len(delayed_s) == len(ranks) else (),
+        )
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def _window_of(rows: list[_Row], batch_size: int) -> StepWindow | None:
+    """Make a window of the last steps that follow each other; None of too few."""
+    pairs: list[tuple[_Row, _Row]] = []
+    for before, row in pairwise(rows):
+        if row.step != before.step + 1 or row.ranks != before.ranks:
+            pairs = []
+        elif row.num_samples == batch_size:
+            pairs.append((before, row))
+    if len(pairs) < _STEPS_AT_LEAST:
+        return None
+    times = np.stack([row.told for _, row in pairs])
+    ended_s = np.stack([before.told.sum(axis=1) for before, _ in pairs])
+    times[..., 0] -= ended_s
+    longest_s = times[..., 0].max(axis=1)
+    # A step before which there was more than usual, as an evaluation, is left out.
+    kept = times[longest_s <= _PAUSE * np.median(longest_s) + _PAUSE_S]
+    return StepWindow(pairs[0][1].ranks, np.maximum(kept, 0.0))
+
+
+def _delayed_parts(rows: list[_Row]) -> dict[int, float]:
+    """Find how much of the time each worker has waited for a core."""
+    seen: dict[int, list[tuple[float, float]]] = {}
+    for row in rows:
+        for rank, delayed_s in zip(row.ranks, row.delayed_s, strict=True):
+            if isinstance(delayed_s, (int, float)):
+                seen.setdefault(rank, []).append((row.time_unix_s, float(delayed_s)))
+    parts = {}
+    for rank, looks in seen.items():
+        (first_unix_s, first_s), (last_unix_s, last_s) = looks[0], looks[-1]
+        if last_unix_s > first_unix_s:
+            parts[rank] = min(max((last_s - first_s) / (last_unix_s - first_unix_s), 0.0), 1.0)
+    return parts

@@ -1,0 +1,309 @@
+"""Why does a step fail? Put into words, once a shard was computed once more by the program.
+
+Nothing is updated in such a step, so the shard is computed from what the step began with: the same
+parameters, samples, random numbers and buffers. ::
+
+    a loss is not finite    at the end of `step.shards` its batch is given out once more
+    torch refuses a pass    the batch at hand is given out once more
+
+The worker that computes the shard tells the others what it has found. Steps that succeed have none
+of this.
+
+Which operation does torch refuse as it has no deterministic form, and where is it called?
+
+torch names its kernel alone. In a forward pass the traceback has the module and the line. A
+backward pass has no such frames: there a second look at the shard has them (``failing_step.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from traceback import walk_tb
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from unisono.engine.state.contents import named_parameters
+from unisono.engine.step.engine import StepEngine
+from unisono.engine.step.loss import read_loss
+from unisono.engine.step.second_look import (
+    BadOutput,
+    CallSite,
+    Finiteness,
+    SecondLook,
+    innermost,
+    values_of,
+)
+from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
+from unisono.runtime.cublas import WORKSPACE_VARIABLE
+from unisono.runtime.notices import shown
+from unisono.training.failures import samples_in_words
+from unisono.training.run_context import RunContext
+
+_PARAMETERS = "; the parameters are "  # in every message
+_LOOK_THERE = "look there for a division by zero or the logarithm or square root of zero"
+
+
+class Cause(NamedTuple):
+    """What one worker knows of values that are not finite; travels as JSON.
+
+    `parameters` are those, or their gradients; for the others see :class:`NonFiniteLossError`.
+    """
+
+    what: str = ""
+    remedy: str = ""
+    parameters: Sequence[str] = ()
+    module: str | None = None
+    file: str = ""
+    line: int = 0
+
+
+class Explanation:
+    """Explains why one step fails. Final.
+
+    Args:
+        run: of the step.
+        indices: gives the samples of a shard, by their numbers in the dataset.
+        refused: what torch has raised in a backward pass; None: values are not finite.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        indices: Callable[[int], Sequence[int]],
+        refused: RuntimeError | None = None,
+    ) -> None:
+        assert run.engine is not None
+        self._run, self._indices, self.refused = run, indices, refused
+        self._engine: StepEngine = run.engine
+        self._look: SecondLook | None = None
+        self._batch: Any = None
+        self._loss = math.nan
+
+    def begin(self, shard: int, batch: Any) -> None:
+        """Prepare for a shard's passes once more."""
+        self._engine.repeat_shard(shard)
+        self._look, self._batch = SecondLook(self._engine.model), batch
+
+    def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
+        """Take what the loss function has returned then, in the place of the engine."""
+        if self.refused is not None and self._look is not None:
+            self._look.watch(returned)
+            self._engine.differentiate_again(returned, num_samples, share)
+            self._look = None  # it is not refused again
+            raise self.refused
+        total, weight = read_loss(returned, num_samples).numbers()["loss"]
+        self._loss = total / weight if weight else total
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._look is not None:
+            self._look.close()
+
+    def of_refusal(self) -> NondeterministicError:
+        """Say where the operation is called that torch has refused."""
+        assert self.refused is not None
+        self.close()
+        return refused_in_backward(self.refused, self._look.last if self._look else CallSite())
+
+    def of_values(self, error: NonFiniteLossError) -> NonFiniteLossError:
+        """Say what has made a loss, or gradients, not finite. Collective."""
+        self.close()
+        cause = Cause(parameters=error.parameters)
+        with suppress(Exception):  # what is raised here counts less
+            if self._look is not None and error.shard is not None:
+                cause = self._of_loss(self._look.output, error.shard)
+        self._engine.clear_repeated()
+        with suppress(UnisonoError):  # somebody is lost; the step fails in any case
+            told = json.dumps(cause).encode()
+            heard = self._run.team.gather(told, "what is not finite").values()
+            order = named_parameters(self._engine.model, self._run.kept.optimizer)
+            return explained(error, [Cause(*json.loads(each)) for each in heard], order)
+        return error
+
+    def _of_loss(self, first: BadOutput | None, shard: int) -> Cause:
+        if names := _bad_tensors(self._engine.model):
+            return _in_parameters(names)
+        if math.isfinite(self._loss):
+            return Cause(
+                f"computed once more, from the same samples and random numbers, it is "
+                f"{self._loss:g}",
+                "look for values that the loss function keeps or that depend on the rank, or for "
+                "a device that computes wrong.",
+            )
+        bad = _bad_samples(self._batch, self._indices(shard))
+        words = f"{samples_in_words(bad)} {'has' if len(bad) == 1 else 'have'}" if bad else ""
+        return _in_the_loss(words) if first is None else _in_a_module(first, words)
+
+
+def explained(
+    error: NonFiniteLossError, causes: Sequence[Cause], order: Iterable[str]
+) -> NonFiniteLossError:
+    """Make of an error one that says where it comes from, as far as any worker knows.
+
+    Args:
+        causes: what workers know.
+        order: the parameters' names in the model.
+    """
+    named = dict.fromkeys(name for cause in causes for name in cause.parameters)
+    names = [name for name in order if name in named]
+    names += [name for name in named if name not in names]
+    cause = next((cause for cause in causes if cause.what), _of_gradients(names))
+    if not cause.what:
+        return error
+    said, parameters, rest = str(error).partition(_PARAMETERS)
+    kept, _, remedy = rest.partition(": ")
+    return NonFiniteLossError(
+        f"{said}: {cause.what}{parameters}{kept}: {cause.remedy or remedy}",
+        step=error.step,
+        shard=error.shard,
+        value=error.value,
+        module=cause.module,
+        file=cause.file,
+        line=cause.line,
+        parameters=tuple(names),
+    )
+
+
+def _bad_tensors(model: nn.Module) -> list[str]:
+    """Name parameters that are not finite, and buffers that hold NaN or +inf."""
+    parameters = [n for n, p in model.named_parameters() if values_of(p) != Finiteness.FINITE]
+    return parameters + [n for n, b in model.named_buffers() if values_of(b) == Finiteness.BAD]
+
+
+def _bad_samples(batch: Any, samples: Sequence[int]) -> list[int]:
+    """Number the samples of a batch that have values that are not finite."""
+    rows: set[int] = set()
+    for leaf in tree_leaves(batch):
+        if values_of(leaf) == Finiteness.BAD and leaf.ndim and len(leaf) == len(samples):
+            bad = ~torch.isfinite(leaf.detach()).reshape(len(leaf), -1).all(1)
+            rows |= set(bad.nonzero().flatten().tolist())
+    return [samples[row] for row in sorted(rows)]
+
+
+def _in_parameters(names: Sequence[str]) -> Cause:
+    are, more = "is", len(names) - 1
+    if more:
+        are = f"and {more} more parameter{'s or buffers' if more > 1 else ' or buffer'} are"
+    return Cause(
+        f"`{names[0]}` {are} not finite as the step begins",
+        "if an earlier update has made that, pass `clip_norm=math.inf`, which looks at the "
+        "gradients before every update, and go on from an earlier checkpoint; lower the learning "
+        "rate.",
+        names,
+    )
+
+
+def _in_the_loss(samples: str) -> Cause:
+    also = f", and {samples} values that are not finite" if samples else ""
+    return Cause(
+        f"the output of every module is finite, so the loss function makes it{also}",
+        f"{_LOOK_THERE}.",
+    )
+
+
+def _in_a_module(first: BadOutput, samples: str) -> Cause:
+    place, given = first.place, "is finite"
+    remedy = f"{_LOOK_THERE} or an overflow, or lower the learning rate."
+    if first.given == Finiteness.BAD:
+        given = "is not finite already" + (f", as {samples} such values" if samples else "")
+        remedy = "look at that data." if samples else f"look at what computes it: {_LOOK_THERE}."
+    elif first.given == Finiteness.MASK:
+        given = "is finite but for −inf, as in masks"
+        remedy = f"look for a row that is masked as a whole, or {remedy.removeprefix('look ')}"
+    what = f"the first output that is not finite is that of {place}, whose input {given}"
+    return Cause(what, remedy, (), place.module, place.file, place.line)
+
+
+def _of_gradients(names: Sequence[str]) -> Cause:
+    if len(names) < 2:
+        return Cause(f"the gradient of `{names[0]}` is not" if names else "")
+    return Cause(
+        f"the gradients of {len(names)} parameters are not, and `{names[-1]}` is the last of them "
+        f"in the model",
+        f"look at what comes after `{names[-1]}` in the model's forward pass for a division by "
+        f"zero or the square root of zero (`torch.autograd.set_detect_anomaly(True)` shows the "
+        f"line that leads to NaN), or lower the learning rate.",
+    )
+
+
+_REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+# What torch's documentation lists as deterministic.
+_INSTEAD = {
+    "put_": "`index_put_`",
+    "bincount": "`torch.zeros(n).index_add_(0, indices, weights)`",
+    "cumsum": "a product with a triangular matrix of ones",
+    "reflection_pad": '`mode="replicate"`',
+    "upsample": '`mode="nearest"`',
+}
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether torch has refused an operation as it has no deterministic form."""
+    if not isinstance(error, RuntimeError) or isinstance(error, NondeterministicError):
+        return False
+    return _REFUSED.search(str(error)) is not None or WORKSPACE_VARIABLE in str(error)
+
+
+@contextmanager
+def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
+    """Raise :class:`NondeterministicError` for what torch refuses in forward passes in a block.
+
+    Args:
+        model: which computes.
+        is_needed: whether torch is to choose deterministic kernels and refuse what has none.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not (is_needed and is_refusal(error)):
+            raise
+        raise refused_in_forward(error, model) from error
+
+
+def refused_in_forward(error: BaseException, model: nn.Module) -> NondeterministicError:
+    """Say of a refused operation in which module of a model its traceback ends."""
+    names = {id(module): name for name, module in model.named_modules()}
+    frames = list(walk_tb(error.__traceback__))
+    place = innermost([(frame.f_code.co_filename, line) for frame, line in frames])
+    for frame, _ in reversed(frames):
+        module = frame.f_locals.get("self")
+        if id(module) in names:
+            place = place._replace(module=names[id(module)], kind=type(module).__name__)
+            break
+    return _explained(error, f"{place}", place)
+
+
+def refused_in_backward(error: BaseException, place: CallSite) -> NondeterministicError:
+    """Say it of one in a backward pass: where the node was made that torch refuses to execute."""
+    return _explained(error, f"the backward pass of {place}", place)
+
+
+def _explained(error: BaseException, where: str, place: CallSite) -> NondeterministicError:
+    refused = _REFUSED.search(str(error))
+    if refused is None:
+        return NondeterministicError(
+            f"`{WORKSPACE_VARIABLE}` must be `:4096:8` or `:16:8`, or products of matrices have no "
+            f"deterministic form, but is {os.environ.get(WORKSPACE_VARIABLE)!r}: set it before "
+            f"the program starts, or leave it unset."
+        )
+    operation = shown(refused[1])
+    kernel = operation.lstrip("_")
+    instead = next((way for name, way in _INSTEAD.items() if kernel.startswith(name)), None)
+    way_out = "compute it by other operations" if instead is None else f"write {instead}"
+    return NondeterministicError(
+        f"every operation must have a deterministic form on this device, but `{operation}` has "
+        f"none: it is called in {where}. Instead, {way_out}, or pass `exact=False`, which allows "
+        f"it; results may then differ from one run to the next.",
+        operation=operation,
+        module=place.module,
+        file=place.file,
+        line=place.line,
+    )

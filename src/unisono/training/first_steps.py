@@ -1,0 +1,201 @@
+"""What the first steps of a loop show about a program, told once.
+
+**Is a mean taken over labels of which some do not count?** Then shards weigh as their samples do,
+as in ``model(**batch).loss`` or ``cross_entropy(…)`` with padded labels: a mean of such means is
+another number for each way to divide the samples. It is no error, but deserves a line.
+
+**Will BatchNorm get a single value per channel?** torch refuses that, in the last step of an epoch.
+
+Whether a shard has one sample follows from the plan. Whether a sample has one value per channel
+shows the first forward pass of the loop, which fails then, before any step is done.
+
+**Which parameters get no gradient, so that they stay as they are?** Told after some steps.
+Most often a layer is made and then forgotten in `forward`, or its output is detached. A part of a
+model that is used in some steps only, such as one of several heads, has its gradient in one of
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from unisono.engine.state.contents import updated_parameters
+from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.run_state import Position
+from unisono.engine.step.loss import is_pair
+from unisono.plan.samples import SamplePlan
+from unisono.runtime.notices import named
+from unisono.runtime.training_progress import now
+from unisono.training.computing import is_compiled
+from unisono.training.loop_plan import LoopPlan
+from unisono.training.run_context import RunContext
+
+_IGNORED = -100  # torch's default, and transformers'
+_LOOKS_AT_MOST = 8  # into batches of shards
+_LINE = (
+    "labels of -100 do not count, and there are more of them in some samples than in others, so a "
+    "mean over the labels of a shard gives the same label more weight in one shard than in "
+    "another: pass `unisono.token_mean` as the loss of a language model, or return "
+    "`(sum, number of labels that count)`"
+)
+
+
+class LabelCounts:
+    """Looks at the first batches of a loop or an evaluation. Final."""
+
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        # by place, how many labels of each sample count; and -100 once there was one
+        self._counts: defaultdict[Any, set[int]] = defaultdict(set)
+        self._looks = 0
+
+    def watching(self, loss: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
+        """Give the loss function that looks at what it gets and returns."""
+
+        def watched(model: nn.Module, batch: Any) -> Any:
+            returned = loss(model, batch)
+            self._looks += 1
+            if self._looks <= _LOOKS_AT_MOST:
+                self._look(batch, returned)
+            return returned
+
+        return watched
+
+    def _look(self, batch: Any, returned: Any) -> None:
+        if is_pair(returned["loss"] if isinstance(returned, Mapping) else returned):
+            return
+        for place, labels in _labels_in(batch):
+            counting = (labels != _IGNORED).reshape(len(labels), -1).sum(1)
+            counts = self._counts[place]
+            counts.update(counting.tolist())
+            if bool((labels == _IGNORED).any()):
+                counts.add(_IGNORED)
+            if _IGNORED in counts and len(counts) > 2:
+                self._run.say_once(_LINE)
+
+
+def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Give the tensors of whole numbers that are labels by name, or come without names."""
+    places: list[tuple[Any, Any]] = []
+    if isinstance(batch, Mapping):
+        places = [one for one in batch.items() if "label" in str(one[0]) or "target" in str(one[0])]
+    elif isinstance(batch, (tuple, list)):
+        places = list(enumerate(batch))
+    for place, value in places:
+        is_full = isinstance(value, torch.Tensor) and value.ndim and value.numel()
+        if is_full and value.dtype in (torch.int64, torch.int32):
+            yield place, value
+
+
+@contextmanager
+def single_samples_refused(model: nn.Module, plan: LoopPlan, position: Position) -> Iterator[None]:
+    """Refuse, in the first pass over each BatchNorm, what would fail in a later one.
+
+    Args:
+        position: where the loop begins.
+    """
+    with ExitStack() as stack:
+        if not is_compiled(model) and (where := _where(plan, position)):
+            for module in model.modules():
+                if isinstance(module, _BatchNorm):
+                    look = _Look(where, plan.samples)
+                    look.handle = module.register_forward_pre_hook(look)
+                    stack.callback(look.handle.remove)
+        yield
+
+
+def _where(plan: LoopPlan, position: Position) -> str:
+    """Say which batch of the loop leaves a shard with one sample; empty if none does."""
+    samples = plan.samples
+    last = samples.steps_per_epoch - 1
+    num_steps = plan.totals.end_step(samples, position) - position.step
+    for name, batch in (("each batch", 0), ("the last batch of an epoch", last)):
+        comes = not batch or position.batch + num_steps > last
+        if comes and 1 in samples.shard_sizes(batch):
+            return (
+                f"{name} ({samples.num_batch_samples(batch)} samples in {samples.shards} shards) "
+                f"leaves a shard with a single sample: pass "
+                f"{'`drop_last=True`, ' * (batch > 0)}another `batch_size` or fewer `shards`"
+            )
+    return ""
+
+
+class _Look:
+    """Looks at what a BatchNorm gets first. Final."""
+
+    handle: RemovableHandle
+
+    def __init__(self, where: str, samples: SamplePlan) -> None:
+        self._where, self._samples = where, samples
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or not (module.training and args):
+            return
+        _, _, batch, shard = now().at
+        num_samples = 0 if shard is None else self._samples.shard_size(batch, shard)
+        # More rows, as of the tokens or points of each sample, are more values per channel.
+        if len(args[0]) <= num_samples and math.prod(args[0].shape[2:]) == 1:
+            raise ValueError(
+                f"BatchNorm must get more than one value per channel in training, but "
+                f"{self._where}, or put the layer into `eval()`."
+            )
+        self.handle.remove()
+
+
+STEPS = 8
+
+
+class UnusedParameters:
+    """Watches the first steps of a run's first loop. Final.
+
+    Attributes:
+        is_watching: whether there are steps to look at yet.
+    """
+
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        self._seen: list[bool] = []
+        self._steps_to_go = STEPS
+        # Of several optimizers one may step now and then alone.
+        self.is_watching = not run.has_told_unused and len(members_of(run.kept.optimizer)) == 1
+
+    def look(self, present: Sequence[bool]) -> None:
+        """Take into account which parameters had a gradient in a step; tell after the last one."""
+        before = self._seen or [False] * len(present)
+        self._seen = [a or b for a, b in zip(before, present, strict=True)]
+        self._steps_to_go -= 1
+        if self._steps_to_go:
+            return
+        run, self.is_watching = self._run, False
+        run.has_told_unused = True
+        unused = self._names()
+        if unused and run.team.position == 0 and not run.joint_calls.is_behind:
+            run.say(in_words(unused))
+
+    def _names(self) -> list[str]:
+        kept = self._run.kept
+        updated = updated_parameters(kept.model, kept.optimizer)
+        return [
+            name
+            for (name, parameter), is_seen in zip(updated.items(), self._seen, strict=True)
+            if not is_seen and parameter.requires_grad
+        ]
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Name parameters that have had no gradient."""
+    have, them = ("has", "it") if len(names) == 1 else ("have", "them")
+    return (
+        f"{named(names)} {have} had no gradient in {STEPS} steps, so the optimizer leaves {them} "
+        f"unchanged: use {them} in `forward`, or leave {them} out of the optimizer (this is told "
+        f"once)"
+    )

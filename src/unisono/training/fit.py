@@ -1,0 +1,412 @@
+"""One call of ``Trainer.fit``: the loop over steps, with everything that follows from a step.
+
+::
+
+    before a step   what changed since the last one ─► callbacks
+    the step        (loop.py, step.py)
+    after it        callbacks ─► schedule by steps ─► validation ─► callbacks
+                    ─► schedule by validations, by epochs ─► callbacks
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unisono.data.data_reading import is_stream
+from unisono.engine.state.contents import digest_of
+from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.team import StepBrokenError
+from unisono.training.boundary import interruption
+from unisono.training.callbacks.callback import Callback, Callbacks, DeviceMemory, Times
+from unisono.training.callbacks.progress import Progress
+from unisono.training.callbacks.summary import Summary, told
+from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
+from unisono.training.first_steps import LabelCounts
+from unisono.training.identity import identity, surroundings
+from unisono.training.loop_plan import LoopPlan
+from unisono.training.out_of_memory import MemoryWatch
+from unisono.training.run import Run
+from unisono.training.run_context import Observer
+from unisono.training.schedule import Schedule, Validation
+from unisono.training.step import Step
+from unisono.training.tally import Tally
+
+# Before whoever goes on alone in the place of all.
+_NOBODY = Membership((), leader=-1, generation=-1)
+
+
+class FitUnderWay(Observer):
+    """A :class:`Fit`, and the run's observer. Final; for one call.
+
+    Args:
+        run: which is trained.
+        plan: what its loop goes over.
+        loss: the loss function.
+        embed: what gives features, where the loss is one of the whole batch; else None.
+        callbacks: the one that shows progress among them.
+        validation: what is validated, and when.
+        schedule: of learning rates.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        plan: LoopPlan,
+        loss: Callable[[nn.Module, Any], Any],
+        callbacks: Callbacks,
+        validation: Validation,
+        schedule: Schedule,
+        embed: Callable[[nn.Module, Any], Any] | None = None,
+    ) -> None:
+        self._run, self._plan, self._callbacks = run, plan, callbacks
+        self._loss, self._embed = loss, embed
+        reading = plan.reading
+        reads_here = not reading.loader_workers and not is_stream(reading.dataset)
+        self._twice = ComputedTwice(run.context, loss, embed, reads_here=reads_here)
+        self._looks = 0
+        self._validation, self._schedule = validation, schedule
+        self._progress = next(c for c in callbacks if isinstance(c, Progress))
+        modules = {type(callback).__module__ for callback in callbacks}
+        self.runs_program_code = not all(name.startswith("unisono.") for name in modules)
+        self.own_callbacks = {
+            name: callback
+            for name, callback in zip(callbacks.names, callbacks, strict=True)
+            if not hasattr(callback, "state_dict") and _is_of_program(type(callback))
+        }
+        self._said: set[str] = set()
+        self._membership = run.team.membership
+        self._has_begun = self._is_over = False
+        self._labels: LabelCounts | None = LabelCounts(run.context)
+        self._next = 0
+        self._kept_step: int | None = None
+        self._has_skipped = False
+        self._memory, self._has_memory = MemoryWatch(run.device, run.team), not run.device.is_host
+        self.end_step = run.position.step
+        self.has_ended = False
+        self.rank, self.model, self.optimizer = run.world.rank, run.model, run.optimizer
+
+    def go_through(self, computing: AbstractContextManager[None]) -> Summary:
+        """Compute all steps within `computing`. Collective: every rank calls it."""
+        run, plan = self._run, self._plan
+        loss, functions = None if self._embed else self._loss, (self._loss, self._embed)
+        steps = run.begin_loop(plan, observer=self, loss=loss, functions=functions)
+        self.end_step = plan.totals.end_step(plan.samples, run.position)
+        try:
+            if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
+                run.go_on()
+            self._check_schedule()
+            self._validation.begin()
+            self._tally = Tally(run.position, plan.samples)
+            with computing:
+                for step in steps:
+                    self._take(step)
+            self._tally.pause()
+            return self._end()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            steps.close()
+            self._twice.close()
+            self._is_over = True
+
+    def _check_schedule(self) -> None:
+        """Say before the first step what a schedule will come to; raises what it does."""
+        plan, position = self._plan, self._run.position
+        num_epochs = 0
+        if not plan.samples.is_endless:
+            num_batches = plan.totals.num_batches(plan.samples, position)
+            num_epochs = num_batches // plan.samples.steps_per_epoch - position.epoch
+        if line := self._schedule.check(self.end_step - position.step, num_epochs):
+            self._run.context.say_once(line)
+
+    @property
+    def directory(self) -> Path | None:
+        """See :class:`Fit`."""
+        return None if self._run.checkpoints is None else self._run.checkpoints.directory
+
+    @property
+    def step(self) -> int:
+        """See :class:`Fit`."""
+        return self._run.position.step
+
+    @property
+    def epoch(self) -> int:
+        """See :class:`Fit`."""
+        return self._run.position.epoch
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """See :class:`Fit`."""
+        return self._run.team.membership.ranks
+
+    @property
+    def is_leader(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.team.is_leader and not self._run.joint_calls.is_behind
+
+    @property
+    def is_first(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.team.position == 0 and not self._run.joint_calls.is_behind
+
+    @property
+    def has_joined(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.has_joined or self._run.joint_calls.is_behind
+
+    @functools.cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """See :class:`Fit`."""
+        run, plan = self._run, self._plan.samples
+        return {
+            # 0 where nobody knows.
+            "steps_per_epoch": 0 if plan.is_endless else plan.steps_per_epoch,
+            "num_samples": 0 if plan.is_endless else plan.num_samples,
+            "batch_size": plan.batch_size,
+            "shards": plan.shards,
+            "seed": plan.seed,
+            "world_size": run.world.world_size,
+            "num_parameters": sum(p.numel() for p in run.model.parameters()),
+            "identity": identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None),
+            "loader_workers": self._plan.reading.loader_workers,
+            "divided_by_speed": bool(run.context.kinds),
+            **surroundings(run.device),
+        }
+
+    def pid(self, rank: int) -> int | None:
+        """See :class:`Fit`."""
+        team = self._run.team  # a number says nothing on another host
+        return team.pid(rank) if rank in team.neighbours else None
+
+    def times(self, rank: int, step: int) -> Times | None:
+        """See :class:`Fit`."""
+        times = self._run.team.times(rank, step)
+        return None if times is None else Times._make(times)
+
+    def memory(self, rank: int) -> DeviceMemory | None:
+        """See :class:`Fit`."""
+        sizes = self._run.team.memory_of(rank) if self._has_memory else None
+        return None if sizes is None else DeviceMemory._make(sizes)
+
+    def say(self, line: str) -> None:
+        """See :class:`Fit`."""
+        self._progress.say(self, line)
+
+    def once(self, work: Callable[[], str], purpose: str) -> str:
+        """See :class:`Fit`."""
+
+        def speak() -> bytes:
+            return work().encode(errors="backslashreplace")
+
+        return self._run.joint_calls.hear_leader(speak, purpose).decode()
+
+    def check_directory(self) -> str:
+        """See :class:`Fit`."""
+        return "" if self._run.checkpoints is None else self._run.checkpoints.hold()
+
+    def stop(self, why: str) -> None:
+        """See :class:`Fit`."""
+        self._run.stop()
+        calling = self._callbacks.calling
+        self._run.last["stopped_by"] = "" if calling is None else calling.name
+        self._say_once(why)
+
+    def before_snapshot(self) -> None:
+        """See :class:`Observer`."""
+        if self._has_begun and not self._is_over:  # a loop begins with one
+            self._callbacks.call("on_snapshot", self)
+
+    def before_pause(self) -> None:
+        """See :class:`Observer`."""
+        if self._is_over:
+            return
+        self._callbacks.call("on_pause", self)
+        if signum := self._run.team.is_ended_by:
+            # The launcher ends this process in the pause.
+            self._fail(interruption(signum))
+
+    def _take(self, step: Step) -> None:
+        try:
+            self._before(step)
+            self._compute(step)
+            self._run.team.supervisor.can_go_back = True
+            self._after(step)
+        except StepBrokenError:
+            step.abandon()  # with what was to come behind it
+
+    def _before(self, step: Step) -> None:
+        """Tell callbacks what has changed since the last step, and that one begins."""
+        if not self._has_begun:
+            self._begin()
+        self._check_membership()
+        if step.number < self._next:
+            from_step, self._next = self._next, step.number
+            if self._kept_step is not None and self._kept_step > self.step:
+                self._kept_step = None
+            self._callbacks.call("on_went_back", self, from_step)
+        self._look_for_checkpoints()
+        self._callbacks.call("on_step_begin", self)
+
+    def _compute(self, step: Step) -> None:
+        model, loss = self.model, self._loss
+        is_due = self._looks < AT_FIRST or step.number % EVERY == 0
+        self._looks += is_due
+        with step:
+            if self._embed is not None:
+                step.gather(*self._twice.watched(step, self._embed, loss, is_due=is_due))
+                return
+            shards = step.shards
+            if is_due:
+                for batch in itertools.islice(shards, 1):
+                    self._twice.compute(step, batch, loss)
+            if self._labels is not None:
+                loss, self._labels = self._labels.watching(loss), None
+            for batch in shards:
+                step.backward(loss(model, batch))
+
+    def _after(self, step: Step) -> None:
+        """Draw all conclusions from a step."""
+        # Now: somebody else may have come by the time the next one begins.
+        self._check_membership()
+        if not step.is_done:
+            return
+        self._next = step.number + 1
+        self._tally.count(step)
+        if self._has_memory:
+            self._memory.look()
+        if step.is_skipped and not self._has_skipped:
+            self._has_skipped = True
+            self.say(
+                f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
+                f"the loss is lowered until they do not (this is told once)"
+            )
+        self._callbacks.call("on_step_end", self, step)
+        self._schedule.after_step()
+        has_ended = self._run.position.batch == 0
+        if self._validation.is_due():
+            self._validate(f"epoch {self.epoch}" if has_ended else f"step {self.step}")
+            if self._validation.newest is not None:
+                self._schedule.after_validation(self._validation.newest)
+        if has_ended:
+            self._schedule.after_epoch()
+            self._callbacks.call("on_epoch_end", self)
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell callbacks that the call ends with an exception; theirs are of no account now."""
+        for callback in self._callbacks:
+            try:
+                callback.on_error(self, error)
+            except Exception as another:
+                self.say(
+                    f"the callback {callback.name} failed in `on_error`: "
+                    f"{type(another).__name__}: {another}"
+                )
+
+    def _begin(self) -> None:
+        run = self._run
+        self._has_begun, self._next = True, self.step
+        # A replacement that is the leader has found nobody there.
+        is_alone = run.joint_calls.is_behind or (self.has_joined and run.team.is_leader)
+        self._membership = _NOBODY if is_alone else run.team.membership
+        if run.checkpoints is not None:
+            self._kept_step = run.checkpoints.kept_step
+        if self._has_memory:
+            self._memory.begin()
+        try:
+            self._callbacks.call("on_begin", self)
+            if run.context.attributes is not None:
+                is_with_others = not self.has_joined and run.team.size > 1
+                hear = functools.partial(run.team.gather, purpose="attributes of callbacks")
+                loop = run.context.num_loops
+                run.context.attributes.has_begun(loop, hear if is_with_others else None)
+        except StepBrokenError:
+            self._has_begun = False
+            raise
+
+    def _end(self) -> Summary:
+        """Draw all conclusions once all steps are done, be it by others alone."""
+        self.has_ended = True
+        if self.step > self._tally.begun_at.step:
+            if not self._has_begun:
+                self._begin()
+            if self._validation.newest is None:
+                self._validate(f"step {self.step}")
+        summary = self._summary()
+        if self._has_begun:
+            self._check_membership()
+            self._look_for_checkpoints()
+            self._callbacks.call("on_end", self, summary)
+        if summary.steps:
+            self.say(str(summary))
+        return summary
+
+    def _summary(self) -> Summary:
+        """Sum the call up; the leader's state and the leader's clock are everybody's."""
+        run, tally = self._run, self._tally
+
+        def speak() -> bytes:
+            found = {
+                "digest": digest_of(run.model, run.optimizer),
+                "seconds": tally.seconds(run.position),
+            }
+            return json.dumps(found).encode()
+
+        heard = run.joint_calls.hear_leader(speak, "summary")
+        samples = tally.samples_until(run.position)
+        return Summary(
+            steps=run.position.step - tally.begun_at.step,
+            samples=samples,
+            shards=self._plan.samples.shards,
+            workers=run.world.world_size,
+            means=run.last.get("means", {}) if samples else {},
+            validation=run.last.get("validation"),
+            **json.loads(heard),
+        )
+
+    def _check_membership(self) -> None:
+        if self._run.joint_calls.is_behind:
+            return
+        before, self._membership = self._membership, self._run.team.membership
+        if self._membership.generation != before.generation:
+            self._callbacks.call("on_workers_changed", self, before.ranks, self._membership.why)
+
+    def _look_for_checkpoints(self) -> None:
+        checkpoints = self._run.checkpoints
+        if checkpoints is None or checkpoints.kept_step != self.step:
+            return
+        if self._kept_step != self.step:
+            self._kept_step = self.step
+            self._callbacks.call("on_checkpoint", self, self.step)
+
+    def _validate(self, when: str) -> None:
+        if not self._validation.has_data:
+            return
+        began_at_s = time.perf_counter()
+        with self._tally.paused():
+            means = self._validation.compute()
+        seconds = time.perf_counter() - began_at_s
+        self._check_membership()
+        self._say_once(f"{when}: validation {told(means)}")
+        self._callbacks.call("on_validation", self, means, seconds)
+
+    def _say_once(self, line: str) -> None:
+        """Say something, but not again where steps come again."""
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
+
+
+def _is_of_program(kind: type) -> bool:
+    """Tell whether a class of callbacks is the program's alone, not made of one of ours."""
+    ours = {each for each in kind.__mro__ if each.__module__.startswith("unisono.")}
+    return ours == {Callback}

@@ -1,0 +1,296 @@
+"""What fixes the bits of a run? Compared between workers, and with a checkpoint.
+
+Its code and its data belong to it, too, but are not compared here.
+
+Do two devices compute the same bits? A hash of what this one makes of a few fixed numbers.
+
+Products of several sizes, convolutions, normalization, attention and random draws, forward and
+backward, in each precision. Other processors, libraries or drivers nearly always differ in some of
+it; equal hashes are a sign that devices agree, and no proof. On the CPU, where what is drawn and
+the form of attention depend on nothing else, the products and layers alone take some milliseconds.
+
+What goes in is the same everywhere: uniform numbers of the CPU's generator, which rounds none.
+
+Where does a run take place? What whoever reads its event file later may want to know.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.state.contents import updated_parameters
+from unisono.engine.state.optimizers import kind_of
+from unisono.errors import CheckpointError
+from unisono.plan.samples import SamplePlan
+from unisono.runtime import __version__
+from unisono.runtime.device import HOST, Device, in_rows, num_threads
+from unisono.runtime.procfs import read_text
+from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
+from unisono.runtime.world import threads_per_worker, world
+from unisono.training.computing import TF32, deterministic_kernels, tf32_in_words, tf32_switched
+
+_OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
+_OTHER_FINGERPRINT = (
+    "this machine computes other bits than the one of the checkpoint, although both say that they "
+    "are {!r} (fingerprint {:.20} there, {} here): the run goes on, but its bits will not be those "
+    "of a run without a stop."
+)
+_OTHER_DATA = (
+    "the data set is not that of the checkpoint, as {} was {!r:.80} there and is {!r:.80} now: the "
+    "run goes on, but its bits will not be those of a run without a stop."
+)
+_MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
+
+
+FINGERPRINT = "fingerprint"
+SAMPLES = "samples"  # what a few of them hold, by name; another hash of that needs another name
+# Where one of these differs, another fingerprint is no news.
+_IMPLY_FINGERPRINT = ("processor", "torch", "threads")
+
+
+def identity(
+    plan: SamplePlan, fixed: Mapping[str, Any], device: Device, *, is_kept: bool
+) -> dict[str, Any]:
+    """Say what fixes a run's bits.
+
+    Args:
+        plan: which samples are computed where.
+        fixed: what the run adds.
+        device: where this worker computes.
+        is_kept: whether it is compared later, so that some milliseconds for a fingerprint of the
+            device are well spent.
+    """
+    return {
+        "seed": plan.seed,
+        "shards": plan.shards,
+        "batch_size": plan.batch_size,
+        "sampler": plan.sampler,
+        "shuffle": plan.shuffle,
+        "dataset length": None if plan.is_endless else plan.num_samples,
+        **({} if device.is_host else {TF32: tf32_in_words(None)}),
+        **fixed,
+        "threads": threads_per_worker(),
+        "torch": torch.__version__,
+        "processor": device.facts,
+        **({FINGERPRINT: fingerprint_of(device)} if is_kept else {}),
+    }
+
+
+def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Say what of an optimizer belongs to a run's identity: what it is, and what it updates."""
+    names = list(updated_parameters(model, optimizer))
+    return {
+        "optimizer": kind_of(optimizer),
+        "updated parameters": f"{len(names)} from `{names[0]}` to `{names[-1]}`",
+    }
+
+
+def of_every_loop(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a run's identity what another loop of it may have otherwise."""
+    of_one = (*_OF_ONE_LOOP, SAMPLES)
+    return {name: value for name, value in identity.items() if name not in of_one}
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Compare the identity of a checkpoint with that of the run that resumes from it.
+
+    Returns:
+        Warnings: what differs and changes bits, but not what is trained on.
+
+    Raises:
+        CheckpointError: what decides over samples or updates differs; names old and new value.
+    """
+    differ = [name for name, value in new.items() if name in old and old[name] != value]
+    warnings = []
+    for name in differ:
+        value = new[name]
+        if name in _MUST_STAY:
+            raise CheckpointError(
+                f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
+                f'pass the old value, another `directory`, or `resume="never"`.'
+            )
+        if name == SAMPLES:
+            there = old[name] if isinstance(old[name], dict) else {}
+            others = [key for key in value if there.get(key, value[key]) != value[key]]
+            warnings += [_OTHER_DATA.format(key, there[key], value[key]) for key in others[:1]]
+            continue
+        if name == FINGERPRINT:
+            if value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT):
+                warnings.append(_OTHER_FINGERPRINT.format(new["processor"], old[name], value))
+            continue
+        warnings.append(
+            f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now: the run goes "
+            f"on, but its bits will not be those of a run without a stop."
+        )
+    return warnings
+
+
+_SEED = 20
+_HASH_BYTES = 8
+# Rows, inner size and columns: one with odd edges, and one with so long an inner size that a GPU
+# divides the sum over it among its processors.
+_PRODUCTS = ((33, 129, 65), (8, 1024, 8))
+_LARGE_PRODUCTS = ((256, 256, 256), (16, 8192, 16))
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# What a GPU draws depends on how many threads it runs at once, where that are fewer than numbers.
+_NUM_DRAWS, _KEPT_OF_DRAWS = 2**21, 509
+
+
+def fingerprint_of(device: Device) -> str:
+    """Hash what a worker's device computes, once in a process.
+
+    Returns:
+        16 hexadecimal digits; nothing where it could not be found out.
+    """
+    if device.is_divided:  # as of one, where they are alike
+        return " ".join(dict.fromkeys(map(fingerprint_of, device.parts)))
+    known = _known()
+    if device.name not in known:
+        known[device.name] = _fingerprint(device)
+    return known[device.name]
+
+
+@functools.cache
+def _known() -> dict[str, str]:
+    return {}
+
+
+def _fingerprint(device: Device) -> str:
+    source = torch.Generator().manual_seed(_SEED)
+    try:
+        with (
+            device.generators_put_back(),
+            num_threads(threads_per_worker()),
+            deterministic_kernels(not device.is_host),
+            tf32_switched(None if device.is_host else False),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.torch.type, enabled=False),
+        ):
+            computed = list(_computed(device, source))
+            flat = torch.cat([each.detach().reshape(-1).view(torch.uint8) for each in computed])
+        return hashlib.blake2b(in_rows(flat), digest_size=_HASH_BYTES).hexdigest()
+    except (RuntimeError, TypeError, ValueError):  # no memory, or a mode of the program's
+        return ""
+
+
+def _computed(device: Device, source: torch.Generator) -> Iterator[torch.Tensor]:
+    def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        drawn = torch.rand(shape, generator=source, dtype=torch.float32, device=HOST) - 0.5
+        return drawn.to(dtype).to(device.torch).requires_grad_()
+
+    yield from _layers(numbers, _PRODUCTS)
+    if device.is_host:
+        return
+    for dtype in _DTYPES:
+        there = functools.partial(numbers, dtype=dtype)
+        yield from _layers(there, _LARGE_PRODUCTS)
+        yield from _attention(there)
+    device.seed(_SEED)
+    yield from _draws(device.torch)
+
+
+def _layers(
+    numbers: Callable[..., torch.Tensor], products: Sequence[tuple[int, int, int]]
+) -> Iterator[torch.Tensor]:
+    """Compute what networks consist of, and gradients."""
+    for rows, inner, columns in products:
+        left, right = numbers(rows, inner), numbers(inner, columns)
+        yield from _with_gradients(left @ right, left, right)
+    images, filters = numbers(2, 8, 9, 9), numbers(16, 8, 3, 3)
+    convolved = F.conv2d(images, filters, padding=1)
+    normed = F.gelu(F.batch_norm(convolved, None, None, training=True))
+    yield from _with_gradients(normed, images, filters)
+    hidden = numbers(20, 96)
+    yield from _with_gradients(F.log_softmax(F.layer_norm(hidden, (96,)), 1), hidden)
+
+
+def _attention(numbers: Callable[..., torch.Tensor]) -> Iterator[torch.Tensor]:
+    queries, keys, values = (numbers(2, 2, 33, 32) for _ in range(3))
+    seen = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    yield from _with_gradients(seen, queries, keys, values)
+
+
+def _with_gradients(result: torch.Tensor, *given: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield result
+    yield from torch.autograd.grad(result, given, result.detach())
+
+
+def _draws(device: torch.device) -> Iterator[torch.Tensor]:
+    """Draw random numbers in the ways that layers do."""
+    ones = torch.ones(_NUM_DRAWS, dtype=torch.float32, device=device)
+    for drawn in (
+        torch.rand_like(ones),
+        torch.randn_like(ones),
+        F.dropout(ones, 0.3),
+        torch.bernoulli(ones * 0.3),
+    ):
+        yield drawn[::_KEPT_OF_DRAWS].contiguous()
+    yield torch.randperm(1000, device=device)
+
+
+def surroundings(device: Device) -> dict[str, Any]:
+    """Say where this process runs, as JSON: command, folder, host, versions, machine.
+
+    Args:
+        device: where it computes; told of where it has a memory of its own.
+    """
+    uname = platform.uname()
+    return {
+        "command": _command(),
+        "folder": _folder(),
+        "host": uname.node,
+        "versions": {
+            "unisono": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": f"{uname.system} {uname.release}",
+            **({} if device.is_host else _of(device)),
+        },
+    }
+
+
+def _of(device: Device) -> dict[str, Any]:
+    return {"device": device.model, "device_bytes": device.room()[1]}
+
+
+def _folder() -> str | None:
+    """Name the working directory; None where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _command() -> list[str]:
+    """Say what the user has called, as far as this process knows."""
+    if has_launcher() and COMMAND_VARIABLE in os.environ:
+        return shlex.split(os.environ[COMMAND_VARIABLE])
+    here = world()
+    if here.started_by == "torchrun":
+        return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
+    return ["python", *sys.orig_argv[1:]]  # with `-m package.train`, as `sys.argv` has a path
+
+
+def _processor() -> str:
+    """Name the processor as the kernel does; else its kind."""
+    lines = read_text(Path("/proc/cpuinfo")).splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

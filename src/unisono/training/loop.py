@@ -1,0 +1,251 @@
+"""One loop over steps, from the moment the workers share the model to the moment they do not.
+
+::
+
+    begin       the workers share the model; the first snapshot, or join where the others are
+    ┌► over?    keep what the loop has led to, and end
+    │  epoch    do all workers take its samples in the same order?
+    │  boundary what the leader has planned: a snapshot, a checkpoint, a stop    (boundary.py)
+    │  step     the program's `with step:` block: shards, sum, update            (step.py)
+    └─ lost?    back to the newest snapshot
+    end         each worker's model is its own again
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import Any
+
+from unisono.data.fetch import Fetch
+from unisono.engine.exchange.choice import chosen
+from unisono.engine.state.optimizers import members_of
+from unisono.engine.step.closure_engine import ClosureEngine
+from unisono.engine.step.engine import StepEngine
+from unisono.engine.step.records import PhaseTimers
+from unisono.runtime.device import num_threads
+from unisono.runtime.forbidden import collectives_watched
+from unisono.runtime.reach import OwnGenerators
+from unisono.runtime.training_progress import now
+from unisono.runtime.workers.launcher_messages import Live, Passed
+from unisono.runtime.workers.team import StepBrokenError
+from unisono.runtime.world import threads_per_worker
+from unisono.training.boundary import Boundary, Interrupts, OpenLoop, gentle_interrupts
+from unisono.training.called_twice import models_called_twice
+from unisono.training.closure_step import ClosureStep
+from unisono.training.computed_twice import AT_FIRST, EVERY
+from unisono.training.computing import deterministic_kernels, every_shape_compiled
+from unisono.training.first_steps import UnusedParameters, single_samples_refused
+from unisono.training.loop_plan import LoopPlan
+from unisono.training.mixed_devices import SpeedBalance
+from unisono.training.out_of_memory import memory_explained
+from unisono.training.run_context import RunContext, begin_epoch, check_order
+from unisono.training.start import tell_over
+from unisono.training.step import Step
+
+
+def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
+    """Give the steps of one loop, one after the other.
+
+    Collective: every rank calls it and uses every step, in the same order.
+
+    Args:
+        run: which has been started, see :func:`unisono.training.start.start`.
+        plan: what the loop goes over.
+        fetch: reads batches.
+    """
+    if run.is_over(plan.totals):
+        tell_over(run, plan.totals)
+        return
+    if run.engine is not None:
+        raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
+    entry = run.joint_calls.enter_loop()
+    if isinstance(entry, Passed):
+        run.kept.apply_ended(entry, run.team)
+        return
+    run.has_joined = entry is not None and entry.loop is not None
+    with (
+        _under_way(run, plan, entry) as boundary,
+        plan.loader(fetch, run.kept.position, run.device) as loader,
+        single_samples_refused(run.kept.model, plan, run.kept.position),
+        OpenLoop(
+            recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
+        ) as opened,
+    ):
+        # Who joins a loop under way comes behind what the others have agreed on.
+        is_agreed = run.has_joined
+        check_order(run, plan.samples)
+        make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
+        balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
+        unused, looks = UnusedParameters(run), 0
+        while True:
+            is_over = run.is_over(plan.totals)
+            if is_over and boundary.end():
+                return
+            if not is_over and run.kept.position.batch == 0:
+                with suppress(StepBrokenError):  # then there is no next step yet
+                    begin_epoch(run, plan.samples, is_agreed=is_agreed)
+            is_agreed = False
+            if balance.is_needed:
+                balance.before_step()
+            if not boundary.act() or run.is_over(plan.totals):
+                run.joint_calls.is_undone = False
+                # Of several hosts all have gone back to behind that.
+                is_agreed = len(run.team.hosts) > 1
+                continue
+            step = make_step(boundary, plan.samples, loader, run.kept.position)
+            # A trainer computes shards twice; of a loop of the program's own only models are known.
+            is_due = not run.functions and (looks < AT_FIRST or step.number % EVERY == 0)
+            looks += is_due
+            with models_called_twice(run) if is_due else nullcontext():
+                yield step
+            run.team.supervisor.can_go_back = True
+            opened.check_is_inmost()
+            step.check_finished()
+            if not step.is_done:
+                run.joint_calls.is_undone = False
+                boundary.undo()
+                is_agreed = len(run.team.hosts) > 1
+                continue
+            if balance.is_needed:
+                balance.after_step(step.num_samples)
+            if unused.is_watching:
+                unused.look(boundary.engine.present)
+
+
+@contextmanager
+def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[Boundary]:
+    """Share the model among the workers, with generators and threads put back after. Collective.
+
+    Args:
+        run: which trains.
+        plan: what the loop goes over.
+        live: how this worker joins a loop that the others are in; None: it begins with them.
+    """
+    kept = run.kept
+    boundary: Boundary | None = None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(run.device.generators_put_back())
+            stack.enter_context(now().put_back())
+            stack.enter_context(num_threads(threads_per_worker()))
+            stack.enter_context(deterministic_kernels(run.is_deterministic))
+            stack.enter_context(every_shape_compiled())
+            stack.enter_context(collectives_watched())
+            boundary = _entered(run, plan, live, PhaseTimers(), stack)
+            try:
+                yield boundary
+            except GeneratorExit:
+                boundary.leave()
+                raise
+    finally:
+        run.engine = None
+        run.team.supervisor.can_go_back = True
+        end = json.dumps(
+            {
+                "position": kept.position.as_json(),
+                "last": kept.last,
+                "snapshot": 0 if run.memory is None else run.memory.snapshots.number,
+            }
+        ).encode()
+        has_ended = boundary is not None and boundary.has_ended
+        run.joint_calls.leave_loop(end if has_ended else None)
+
+
+def _entered(
+    run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
+) -> Boundary:
+    """Bind the model, and be where the others are. Collective.
+
+    On several hosts all do so again if somebody is lost meanwhile.
+
+    Args:
+        run, plan, live: see :func:`_under_way`.
+        timers: of the loop's steps.
+        stack: takes back what this has done.
+    """
+    while True:
+        with ExitStack() as bound:
+            try:
+                boundary = _bound(run, plan, live, timers, bound)
+                if live is not None and live.loop is not None:
+                    boundary.undo()
+                    run.has_joined = True
+                    run.team.faults.meet("join", run.kept.position.step)
+                else:
+                    _begin(run, boundary)
+                stack.push(bound.pop_all())
+                return boundary
+            except StepBrokenError:
+                if len(run.team.hosts) == 1:
+                    raise
+        live = run.joint_calls.enter_again()
+
+
+def _bound(
+    run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
+) -> Boundary:
+    own = OwnGenerators(**run.program, **plan.program)
+    own.look()
+    stack.enter_context(own.put_back())
+    with memory_explained(run, "start of the loop"):
+        run.engine = engine = _engine(run, plan, live, timers, own)
+    stack.callback(engine.exchange.unbind)
+    interrupts = Interrupts()
+    if run.checkpoints is not None and run.team.supervisor.is_alone:
+        interrupts = stack.enter_context(gentle_interrupts(run.say))
+    return Boundary(run, engine, plan.samples, interrupts)
+
+
+def _engine(
+    run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, own: OwnGenerators
+) -> StepEngine:
+    """Bind the model to what carries gradients."""
+    model, optimizer = run.kept.model, run.kept.optimizer
+    if run.joint_calls.is_loop_kept:
+        run.memory = None  # stays as it is: a replacement needs what each loop has ended with
+    exchange = chosen(run.exchange, run.device)(
+        model,
+        optimizer,
+        shards=plan.samples.shards,
+        team=run.team,
+        device=run.device,
+        new_key=run.joint_calls.new_key(),
+        previous=run.memory,
+        live=live,
+    )
+    run.memory = exchange.memory
+    options: dict[str, Any] = {
+        "seed": plan.samples.seed,
+        "team": run.team,
+        "clipping": {name: run.options.clipping_of(name) for name in members_of(optimizer)},
+        "scaling": run.scaling,
+        "timers": timers,
+        "on_gradients": run.options.on_gradients,
+        "own": own,
+        "watches_program": run.observer.runs_program_code,
+        "are_alike": not run.kinds,
+    }
+    kind = ClosureEngine if run.takes_closure else StepEngine
+    return kind(model, optimizer, exchange, **options)
+
+
+def _begin(run: RunContext, boundary: Boundary) -> None:
+    """Take the first snapshot, and tell those who may join where it is."""
+    if run.kept.has_lost_schedule:
+        trouble = (
+            "a schedule of learning rates steps with the optimizer, but is not kept with the run: "
+            'write `run.state["schedule"] = schedule` before the loop'
+        )
+        boundary.forgo_recovery(trouble)
+        if run.checkpoints is not None:
+            run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
+    if boundary.begin():
+        where: dict[str, Any] = {"directory": None}
+        if run.checkpoints is not None and len(run.team.hosts) == 1:
+            where = run.checkpoints.facts
+        elif run.checkpoints is not None:
+            # Of several hosts, no launcher can write a last checkpoint by itself.
+            where |= {"is_kept_by_workers": True}
+        run.joint_calls.note_loop({**boundary.facts, **where})

@@ -1,0 +1,126 @@
+"""What one loop over steps goes over: the samples, how they are read, and where it ends.
+
+Of the totals of epochs and steps, the first to be reached counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.data.data_reading import Reading, is_stream
+from unisono.data.fetch import Fetch, fetcher
+from unisono.data.loader import Loader, progress_at
+from unisono.engine.state.run_state import Position
+from unisono.plan.samples import SamplePlan
+from unisono.runtime.device import Device
+from unisono.runtime.whole import check_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How far a run is to come.
+
+    Raises:
+        TypeError: a total is not a whole number.
+        ValueError: there is none, or one is below 0.
+    """
+
+    epochs: int | None  # in total; None: as many as there are steps for
+    steps: int | None  # in total; None: as many as there are epochs for
+
+    def __post_init__(self) -> None:
+        if self.epochs is None and self.steps is None:
+            raise ValueError(
+                "`epochs` or `steps` must say when the run ends: pass `epochs=3`, say."
+            )
+        for name, total in (("epochs", self.epochs), ("steps", self.steps)):
+            if total is not None:
+                check_whole(name, total, at_least=0)
+
+    def are_reached(self, position: Position) -> bool:
+        """Tell whether a run that has come so far is to go no further."""
+        return (self.steps is not None and position.step >= self.steps) or (
+            self.epochs is not None and position.epoch >= self.epochs
+        )
+
+    def are_passed(self, position: Position) -> bool:
+        """Tell whether a run has come further than to these totals, so in another loop."""
+        return (self.steps is not None and position.step > self.steps) or (
+            self.epochs is not None and (position.epoch, position.batch) > (self.epochs, 0)
+        )
+
+    def end_step(self, plan: SamplePlan, position: Position) -> int:
+        """Count the steps that a run which has come so far will have done.
+
+        One that has nothing to do stays where it is.
+        """
+        ends = [] if self.steps is None else [self.steps]
+        if self.epochs is not None:
+            epochs_to_go = max(0, self.epochs - position.epoch)
+            ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
+        return max(position.step, min(ends))
+
+    def num_batches(self, plan: SamplePlan, position: Position) -> int:
+        """Count the global batches from the first epoch's first to the end of the run.
+
+        Epochs may have had other lengths before, so steps are counted from here.
+        """
+        here = position.epoch * plan.steps_per_epoch + position.batch
+        return here + self.end_step(plan, position) - position.step
+
+
+@dataclass(slots=True)
+class LoopPlan:
+    """One loop of a run; see :meth:`unisono.Run.steps` for its arguments.
+
+    Raises:
+        TypeError, ValueError: `loader_workers` is no count.
+    """
+
+    reading: Reading  # the dataset, and how it is read
+    # which samples are computed where; where `shards` is left out, a checkpoint may have other ones
+    samples: SamplePlan
+    totals: Totals  # how far the run is to come
+
+    def __post_init__(self) -> None:
+        check_whole("loader_workers", self.reading.loader_workers, at_least=0)
+
+    @property
+    def program(self) -> dict[str, Any]:
+        """What of the program runs when samples are read, by name."""
+        return {"dataset": self.reading.dataset, "collate_fn": self.reading.collate_fn}
+
+    def fetch(self, stream: str = "train") -> Fetch:
+        """Make the function that reads batches; raises as :func:`fetcher` does."""
+        return fetcher(
+            self.reading.dataset,
+            seed=self.samples.seed,
+            stream=stream,
+            collate_fn=self.reading.collate_fn,
+            batch_size=self.samples.batch_size,
+            shards=self.samples.shards,
+        )
+
+    def loader(
+        self, fetch: Fetch, position: Position, device: Device, done: Position | None = None
+    ) -> Loader:
+        """Make the loader of a loop that begins at `position`, with batches on `device`.
+
+        Args:
+            done: how far the run has come, if the loop does not train.
+        """
+        return Loader(
+            fetch,
+            self.samples,
+            progress=progress_at(
+                self.samples,
+                position.step - position.epoch * self.samples.steps_per_epoch - position.batch,
+                None if done is None else (done.step, done.epoch),
+                in_order=is_stream(self.reading.dataset),
+            ),
+            num_processes=int(self.reading.loader_workers),
+            num_batches=self.totals.num_batches(self.samples, position),
+            device=device,
+            pin_memory=bool(self.reading.pin_memory),
+        )

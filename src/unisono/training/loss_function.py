@@ -1,0 +1,259 @@
+"""Is it a loss function that a trainer can call? Forms that people write are named.
+
+A trainer calls ``loss(model, batch)``. A criterion takes outputs and targets, a function of three
+takes a batch apart; both fail in the first step with words about something else.
+
+The loss of a language model, averaged over the tokens of the global batch.
+
+What `forward` is where a program does not say it: how a model is called with a batch.
+
+Many models are called with the first part of a batch. Where that does not fit a model's signature,
+the error says what to pass as `forward`, with the names that model and batch have.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Loss = Callable[[nn.Module, Any], Any]
+
+_CRITERIA = nn.modules.loss.__name__
+_WANTED = "`loss` must be a function of (model, batch)"
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what is no function of (model, batch).
+
+    Raises:
+        TypeError: it is something else; the message says what to write.
+    """
+    if isinstance(loss, nn.Module) and type(loss).__module__ == _CRITERIA:
+        raise _of_outputs(f"`nn.{type(loss).__name__}`", "criterion")
+    name = getattr(loss, "__name__", "")
+    if name and getattr(functional, name, None) is loss:
+        raise _of_outputs(f"`F.{name}`", f"F.{name}")
+    check_function("loss", loss, ("model", "batch"), _apart(loss))
+
+
+def check_forward(forward: object) -> None:
+    """Refuse, with a TypeError, what is no such function, either, for outputs."""
+    check_function("forward", forward, ("model", "batch"))
+
+
+def check_function(name: str, function: object, arguments: Sequence[str], advice: str = "") -> None:
+    """Refuse what cannot be called with so many arguments.
+
+    Args:
+        name: what it is passed as.
+        function: is to be called.
+        arguments: what it is called with, by name.
+        advice: what to do if it takes others.
+
+    Raises:
+        TypeError: it is no function, or takes others.
+    """
+    wanted = f"`{name}` must be a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise TypeError(
+            f"{wanted}, but is of type {type(function).__name__}: pass "
+            f"`lambda {', '.join(arguments)}: …`, or a function."
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        takes = ", ".join(signature.parameters)
+        raise TypeError(f"{wanted}, but takes ({takes}){advice}.") from None
+
+
+def _of_outputs(what: str, call: str) -> TypeError:
+    return TypeError(
+        f"{_WANTED}, but is {what}, which takes outputs and targets: pass "
+        f"`lambda model, batch: {call}(model(batch[0]), batch[1])`, where a batch is a pair "
+        f"(inputs, targets)."
+    )
+
+
+def _apart(loss: object) -> str:
+    """Say what to write where a function takes a batch apart."""
+    try:
+        parameters = inspect.signature(loss).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    given = [name for name, p in parameters.items() if p.default is p.empty]
+    if len(given) < 3:
+        return ""
+    return (
+        "; a batch comes as one: pass `lambda model, batch: loss(model, *batch)`, say, if batches "
+        "have as many parts"
+    )
+
+
+def check_embed(embed: object, closure: bool | None) -> None:
+    """Refuse what is no function of (model, batch), and what does not go with features.
+
+    Raises:
+        TypeError, ValueError: it does not fit; the message says what to write.
+    """
+    check_function("embed", embed, ("model", "batch"))
+    if closure:
+        raise ValueError(
+            "`closure` must be left out where `embed` is given: a loss over the whole batch is "
+            "computed once a step."
+        )
+
+
+def token_mean(
+    model: nn.Module, batch: Any, *, shift: bool = True, ignore_index: int = -100
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum a language model's cross-entropy over tokens, and count them; pass it as `loss`.
+
+    The model is called as ``model(**batch)``. Means are over all tokens of the global batch that
+    are not ignored, in training as in ``evaluate``, however they are divided among samples, shards
+    and workers. A mean of the shards' means, which the model's own ``.loss`` would give, is another
+    number. For models of transformers, and others that are called so and return ``logits``.
+
+    Args:
+        model: its output has ``.logits``, or ``["logits"]``, of shape (samples, tokens, classes).
+        batch: a dict of tensors with ``"labels"`` of shape (samples, tokens).
+        shift: whether the logits at a token are for the next one's label, as those of causal models
+            are; False for masked and for encoder-decoder models:
+            ``functools.partial(unisono.token_mean, shift=False)``.
+        ignore_index: the label of tokens that do not count.
+
+    Returns:
+        The sum, and how many tokens it is over.
+
+    Raises:
+        TypeError: the batch is no such dict, or the output has no logits.
+        ValueError: labels do not fit the logits.
+    """
+    if not isinstance(batch, Mapping) or "labels" not in batch:
+        has = f"has {list(batch)}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
+        raise TypeError(
+            f'`token_mean` must be given batches that are dicts with "labels", but this one {has}: '
+            f'let the dataset or `collate_fn` give them, for a causal model `"labels"` as a copy '
+            f'of `"input_ids"` with {ignore_index} where it is padded.'
+        )
+    output, labels = model(**batch), batch["labels"]
+    is_mapping = isinstance(output, Mapping)
+    logits = output.get("logits") if is_mapping else getattr(output, "logits", None)
+    if not isinstance(logits, torch.Tensor):
+        raise TypeError(
+            f"`token_mean` must find `logits` in the model's output, but that is of type "
+            f"{type(output).__name__}: have the model return a dict, or write the loss as a "
+            f"function of (model, batch) that returns (sum, number of tokens)."
+        )
+    if logits.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"labels must have the shape of the logits without their last dimension "
+            f"{tuple(logits.shape[:-1])}, but have {tuple(labels.shape)}."
+        )
+    if shift:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    total = functional.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        ignore_index=ignore_index,
+        reduction="sum",
+    )
+    return total, (labels != ignore_index).sum()
+
+
+_SAID = "`forward` (in `fit`: `validate_forward`)"
+
+
+def forward_inputs(model: nn.Module, batch: Any) -> Any:
+    """Call the model with a batch, or with the first part of one that has several.
+
+    Raises:
+        TypeError: the model cannot be called so.
+    """
+    return _call(model, batch, _first(batch))
+
+
+def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
+    """Call the model with the first part of a pair (inputs, targets); the second goes with it.
+
+    Raises:
+        TypeError: the batch is no pair, or the model cannot be called so.
+    """
+    _check_pair(model, batch)
+    return _call(model, batch, batch[0], targets=True), batch[1]
+
+
+def _first(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def _check_pair(model: nn.Module, batch: Any) -> None:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError(
+            f"a batch must be a pair (inputs, targets) for metrics to get (outputs, targets), but "
+            f"is {_told(batch)}: say what they get with a function {_SAID}, such as "
+            f"`{_suggestion(model, batch, targets=True)}`."
+        )
+
+
+def _call(model: nn.Module, batch: Any, given: Any, *, targets: bool = False) -> Any:
+    try:
+        return model(given)
+    except (TypeError, AttributeError) as error:
+        if _fits(model, given) and not isinstance(given, Mapping):
+            raise
+        raise TypeError(
+            f"a batch must fit the model's `forward({', '.join(_parameters(model))})`, which was "
+            f"called with ({type(given).__name__}) of {_told(batch)}, but: {error}. Say how the "
+            f"model is called with a function {_SAID}, such as "
+            f"`{_suggestion(model, batch, targets=targets)}`."
+        ) from error
+
+
+def _fits(model: nn.Module, given: Any) -> bool:
+    try:
+        inspect.signature(model.forward).bind(given)
+    except TypeError:
+        return False
+    except ValueError:  # nobody knows
+        pass
+    return True
+
+
+def _parameters(model: nn.Module) -> list[str]:
+    try:
+        return list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _told(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} of {list(batch)}"
+    parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+    return f"a {type(batch).__name__}{parts}"
+
+
+def _suggestion(model: nn.Module, batch: Any, *, targets: bool) -> str:
+    """Write a function that fits, as far as names and numbers tell."""
+    names, first = _parameters(model), ""
+    if isinstance(batch, Mapping):
+        taken = [name for name in names if name in batch] or list(batch)[:1]
+        inputs = [f'batch["{name}"]' for name in taken]
+        others = [name for name in batch if name not in taken]
+        first = f'batch["{others[-1]}"]' if others else "…"
+    else:
+        num_parts = len(batch) if isinstance(batch, (tuple, list)) else 1
+        num_inputs = max(1, min(len(names), num_parts - targets))
+        inputs = [f"batch[{at}]" for at in range(num_inputs)]
+        first = f"batch[{num_inputs}]"
+    called = f"model({', '.join(inputs)})"
+    return f"lambda model, batch: {f'({called}, {first})' if targets else called}"

@@ -1,0 +1,344 @@
+"""Metrics in an evaluation: torchmetrics objects, or functions of all rows (``metrics.py``).
+
+::
+
+    Metrics.start ─► ShardMetrics, one a shard ─► states ─► all workers ─► Metrics.finish ─► results
+
+Every shard updates copies of its own of torchmetrics objects. Every worker computes the results
+from the same merged state, so they have the same bits everywhere. torchmetrics is never imported
+here: if a program has an object of it, it is loaded.
+
+Metrics that are plain functions: called once, with the rows of the whole dataset.
+
+::
+
+    metrics={"auc": lambda outputs, targets: roc_auc_score(targets, outputs[:, 1])}
+
+Shards keep what `forward` gives; their rows travel as states of torchmetrics do and come together
+in the order of the dataset. The leader calls the functions and tells the others the results.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.plan.samples import SamplePlan
+from unisono.runtime.device import HOST, Device
+from unisono.runtime.workers.team import Team
+from unisono.training.failures import heard_by_all
+from unisono.training.metric_states import MetricState, Reduction, States, merged
+from unisono.training.sweep import Forward
+
+
+class Metrics:
+    """The metrics of one evaluation. Final.
+
+    Args:
+        metrics: torchmetrics objects by name, or a ``MetricCollection``; they are copied. By name
+            there may be functions of all rows as well.
+        forward: (model, batch) → what they are updated with: a tuple, a dict by name, or one thing.
+
+    Raises:
+        TypeError: `metrics` is something else.
+    """
+
+    def __init__(self, metrics: Any, forward: Forward) -> None:
+        self._forward = forward
+        functions, metrics = _taken_apart(metrics)
+        self._of_rows = RowMetrics(functions) if functions else None
+        self._template = _collection(metrics) if metrics else None
+        if self._template is not None:
+            self._template.reset()
+        for _, metric in _metrics_in(self._template):
+            # A program may have a process group besides; states are exchanged by us.
+            metric.distributed_available_fn = lambda: False
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What workers must agree on."""
+        kinds = {path: type(metric).__name__ for path, metric in _metrics_in(self._template)}
+        return kinds | ({} if self._of_rows is None else self._of_rows.facts)
+
+    def start(self, device: Device) -> ShardMetrics:
+        """Begin the metrics of one shard, which is computed on `device`."""
+        collection = copy.deepcopy(self._template)
+        return ShardMetrics(
+            None if collection is None else collection.to(device.torch),
+            None if self._of_rows is None else ShardRows(),
+            self._forward,
+        )
+
+    def finish(self, shards: Mapping[int, States], plan: SamplePlan, team: Team) -> dict[str, Any]:
+        """Compute the results for the whole dataset. Collective.
+
+        Args:
+            shards: by shard, the states of those that have samples.
+            plan: of the dataset.
+            team: the workers.
+
+        Returns:
+            By name, a number, or a list where there are several.
+
+        Raises:
+            TypeError: a result is nothing of that kind.
+            Exception: what a function has raised.
+        """
+        found = {} if self._template is None else self._finish_template(shards, plan)
+        return found if self._of_rows is None else found | self._of_rows.finish(shards, plan, team)
+
+    def _finish_template(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
+        template: Any = self._template
+        whole = copy.deepcopy(template).to(HOST)
+        num_parts = sum(
+            plan.shard_size(batch, shard) > 0
+            for batch in range(plan.steps_per_epoch)
+            for shard in range(plan.shards)
+        )
+        for path, metric in _metrics_in(whole):
+            held = {shard: states.get(path, {}) for shard, states in shards.items()}
+            for name, state in merged(held, _reductions(metric), plan).items():
+                setattr(metric, name, state)
+            metric._update_count = num_parts
+        return {name: plain(name, value) for name, value in whole.compute().items()}
+
+
+class ShardMetrics:
+    """The metrics of one shard. Final; made by :meth:`Metrics.start`."""
+
+    def __init__(self, collection: Any, rows: ShardRows | None, forward: Forward) -> None:
+        self._collection, self._rows, self._forward = collection, rows, forward
+        self._ends: dict[tuple[str, str], list[int]] = {}
+
+    def update(self, model: nn.Module, batch: Any, num_samples: int) -> None:
+        """Take notice of a part."""
+        found = self._forward(model, batch)
+        if self._rows is not None:
+            self._rows.add(found, num_samples)
+        if self._collection is None:
+            return
+        if isinstance(found, Mapping):
+            self._collection.update(**found)
+        else:
+            self._collection.update(*(found if isinstance(found, (tuple, list)) else (found,)))
+        for path, metric in _metrics_in(self._collection):
+            for name, default in metric._defaults.items():
+                if isinstance(default, list):
+                    self._ends.setdefault((path, name), []).append(len(getattr(metric, name)))
+
+    def states(self) -> States:
+        """Give what the metrics hold.
+
+        Raises:
+            TypeError: a state holds something else than tensors.
+        """
+        rows = {} if self._rows is None else self._rows.states()
+        return rows | {
+            path: {
+                name: self._state(path, name, getattr(metric, name), default)
+                for name, default in metric._defaults.items()
+            }
+            for path, metric in _metrics_in(self._collection)
+        }
+
+    def _state(self, path: str, name: str, value: Any, default: Any) -> MetricState:
+        is_list = isinstance(default, list)
+        tensors = value if isinstance(value, list) else [value]
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise TypeError(
+                f"the states of a metric must be tensors or lists of tensors to be merged, but "
+                f"{name!r} of {path!r} holds something else: compute it from the rows that "
+                f"`predict` gives."
+            )
+        ends = self._ends.get((path, name), [])
+        has_grown = isinstance(value, list) and ends == sorted(ends)
+        return MetricState(tensors, (ends if has_grown else []) if is_list else None)
+
+
+def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:
+    """Tell functions from what torchmetrics computes; gives both, None for the second if none."""
+    if not isinstance(metrics, Mapping) or isinstance(metrics, _kinds()):
+        return {}, metrics
+    functions = {name: one for name, one in metrics.items() if _is_function(one)}
+    others = {name: one for name, one in metrics.items() if name not in functions}
+    return functions, others if others or not functions else None
+
+
+def _is_function(metric: Any) -> bool:
+    return callable(metric) and not isinstance(metric, (nn.Module, type, *_kinds()))
+
+
+def _kinds() -> tuple[type, ...]:
+    torchmetrics: Any = sys.modules.get("torchmetrics")
+    return (torchmetrics.Metric, torchmetrics.MetricCollection) if torchmetrics else ()
+
+
+def _collection(metrics: Any) -> Any:
+    """Copy metrics into a collection in which each has states of its own."""
+    torchmetrics: Any = sys.modules.get("torchmetrics")
+    kinds = _kinds()
+    wanted = (
+        "torchmetrics objects or functions of (outputs, targets), by name, such as "
+        '`{"f1": MulticlassF1Score(10)}`'
+    )
+    if isinstance(metrics, Mapping) and not isinstance(metrics, kinds):
+        for name, metric in metrics.items():
+            if not isinstance(metric, kinds):
+                raise TypeError(
+                    f"`metrics` must be {wanted}, but {name!r} is of type {type(metric).__name__}: "
+                    f"derive it from `torchmetrics.Metric`, or return its value from the loss "
+                    f"function, which is averaged."
+                )
+        # In groups, as it has them itself, which metrics share states depends on the first batch.
+        return torchmetrics.MetricCollection(
+            {name: copy.deepcopy(metric) for name, metric in metrics.items()}, compute_groups=False
+        )
+    if torchmetrics is None or not isinstance(metrics, torchmetrics.MetricCollection):
+        raise TypeError(f"`metrics` must be {wanted}, but is of type {type(metrics).__name__}.")
+    return torchmetrics.MetricCollection(
+        {name: copy.deepcopy(metric) for name, metric in metrics.items(keep_base=True)},
+        prefix=metrics.prefix,
+        postfix=metrics.postfix,
+        compute_groups=False,
+    )
+
+
+def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
+    """Give every metric of a collection, those within others too, by its path."""
+    if collection is None:
+        return iter(())
+    kind = sys.modules["torchmetrics"].Metric
+    return ((path, each) for path, each in collection.named_modules() if isinstance(each, kind))
+
+
+def _reductions(metric: Any) -> dict[str, Reduction]:
+    utilities = sys.modules["torchmetrics.utilities.data"]
+    words = {
+        utilities.dim_zero_sum: "sum",
+        utilities.dim_zero_mean: "mean",
+        utilities.dim_zero_cat: "cat",
+    }
+    return {name: words.get(how, how) for name, how in metric._reductions.items()}
+
+
+RowFunction = Callable[..., Any]
+_PATH = "rows"
+
+
+class RowMetrics:
+    """The functions of one evaluation. Final.
+
+    Args:
+        functions: by name; each takes the rows of what `forward` gives, as tensors on the host, to
+            a number or to lists of numbers.
+    """
+
+    def __init__(self, functions: Mapping[str, RowFunction]) -> None:
+        self._functions = dict(functions)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What workers must agree on."""
+        return {
+            name: str(getattr(function, "__qualname__", type(function).__name__))
+            for name, function in self._functions.items()
+        }
+
+    def finish(self, shards: Mapping[int, States], plan: SamplePlan, team: Team) -> dict[str, Any]:
+        """Call the functions. Collective.
+
+        Args:
+            shards: by shard, the states of those that have samples.
+            plan: of the dataset.
+            team: the workers.
+
+        Returns:
+            By name, a number, or a list where there are several; the same on every worker.
+
+        Raises:
+            Exception: what a function has raised on the leader.
+        """
+        results: dict[str, Any]
+        (results,) = heard_by_all(
+            lambda speak: [team.hear_leader(speak, "metrics")],
+            lambda: self._compute(shards, plan),
+            team.world.rank,
+        )
+        return results
+
+    def _compute(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
+        held = {shard: states[_PATH] for shard, states in shards.items()}
+        names = list(next(iter(held.values())))
+        rows = {
+            name: entries[0]
+            for name, entries in merged(held, dict.fromkeys(names, "cat"), plan).items()
+        }
+        # Positions are numbers, as JSON has them; names come from a dict.
+        is_named = not names[0].isdecimal()
+        return {
+            name: plain(name, function(**rows) if is_named else function(*rows.values()))
+            for name, function in self._functions.items()
+        }
+
+
+class ShardRows:
+    """The rows of one shard. Final."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, found: Any, num_samples: int) -> None:
+        """Keep what `forward` gives for a part.
+
+        Raises:
+            TypeError: it is something else than tensors with a row for each sample.
+        """
+        if not isinstance(found, Mapping):
+            parts = found if isinstance(found, (tuple, list)) else (found,)
+            found = {str(position): part for position, part in enumerate(parts)}
+        for name, part in found.items():
+            if not isinstance(part, torch.Tensor) or part.dim() == 0 or len(part) != num_samples:
+                seen = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
+                raise TypeError(
+                    f"`forward` must give tensors with one row for each of the {num_samples} "
+                    f"samples for metrics that are functions, but {name!r} is {seen}: give rows, "
+                    f"and compute numbers from them in the function."
+                )
+            self._rows.setdefault(str(name), []).append(part.detach())
+
+    def states(self) -> States:
+        """Give what is kept."""
+        return {
+            _PATH: {
+                name: MetricState(parts, list(range(1, len(parts) + 1)))
+                for name, parts in self._rows.items()
+            }
+        }
+
+
+def plain(name: str, value: Any) -> Any:
+    """Make plain numbers of a result: one, or lists and dicts of them.
+
+    Raises:
+        TypeError: it is nothing of that kind.
+    """
+    if isinstance(value, torch.Tensor) and not value.is_complex():
+        return float(value) if value.numel() == 1 else value.tolist()
+    if hasattr(value, "tolist"):  # an array or a number of numpy's
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(name, each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(name, each) for each in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"the result of a metric must be numbers, but that of {name!r} is of type "
+            f"{type(value).__name__}: compute it from the rows that `predict` gives."
+        ) from None

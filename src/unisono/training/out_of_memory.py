@@ -1,0 +1,143 @@
+"""Says of torch's error of a full memory where it came, what takes the room, what may help.
+
+How much memory of its device does this worker take? Looked at now and then, and told the others.
+
+A look has torch's allocator put its whole table together; it never waits for the device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+
+from unisono.errors import OutOfMemoryError
+from unisono.runtime.device import Device, count_of
+from unisono.runtime.notices import size
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import workers_per_gpu
+from unisono.training.run_context import RunContext
+
+_OF_THE_HOST = "DefaultCPUAllocator"  # how torch begins to tell that malloc gave nothing
+
+
+def explained(
+    error: Exception, run: RunContext, phase: str, step: int | None = None, shard: int | None = None
+) -> Exception:
+    """Make ours, whose cause it is, of an error of a full memory; any other is given back."""
+    of_the_host = type(error) is RuntimeError and _OF_THE_HOST in str(error)
+    if not (of_the_host or isinstance(error, torch.OutOfMemoryError)):
+        return error
+    device, rank = _full_one(run.device, error), run.team.world.rank
+    needed, where = _needed(run, device), "" if shard is None else f" of shard {shard}"
+    where += "" if step is None else f" in step {step}"
+    sizes = ", ".join(f"{name} {size(taken)}" for name, taken in needed.items())
+    ours = OutOfMemoryError(
+        f"the memory of {'this machine' if device.is_host else device.name} must hold what the "
+        f"{phase}{where} needs, but rank {rank} found it full: {sizes}. To make room: "
+        f"{'; or '.join(_remedies(run, phase, device))}.",
+        rank=rank,
+        device=device.name,
+        step=step,
+        shard=shard,
+        phase=phase,
+        needed=needed,
+    )
+    ours.__cause__ = error
+    return ours
+
+
+@contextmanager
+def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
+    """Explain what is raised inside the block because memory is full."""
+    try:
+        yield
+    except Exception as error:
+        if (ours := explained(error, run, phase)) is error:
+            raise
+        raise ours from error
+
+
+def _full_one(device: Device, error: Exception) -> Device:
+    """Say which of a split model's devices is full, as torch's error does."""
+    names = {part: rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b" for part in device.parts}
+    return next((part for part in names if re.search(names[part], str(error))), device.parts[0])
+
+
+def _needed(run: RunContext, device: Device) -> dict[str, int]:
+    """Count bytes by what they are for; what the peak has beyond the rest are activations."""
+    model, states = run.kept.model, run.kept.optimizer.state.values()
+    state = [value for each in states if isinstance(each, dict) for value in each.values()]
+    parameters = () if run.engine is None else run.engine.exchange.parameters
+    needed = {
+        "parameters": _bytes([*model.parameters(), *model.buffers()], device),
+        "gradients": _bytes(parameters, device),
+        "optimizer state": _bytes(state, device),
+    }
+    if (allocated := device.memory()) is not None:
+        needed["activations"] = max(allocated[2] - sum(needed.values()), 0)
+    return {name: taken for name, taken in needed.items() if taken}
+
+
+def _bytes(values: Iterable[object], device: Device) -> int:
+    return sum(v.nbytes for v in values if isinstance(v, torch.Tensor) and device.has(v))
+
+
+def _remedies(run: RunContext, phase: str, device: Device) -> Iterator[str]:
+    plan, is_sweep = run.plan, phase.startswith("pass of")
+    is_pass = is_sweep or phase.endswith(("pass", "batch"))
+    if not device.is_host and min(workers_per_gpu(), run.team.world.local_world_size) > 1:
+        yield "share the device with fewer workers"
+    if is_sweep:
+        yield "pass a smaller `batch_size` there"
+    elif is_pass and plan is not None and plan.shards < plan.batch_size:
+        more = min(2 * plan.shards, plan.batch_size)
+        yield f"pass `shards={more}` (now {plan.shards}): passes have fewer samples, bits differ"
+    if is_pass:
+        yield 'compute in bfloat16 (`precision="bf16"`)'
+        yield "have the model recompute activations (`torch.utils.checkpoint`)"
+    else:
+        yield "take an optimizer with less state, or pass it `foreach=False`"
+    if device is not run.device:
+        yield f"give {device.name} fewer layers (`balance=` of `unisono.split`)"
+    elif count_of(device.torch.type) > 1:
+        yield "put parts of the model on several devices (`unisono.split`)"
+
+
+EVERY_S = 0.1
+
+
+class MemoryWatch:
+    """Tells the others what this worker takes of its device, ten times a second at most. Final.
+
+    Args:
+        device: which; nothing is told of the CPU.
+        team: the workers.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, device: Device, team: Team, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self._device, self._team, self._clock = device, team, clock
+        self._due_s = 0.0
+
+    def begin(self) -> None:
+        """Look before the first step; :meth:`look` does again after it."""
+        self._due_s = 0.0
+        self._look()
+
+    def look(self) -> None:
+        """Look, if the last look was long enough ago."""
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + EVERY_S
+            self._look()
+
+    def _look(self) -> None:
+        sizes = self._device.memory()
+        if sizes is not None:
+            self._team.note_memory(sizes)

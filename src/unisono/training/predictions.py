@@ -1,0 +1,295 @@
+"""One file of predictions, mapped and written by all workers of a host.
+
+::
+
+    | length of the header u64 | header: JSON | rows of the first tensor | of the second | …
+
+It is a safetensors file, so others can read it in parts, and it holds nothing but numbers (see
+``predict.py`` for where it is). Each row is written once, at its sample's number, by the worker
+that computed it; on several hosts one worker of each then sends its rows to the others. The result
+is a private mapping: changes stay in the worker that makes them, and rows are read when they are
+looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unisono.runtime.arrivals import pinned
+from unisono.runtime.device import HOST, Device, in_rows, on_host
+from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.team import Team
+
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT_BYTES = 64
+_CHUNK_BYTES = 4 << 20  # of rows, that a host sends at a time
+_RESERVED = "__metadata__"  # of a safetensors file
+
+Output = Mapping[str, torch.Tensor]
+"""A model's output, taken apart: tensors by name, one row a sample in each."""
+
+
+def form_of(output: Any) -> str:
+    """Name what holds the tensors of a model's output, for :func:`put_together`."""
+    if isinstance(output, Mapping):
+        return "dict"
+    return "tuple" if isinstance(output, (tuple, list)) else "tensor"
+
+
+def put_together(form: str, output: Output) -> Any:
+    """Give predictions the form of the model's output: a tensor, a tuple or a dict."""
+    if form == "dict":
+        return dict(output)
+    tensors = tuple(output.values())
+    return tensors if form == "tuple" else tensors[0]
+
+
+def taken_apart(output: Any, num_samples: int) -> Output:
+    """Take a model's output apart.
+
+    Args:
+        output: a tensor, or a tuple, list or dict of tensors, one row a sample in each.
+        num_samples: how many samples the model was given.
+
+    Raises:
+        TypeError: it is nothing of that kind.
+        ValueError: a tensor has another number of rows, or a name that no file can hold.
+    """
+    form = form_of(output)
+    if form == "dict":
+        tensors = dict(output)
+    elif form == "tuple":
+        tensors = {str(number): tensor for number, tensor in enumerate(output)}
+    else:
+        tensors = {"predictions": output}
+    for name in tensors:
+        _check_name(name)
+    for name, tensor in tensors.items():
+        _check_rows(name, tensor, num_samples)
+    return tensors
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(
+            f"predictions in a dict must have strings as names, but one is {name!r}, of type "
+            f"{type(name).__name__}: name it {str(name)!r}, say."
+        )
+    if name == _RESERVED:
+        raise ValueError(
+            f"predictions must have names that a safetensors file can hold, but {_RESERVED!r} "
+            f"means something else there: name them otherwise."
+        )
+
+
+def _check_rows(name: str, tensor: Any, num_samples: int) -> None:
+    if not isinstance(tensor, torch.Tensor) or str(tensor.dtype) not in CODES:
+        kind = str(tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(
+            f"predictions must be a tensor, or a tuple or dict of tensors, of dtypes that a "
+            f"safetensors file can hold, but {name!r} is of type {kind}: return such tensors from "
+            f"`forward`."
+        )
+    if tensor.dim() == 0 or tensor.shape[0] != num_samples:
+        raise ValueError(
+            f"predictions must have one row for each sample, but for {num_samples} samples "
+            f"{name!r} has the shape {tuple(tensor.shape)}: let `forward` keep the first dimension."
+        )
+
+
+def header_of(output: Output, num_samples: int) -> tuple[bytes, int]:
+    """Write what comes before the rows of all samples, and count the bytes of the whole file."""
+    entries, end = {}, 0
+    # Wide elements first, so all are aligned.
+    for name, tensor in sorted(output.items(), key=lambda item: -item[1].itemsize):
+        start, end = end, end + num_samples * math.prod(tensor.shape[1:]) * tensor.itemsize
+        entries[name] = {
+            "dtype": CODES[str(tensor.dtype)],
+            "shape": [num_samples, *tensor.shape[1:]],
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries).encode()
+    length = -(-(_LENGTH.size + len(text)) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES - _LENGTH.size
+    header = _LENGTH.pack(length) + text.ljust(length)
+    return header, len(header) + end
+
+
+class Rows:
+    """The predictions for a whole dataset, mapped in this process. Final.
+
+    Args:
+        fd: of the file; it may be closed afterwards.
+        header: what it begins with, or is to.
+        names: the tensors', in the order of the model's output.
+        is_private: whether what is written stays in this process.
+
+    Attributes:
+        tensors: by name, a row for each sample.
+    """
+
+    def __init__(self, fd: int, header: bytes, names: Sequence[str], *, is_private: bool) -> None:
+        flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+        memory = Memory(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags))
+        entries = json.loads(header[_LENGTH.size :])
+        self.tensors = {}
+        for name in names:
+            entry = entries[name]
+            place = len(header) + entry["data_offsets"][0]
+            tensor = memory.tensor(place, entry["shape"], dtype_of(entry["dtype"]), None)
+            self.tensors[name] = tensor
+        self._kinds = _kinds(self.tensors)
+
+    def write(self, indices: torch.Tensor, output: Output) -> None:
+        """Put the rows of some samples in their place.
+
+        Raises:
+            ValueError: they differ from what the first batch had.
+        """
+        self.check(output)
+        for name, tensor in output.items():
+            self.tensors[name][indices] = on_host(tensor)
+
+    @property
+    def row_bytes(self) -> int:
+        """What one row takes in all tensors."""
+        return sum(
+            math.prod(tensor.shape[1:]) * tensor.itemsize for tensor in self.tensors.values()
+        )
+
+    def read(self, indices: torch.Tensor) -> bytes:
+        """Give the bytes of some samples' rows, tensor by tensor."""
+        rows = (in_rows(tensor[indices]) for tensor in self.tensors.values())
+        return b"".join(rows)
+
+    def take(self, indices: torch.Tensor, data: bytes) -> None:
+        """Put bytes of :meth:`read` in the place of some samples.
+
+        Raises:
+            OSError: they are of other rows.
+        """
+        if len(data) != len(indices) * self.row_bytes:
+            raise OSError(f"{len(indices)} rows of {self.row_bytes} bytes have {len(data)} bytes")
+        start = 0
+        for tensor in self.tensors.values():
+            rows = tensor[indices]
+            stop = start + rows.numel() * rows.itemsize
+            if stop > start:
+                part = torch.frombuffer(bytearray(data[start:stop]), dtype=tensor.dtype)
+                tensor[indices] = part.view_as(rows)
+            start = stop
+
+    def check(self, output: Output) -> None:
+        """Refuse an output that does not fit.
+
+        Raises:
+            ValueError: it differs from what the first batch had.
+        """
+        if _kinds(output) != self._kinds:
+            raise ValueError(
+                f"predictions must have the same names, dtypes and shapes for every batch, but "
+                f"were {_in_words(self.tensors)} for the first and are {_in_words(output)} here: "
+                f"pad rows to one length, say."
+            )
+
+
+class LateRows:
+    """Writes the rows of one pass once the next one has been issued; on the CPU at once. Final.
+
+    ::
+
+        device   pass 0 │ pass 1 │ pass 2 │ …
+        copies          └ rows 0 └ rows 1 …
+        host     issue 0, issue 1, write 0, issue 2, write 1, …
+    """
+
+    def __init__(self, rows: Rows, device: Device) -> None:
+        self._rows, self._device, self._copies = rows, device, device.copies()
+        self._pending: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
+        self._host: dict[str, torch.Tensor] = {}
+
+    def write(self, indices: torch.Tensor, output: Output) -> None:
+        """Write the rows of some samples, at the latest when :meth:`finish` is called.
+
+        Raises:
+            ValueError: they differ from what the first batch had.
+        """
+        self._rows.check(output)
+        self.finish()
+        if not all(self._device.has(tensor) for tensor in output.values()) or self._device.is_host:
+            self._rows.write(indices, output)
+            return
+        here = {name: self._room_for(name, tensor) for name, tensor in output.items()}
+        for name, tensor in output.items():
+            self._copies.to_host(here[name], tensor.detach().contiguous())
+        self._pending = indices, here
+
+    def finish(self) -> None:
+        """Write what has not been written yet. Waits for its pass, not for later ones."""
+        if self._pending is not None:
+            self._copies.wait()
+            self._rows.write(*self._pending)
+            self._pending = None
+
+    def _room_for(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Give memory of the host with the shape of a tensor; rows before it have been written."""
+        kept = self._host.get(name)
+        if kept is None or len(kept) < len(tensor):
+            kept = pinned(torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST))
+            self._host[name] = kept
+        return kept[: len(tensor)]
+
+
+def share_rows(
+    rows: Rows,
+    team: Team,
+    host_of: Mapping[int, int],
+    order: torch.Tensor,
+    chunk: int = _CHUNK_BYTES,
+) -> None:
+    """Give every host the rows of all others. Collective: every rank calls it.
+
+    Args:
+        rows: of this host, whose own are there.
+        team: the workers.
+        host_of: for each shard, the host whose workers have computed it.
+        order: the samples in the order in which shards take them; shape (samples,).
+        chunk: how many bytes a host sends at a time.
+    """
+    if len(team.hosts) == 1:
+        return
+    indices = [order[:0] for _ in team.hosts]
+    for shard, host in sorted(host_of.items()):
+        indices[host] = torch.cat([indices[host], order[shard :: len(host_of)]])
+    num = max(1, chunk // max(1, rows.row_bytes))
+    for start in range(0, max(map(len, indices)), num):
+        here = [some[start : start + num] for some in indices]
+        while True:
+            if team.leads_host:
+                team.put_beside(rows.read(here[team.host]))
+            all_came = team.meet("rows of predict")
+            for rank, data in team.beside().items():
+                host = next(at for at, ranks in enumerate(team.hosts) if rank in ranks)
+                if team.leads_host:
+                    rows.take(here[host], data)
+            if all_came:
+                break
+    team.meet("rows of predict")  # before a neighbour reads what was written last
+
+
+def _kinds(output: Output) -> list[tuple[str, torch.dtype, torch.Size]]:
+    return [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in output.items()]
+
+
+def _in_words(output: Output) -> str:
+    return ", ".join(
+        f"{name} of {dtype_name(dtype)} {list(row)}" for name, dtype, row in _kinds(output)
+    )

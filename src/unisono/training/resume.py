@@ -1,0 +1,240 @@
+"""Where does a run resume when it is started again? The leader looks, and everybody follows.
+
+Is `directory` the same folder on all hosts, or one on each? Both do; found out, not asked.
+
+::
+
+    shared   the leader writes checkpoints, and all read them
+    apart    the first worker of each host writes them all there, and its host reads them
+
+Apart, hosts need not have the same ones: one may have been lost before it had written its copy, or
+be a new machine. The run goes on from the newest checkpoint that all have, with the same contents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unisono.engine.state.saved import Snapshot, bytes_at_most
+from unisono.errors import CheckpointError
+from unisono.runtime.workers.team import Team
+from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
+from unisono.training.failures import heard_by_all
+from unisono.training.identity import SAMPLES, identity
+from unisono.training.loop_plan import LoopPlan
+from unisono.training.run_context import RunContext, samples_seen
+
+
+def resume(run: RunContext, plan: LoopPlan) -> None:
+    """Resume from the newest checkpoint, at the first loop that it is not ahead of.
+
+    If it was made in a later loop, what this one ended with is put back, for what the program does
+    before the next; if that is not kept, the newest, as far as it fits.
+
+    Collective: every rank calls it.
+
+    Raises:
+        ValueError: another run of this program has begun in the directory.
+        CheckpointError: the run was another one, or its state does not fit this model.
+    """
+    checkpoints, kept = run.checkpoints, run.kept
+    if checkpoints is None:
+        return
+    if run.has_resumed:
+        checkpoints.take_turn()
+        return
+    kept.given.look()
+    settle_directory(run)
+    found: FoundCheckpoint | None = None
+
+    def find() -> dict[str, Any]:
+        nonlocal found
+        answer, found = _find(run, checkpoints, plan)
+        return answer
+
+    (answer,) = heard_by_all(
+        lambda speak: [run.joint_calls.hear_leader(speak, "taking up")], find, run.team.world.rank
+    )
+    checkpoints.go_to(answer["directory"])
+    checkpoints.begin(None)
+    is_ahead: bool = answer.get("is_ahead", False)
+    if "path" in answer:
+        plan.samples = replace(plan.samples, shards=answer["shards"])
+        kept.position.move_to(**answer["position"])
+        kept.last = answer["last"]
+        checkpoints.begin(kept.position.step)
+        snapshot = None if found is None else found.snapshot
+        _put_back(run, checkpoints, answer["path"], snapshot, is_ahead=is_ahead)
+        if not is_ahead:
+            run.plan = plan.samples
+    run.is_ahead, run.has_resumed = is_ahead, not is_ahead
+
+
+def _find(
+    run: RunContext, checkpoints: Checkpoints, plan: LoopPlan
+) -> tuple[dict[str, Any], FoundCheckpoint | None]:
+    """Look, as the leader; give what the others need to know, and what was found."""
+    kept = run.kept
+    here = identity(plan.samples, run.fixed, run.device, is_kept=True)
+    here[SAMPLES] = samples_seen(run, plan).facts
+    if run.shards is None:
+        del here["shards"]  # the checkpoint's are taken
+    try:
+        found = checkpoints.find(
+            plan.samples, plan.totals, here, bytes_at_most(kept.model), run.loop
+        )
+    except OSError as error:
+        raise CheckpointError(
+            f"`directory` must be a folder that can be read and written, or that can be made, but "
+            f"“{error}”: pass another one, or make room for it."
+        ) from None
+    answer: dict[str, Any] = {"directory": str(checkpoints.directory)}
+    if found is None:
+        return answer, None
+    facts = found.snapshot.facts
+    if not run.is_ahead:  # else all has been said
+        for line in kept.given.told(facts["given"]):
+            run.say(line)
+    answer |= {name: facts[name] for name in ("position", "last")}
+    answer |= {"path": found.path, "is_ahead": found.is_ahead}
+    shards = facts["identity"].get("shards")
+    return answer | {"shards": shards if type(shards) is int else plan.samples.shards}, found
+
+
+def _put_back(
+    run: RunContext,
+    checkpoints: Checkpoints,
+    path: str,
+    snapshot: Snapshot | None,
+    *,
+    is_ahead: bool,
+) -> None:
+    """Take over the state in a checkpoint, which the leader has read already."""
+    try:
+        snapshot = checkpoints.read(path) if snapshot is None else snapshot
+    except CheckpointError:
+        # A replacement that comes late takes the state from the others.
+        if not run.team.is_replacement:
+            raise
+        return
+    # Until that later loop the program may still add to its optimizer, say.
+    with contextlib.suppress(*[CheckpointError] * is_ahead):
+        run.kept.apply(snapshot)
+        run.kept.given.take(snapshot.facts["given"])
+
+
+# By step, what tells its contents apart.
+HostCheckpoints = Mapping[int, str]
+
+_PURPOSE = "run directory"
+
+
+def settle_directory(run: RunContext) -> None:
+    """Find out whether hosts share the run directory; if not, agree on a checkpoint that all have.
+
+    Collective: every rank calls it before the leader looks for a checkpoint.
+
+    Raises:
+        CheckpointError: only some hosts share it, one cannot be used, or the hosts have no
+            checkpoint in common; on every worker.
+    """
+    checkpoints = run.checkpoints
+    if checkpoints is None or len(run.team.hosts) == 1:
+        return
+    mine = str(checkpoints.directory).encode()
+    checkpoints.go_to(run.joint_calls.hear_leader(lambda: mine, _PURPOSE).decode())
+    said = run.joint_calls.together(_PURPOSE, lambda: _settle(run))
+    checkpoints.is_on_each_host = bool(said)
+
+
+def newest_common(held: Sequence[HostCheckpoints]) -> int | None:
+    """Find the newest checkpoint that all hosts have with the same contents; None: there is none.
+
+    Args:
+        held: what each host has.
+    """
+    common = set.intersection(*(set(one.items()) for one in held))
+    return max((step for step, _ in common), default=None)
+
+
+def _settle(run: RunContext) -> bytes:
+    """Give something if each host has a directory of its own."""
+    team, checkpoints = run.team, run.checkpoints
+    assert checkpoints is not None
+    if _is_shared(team, checkpoints.directory):
+        return b""
+    said: dict[str, object] = {}
+    if team.leads_host:
+        try:
+            said["held"] = checkpoints.held_here()
+        except (CheckpointError, OSError) as error:
+            said["error"] = str(error)
+    heard = team.gather(json.dumps(said).encode(), _PURPOSE)
+    told = [json.loads(heard[ranks[0]]) for ranks in team.hosts]
+    for host, one in enumerate(told):
+        if "error" in one:
+            raise CheckpointError(
+                f"`directory` must be a folder on each host that can be read and written, or that "
+                f"can be made, but on host {host} “{one['error']}”: pass another one, or make room "
+                f"for it there."
+            )
+    held = [{int(step): digest for step, digest in one["held"].items()} for one in told]
+    newest = newest_common(held)
+    if newest is None and any(held):
+        raise CheckpointError(_nothing_in_common(checkpoints.directory, held))
+    if team.leads_host:
+        checkpoints.set_aside(-1 if newest is None else newest)
+    return b"on each host"
+
+
+def _nothing_in_common(directory: Path, held: Sequence[HostCheckpoints]) -> str:
+    has = "; ".join(
+        f"host {host} has {'those of steps ' if one else 'none'}{', '.join(map(str, sorted(one)))}"
+        for host, one in enumerate(held)
+    )
+    source = next(host for host, one in enumerate(held) if one)
+    name = f"checkpoints/step-{max(held[source]):012}"
+    return (
+        f"all hosts must have a checkpoint in common to go on from, where each has a `directory` "
+        f"of its own, but {has}: copy {directory / name} from host {source} to the others, or "
+        f'pass `resume="never"` to begin anew.'
+    )
+
+
+def _is_shared(team: Team, directory: Path) -> bool:
+    """Tell whether all hosts see what the leader writes there.
+
+    Raises:
+        CheckpointError: only some do; on every worker.
+    """
+
+    def leave_mark() -> bytes:
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            fd, path = tempfile.mkstemp(prefix=".seen-by-all-hosts-", dir=directory)
+            os.close(fd)
+            return os.path.basename(path).encode()
+        return b""
+
+    name = team.hear_leader(leave_mark, _PURPOSE).decode()
+    if not name:
+        return True  # what is wrong there is said where the leader looks for a checkpoint
+    mark = directory / name
+    heard = team.gather(b"seen" if mark.exists() else b"", _PURPOSE)
+    if team.is_leader:
+        mark.unlink(missing_ok=True)
+    apart = [rank for rank, seen in heard.items() if not seen]
+    if apart and len(apart) + len(team.hosts[0]) < team.size:  # host 0 has the leader
+        raise CheckpointError(
+            f"`directory` must be one folder that all hosts share, or a folder of its own on each, "
+            f"but what rank 0 writes to {directory} is not there for ranks {apart}, and is for "
+            f"others: pass one that all share."
+        )
+    return not apart

@@ -1,0 +1,392 @@
+"""The step loop: every global batch once, for custom training loops.
+
+::
+
+    run = unisono.Run(model, optimizer, shards=8, seed=0, directory="runs/mine")
+    for step in run.steps(train_set, batch_size=64, epochs=3):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model, batch))
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.data.collating import Collate
+from unisono.data.data_reading import Reading
+from unisono.data.epoch_order import Sampler
+from unisono.engine.exchange.choice import name_of_exchange
+from unisono.engine.state.attributes import KEY as ATTRIBUTES_KEY
+from unisono.engine.state.attributes import Attributes, own_optimizers
+from unisono.engine.state.contents import check_contents, digest_of
+from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.program_state import ExtraState
+from unisono.engine.state.run_state import Position, RunState
+from unisono.engine.step.transforms import LossScaling, OnGradients
+from unisono.errors import PeerLostError
+from unisono.plan.samples import SamplePlan
+from unisono.plan.shards import assign
+from unisono.runtime.device import AUTO, drawn_without_seed
+from unisono.runtime.reach import used_in
+from unisono.runtime.workers.context import context
+from unisono.runtime.workers.launcher_messages import Ready
+from unisono.training.checkpoints import Checkpoints
+from unisono.training.identity import fixed_by
+from unisono.training.loop import steps_of
+from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.out_of_memory import memory_explained
+from unisono.training.run_context import Observer, RunContext, no_epochs, plan_samples
+from unisono.training.run_options import RunOptions
+from unisono.training.several_models import (
+    Models,
+    Optimizers,
+    check_split_before,
+    check_together,
+    device_of_run,
+    joined,
+    place_on,
+)
+from unisono.training.start import start
+from unisono.training.step import Step
+
+SCALER_KEY = "grad_scaler"
+EXTRA_STATE_KEY = "extra_state"
+
+
+class Run:
+    """A training run with a loop of your own: the same result on any number of workers. Final.
+
+    During :meth:`steps`, the default exchange on CPUs keeps parameters in memory that all workers
+    share. Before and after, each worker has its own model. When the loop begins, all workers take
+    the leader's values; the leader is rank 0 unless it was lost.
+
+    If a worker is killed, the others compute its shards. If it is killed during an update, the run
+    returns to its newest snapshot and repeats some steps; the block of the current step then ends
+    with ``step.is_done`` False.
+
+    Under another launcher (``torchrun``, Slurm's ``srun``, Open MPI's ``mpirun``) the bits are the
+    same, but lost workers are not replaced: the others raise :class:`unisono.PeerLostError`, and
+    the run resumes from its `directory` when it is started again. The first run that a program
+    makes there waits for all ranks.
+
+    Arguments that are not listed are those of :class:`unisono.Trainer`. Several optimizers are
+    clipped separately, by one value or by a dict of values by name.
+
+    Args:
+        model: the model, on any device; or several, by name, which are then
+            ``run.model["generator"]`` and so on.
+        optimizer: over the model's parameters; or several, by name, each over its own parameters.
+            ``with step:`` computes one loss and steps all of them;
+            ``with step.update("generator"):`` within it is for one.
+        grad_scaler: for float16: `Step.backward` scales the loss, gradients are unscaled before
+            they are clipped, and a step whose gradients are not finite is skipped on all workers,
+            with torch's bits. Its state is saved with the run. Several optimizers may have one
+            each, in a dict by name.
+
+    Attributes:
+        shards: S, the number of parts of every global batch; None before the first loop, if it was
+            left out.
+        device: where this worker computes.
+        has_joined: whether this worker joined the newest loop as a replacement, or on several hosts
+            went back in it together with one.
+        is_ahead: True if the checkpoint that the run resumes from is past this loop, which is then
+            a no-op.
+        fixed: what else determines the run's bits, by name, as plain JSON. It is compared between
+            workers and with checkpoints. A program may add to it before the first loop.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is not valid; the message says what to do.
+    """
+
+    def __init__(
+        self,
+        model: Models,
+        optimizer: Optimizers,
+        *,
+        shards: int | None = None,
+        seed: int = 0,
+        directory: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | str | None = None,
+        keep: int = 3,
+        resume: str = "auto",
+        resume_options: str = "checkpoint",
+        clip_norm: float | Mapping[str, float] | None = None,
+        clip_value: float | Mapping[str, float] | None = None,
+        grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
+        device: str | torch.device = AUTO,
+        exchange: str = AUTO,
+        exact: bool = True,
+        on_gradients: OnGradients | None = None,
+        closure: bool | None = None,
+    ) -> None:
+        self._set_up(model, optimizer, RunOptions.among(locals()))
+
+    @classmethod
+    def of(cls, model: Models, optimizer: Optimizers, options: RunOptions) -> Run:
+        """Make a run of its options, which are the arguments of the same names."""
+        run = cls.__new__(cls)
+        run._set_up(model, optimizer, options)
+        return run
+
+    def _set_up(self, models: Models, optimizers: Optimizers, options: RunOptions) -> None:
+        model, optimizer = joined(models, optimizers)
+        self.joint_calls = context().join()
+        self.team = self.joint_calls.team
+        self.world = self.team.world
+        if options.shards is not None:
+            assign(options.shards, self.world.world_size)  # refuses too few
+        self.seed = options.seed
+        self.device = device_of_run(model, options, self.world)
+        check_contents(model, optimizer, self.device)
+        check_together(optimizer, options)
+        options.check_closure(optimizer)
+        # Refuses what does not fit.
+        replicas_for = options.replicas_for(optimizer)
+        num_hosts = len(self.team.hosts)
+        exchange = name_of_exchange(
+            options.exchange, self.device, replicas_for=replicas_for, num_hosts=num_hosts
+        )
+        scaling: dict[str, LossScaling] = {}
+        for name, member in members_of(optimizer).items():
+            options.clipping_of(name).check_fits(member)
+            if (scaled := LossScaling.of(options.scaler_of(name), member)) is not None:
+                scaling[name] = scaled
+        self.model, self.optimizer = model, optimizer
+        is_unseeded = drawn_without_seed()
+        if options.exact:
+            self.device.fix_workspaces()
+        fixed = {
+            "clip_norm": options.clip_norm,
+            "clip_value": options.clip_value,
+            **fixed_by(model, optimizer),
+            "grad_scaler": _rules(scaling),
+        }
+        if not self.device.is_host:
+            fixed["exact"] = options.exact
+        if options.on_gradients is not None:
+            fixed["on_gradients"] = getattr(
+                options.on_gradients, "__qualname__", type(options.on_gradients).__qualname__
+            )
+        if options.takes_closure(optimizer):
+            fixed["closure"] = True
+        self.context = RunContext(
+            options,
+            RunState(model, optimizer, options.resume_options),
+            self.team,
+            self.joint_calls,
+            scaling,
+            fixed,
+            is_unseeded,
+            exchange,
+            self.device,
+            options.shards,
+        )
+        with memory_explained(self.context, "move of the model"):
+            place_on(model, optimizer, self.device)
+        for name in scaling:
+            key = SCALER_KEY
+            if isinstance(options.grad_scaler, Mapping):
+                key = f"{SCALER_KEY}.{name}"
+            self.state[key] = options.scaler_of(name)
+        extra_state = ExtraState(model)
+        if not extra_state.is_empty:
+            self.state[EXTRA_STATE_KEY] = extra_state
+        self.checkpoints: Checkpoints | None = None
+        if options.directory is not None:
+            self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
+            self.context.checkpoints = self.checkpoints
+        self.team.supervisor.tell(Ready())
+
+    @property
+    def shards(self) -> int | None:
+        """S, the number of parts of every global batch; None as long as it is not known."""
+        return self.context.shards
+
+    @property
+    def position(self) -> Position:
+        """How far the run has come."""
+        return self.context.kept.position
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What your program saves with the run: plain JSON, tensors, or objects with a state.
+
+        Objects must have ``state_dict`` and ``load_state_dict``, as learning rate schedules do. Add
+        them before the first loop. The state is restored from checkpoints, in replacements of lost
+        workers, and in repeated steps. The modules' `get_extra_state` is saved without your doing.
+        """
+        return self.context.kept.state
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The results of the last step (``"means"``), and notes of the trainer; plain JSON."""
+        return self.context.kept.last
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What else determines the run's bits, by name, as plain JSON."""
+        return self.context.fixed
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this worker has joined the newest loop as, or together with, a replacement."""
+        return self.context.has_joined
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the checkpoint that the run resumes from is past this loop, now a no-op."""
+        return self.context.is_ahead
+
+    def steps(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
+        drop_last: bool = False,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+    ) -> Generator[Step, None, None]:
+        """Yield steps until the totals are reached; a finished run yields none.
+
+        Collective: every rank calls it and uses every step, in the same order. The arguments are
+        those of :meth:`unisono.Trainer.fit`.
+
+        Raises:
+            TypeError: the dataset has no samples or no length, or a number is not whole.
+            ValueError: a number does not fit.
+            MismatchError: the workers do not agree.
+            CheckpointError: the newest checkpoint belongs to another run.
+        """
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            drop_last=drop_last,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
+        plan = self.plan_loop(reading, epochs, steps)
+        return self.begin_loop(plan, named=used_in(sys._getframe(1)))
+
+    def begin_loop(
+        self,
+        plan: LoopPlan,
+        observer: Observer | None = None,
+        loss: Callable[[nn.Module, Any], Any] | None = None,
+        functions: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Generator[Step, None, None]:
+        """Begin a loop; see :meth:`steps`.
+
+        Args:
+            plan: what it goes over.
+            observer: follows the run from here on; None: whoever did before.
+            loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
+            functions: all of the program's that run in passes, as far as known.
+            named: what a loop of the program's own may use, by name.
+        """
+        every = self.context.options.every
+        if plan.samples.is_endless and every is not None and every.epochs is not None:
+            raise no_epochs("checkpoint_every")
+        self.context.loss, self.context.functions = loss, functions
+        self.context.named = named or {}
+        if observer is not None:
+            self.context.observer = observer
+        self._watch_attributes()
+        check_split_before(self.model, self.device)
+        if not self.device.is_host:
+            # Since the run was made the program may have moved it, or added layers and groups.
+            check_contents(self.model, self.optimizer, self.device)
+            place_on(self.model, self.optimizer, self.device)
+        start(self.context, plan)
+        return steps_of(self.context, plan, plan.fetch())
+
+    def _watch_attributes(self) -> None:
+        """Have attributes of the program's optimizers and callbacks kept with the run."""
+        own = own_optimizers(self.optimizer) | dict(self.context.observer.own_callbacks)
+        if own and self.context.attributes is None:
+            self.context.attributes = Attributes(self.model, self.optimizer)
+        if self.context.attributes is not None:
+            self.context.attributes.watch(own)
+            # The run may have been taken up without any.
+            kept, self.state[ATTRIBUTES_KEY] = (
+                self.state.get(ATTRIBUTES_KEY),
+                self.context.attributes,
+            )
+            if isinstance(kept, Mapping):
+                self.context.attributes.load_state_dict(kept)
+
+    def stop(self) -> None:
+        """End the current loop after the current step, as if that were its last.
+
+        Collective: every rank calls it, in the same step. The run has ended then: `steps` yields
+        nothing more, also after a restart from its checkpoint, until :meth:`go_on` is called.
+        """
+        self.last["stopped_at"] = self.position.step
+        self.context.goes_on = False
+
+    def go_on(self) -> None:
+        """Undo `stop`, also one from before the program was started again. Collective."""
+        self.last.pop("stopped_at", None)
+        self.context.goes_on = True
+
+    def digest(self) -> str:
+        """Hash parameters, buffers and optimizer state; equal digests mean equal bits.
+
+        Any rank may call it, alone or with others. Only in a loop whose optimizer one worker runs
+        for all (it is not element-wise, and workers share parameters), it is collective.
+
+        Returns:
+            64 hexadecimal digits.
+        """
+
+        def speak() -> bytes:
+            return digest_of(self.model, self.optimizer).encode()
+
+        exchange = None if self.context.engine is None else self.context.engine.exchange
+        if exchange is None or exchange.have_all:
+            return speak().decode()
+        knows_all = exchange.acts
+        if knows_all and self.joint_calls.is_undone:
+            return speak().decode()
+        try:
+            return self.joint_calls.hear_leader(speak, "digest").decode()
+        except PeerLostError:
+            if not (knows_all and self.team.will_begin_again):
+                raise
+            return speak().decode()  # the next step finds out, and all go back
+
+    def plan_loop(self, reading: Reading, epochs: int | None, steps: int | None) -> LoopPlan:
+        """Plan a loop over a dataset; raises as :meth:`steps` does."""
+        samples = plan_samples(reading, self.shards, self.seed, may_be_endless=epochs is None)
+        return LoopPlan(reading, samples, Totals(epochs, steps))
+
+    def plan(self, reading: Reading) -> SamplePlan:
+        """Plan one pass without training; raises as :meth:`steps` does."""
+        return plan_samples(reading, self.context.options.shards, self.seed)
+
+    def say(self, line: str) -> None:
+        """Show the user one line, in the terminal or the notebook."""
+        self.context.say(line)
+
+
+def _rules(scaling: Mapping[str, LossScaling]) -> Any:
+    """Say how losses are scaled: by optimizer, where there are several."""
+    rules = {name: each.rule for name, each in scaling.items()}
+    return rules.get("", rules) or None

@@ -1,0 +1,250 @@
+"""What the parts of one run share: its state, its workers, its checkpoints, its observer.
+
+In which order does a run take the samples, and do all workers mean the same one?
+
+Without a sampler the order follows from the plan. One that a sampler says is compared by its hash:
+between the workers when an epoch begins, and with the one that the epoch has begun in when a run
+goes on in the midst of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from unisono.data.data_reading import Reading, is_stream, length_of
+from unisono.data.epoch_order import EpochOrder, Sampler
+from unisono.data.fingerprint import Fingerprint, fingerprint_of_data
+from unisono.engine.exchange.snapshots import RunMemory
+from unisono.engine.state.attributes import Attributes
+from unisono.engine.state.run_state import RunState
+from unisono.engine.step.engine import StepEngine
+from unisono.engine.step.transforms import LossScaling
+from unisono.errors import MismatchError
+from unisono.plan.samples import ENDLESS, SamplePlan
+from unisono.plan.shards import default_shards
+from unisono.runtime.device import Device
+from unisono.runtime.notices import say
+from unisono.runtime.whole import check_whole
+from unisono.runtime.workers.joint_calls import JointCalls
+from unisono.runtime.workers.team import Team
+from unisono.training.checkpoints import Checkpoints
+from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.run_options import RunOptions
+
+
+class Observer:
+    """Follows a run; this one is for custom training loops and prints what is to be said.
+
+    Attributes:
+        runs_program_code: whether code of the program runs between steps.
+        own_callbacks: the program's callbacks that keep what they have in attributes, by name.
+    """
+
+    runs_program_code = True
+    own_callbacks: Mapping[str, Any] = MappingProxyType({})
+
+    def say(self, line: str) -> None:
+        """Show the user one line."""
+        say(line)
+
+    def before_snapshot(self) -> None:
+        """Called on every worker before the state of the run is copied."""
+
+    def before_pause(self) -> None:
+        """Called on every worker before all stop between two steps, maybe for good."""
+
+
+@dataclass(slots=True)
+class RunContext:
+    """One run, as its parts see it. Final."""
+
+    options: RunOptions  # what the program passed
+    kept: RunState  # how far the run has come, and all that is saved with it
+    team: Team  # the workers
+    joint_calls: JointCalls  # what they have done together
+    scaling: Mapping[str, LossScaling]  # how losses are scaled, by the names of optimizers
+    fixed: dict[str, Any]  # what fixes the run's bits, by name, beside samples and versions
+    is_unseeded: bool  # random numbers were drawn without a seed before the run was made
+    exchange: str  # the name of what sums gradients
+    device: Device  # where this worker computes
+    shards: int | None  # S; None before the first loop, if the program has left it out
+    checkpoints: Checkpoints | None = None  # where they go; None: nowhere
+    observer: Observer = field(default_factory=Observer)  # who follows the run now
+    # computes a batch's loss; None in loops where the program does that
+    loss: Callable[[nn.Module, Any], Any] | None = None
+    named: Mapping[str, Any] = field(default_factory=dict)  # what its own loop may use, by name
+    functions: Sequence[Any] = ()  # what of the program runs in the loop's passes, as far as known
+    engine: StepEngine | None = None  # computes the steps of the loop under way
+    memory: RunMemory | None = None  # of the newest loop
+    seen: tuple[int, Fingerprint] | None = None  # of the data set of a loop, by its number
+    plan: SamplePlan | None = None  # which samples the epoch under way has
+    has_resumed: bool = False  # no checkpoint is to be looked for any more
+    has_joined: bool = False  # see `unisono.Run`
+    is_ahead: bool = False  # likewise
+    attributes: Attributes | None = None  # of the program's own callbacks and optimizers
+    num_loops: int = 0  # that the program has come to
+    loop: str = ""  # tells the newest of them apart when the program is started again
+    goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
+    # by rank, what computes the same bits; empty if all devices do, None before the first loop
+    kinds: dict[int, str] | None = None
+    has_told_unused: bool = False  # parameters without a gradient were looked for
+    told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
+
+    @property
+    def program(self) -> dict[str, Any]:
+        """What of the program runs in a step, by name."""
+        kept = self.kept
+        return {
+            "loss": self.functions,
+            "loop": self.named,
+            "model": kept.model,
+            "optimizer": kept.optimizer,
+            "on_gradients": self.options.on_gradients,
+            "hooks": {
+                name: [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
+                for name, parameter in kept.model.named_parameters()
+            },
+        }
+
+    def say(self, line: str) -> None:
+        """Show the user one line."""
+        self.observer.say(line)
+
+    def say_once(self, line: str) -> None:
+        """Show one line in the whole run, if this is the worker that speaks for all."""
+        if line not in self.told:
+            self.told.add(line)
+            if self.team.position == 0 and not self.joint_calls.is_behind:
+                self.say(line)
+
+    @property
+    def takes_closure(self) -> bool:
+        """Whether the optimizer is called with a closure."""
+        return self.options.takes_closure(self.kept.optimizer)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether torch is to choose deterministic kernels; on the CPU they are."""
+        return self.options.exact and not self.device.is_host
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped where it stands."""
+        stopped_at = self.kept.last.get("stopped_at")
+        return isinstance(stopped_at, int) and self.kept.position.step >= stopped_at
+
+    def is_over(self, totals: Totals) -> bool:
+        """Tell whether the run goes no further."""
+        return self.is_ahead or self.is_stopped or totals.are_reached(self.kept.position)
+
+
+def plan_samples(
+    reading: Reading, shards: int | None, seed: int, *, may_be_endless: bool = False
+) -> SamplePlan:
+    """Plan which samples are computed where.
+
+    Args:
+        shards: S; None: what follows from the batch size.
+
+    Raises:
+        TypeError: the dataset has no samples or no length, or `batch_size` is not whole.
+        ValueError: a number does not fit, or two say the order.
+    """
+    dataset, shuffle, sampler = reading.dataset, reading.shuffle, reading.sampler
+    batch_size = check_whole("batch_size", reading.batch_size, at_least=1)
+    shards = default_shards(batch_size) if shards is None else shards
+    length = length_of(dataset)
+    if length == ENDLESS and not may_be_endless:
+        raise TypeError(
+            f"the dataset must have a length where epochs are counted or every sample is to come "
+            f"once, but {type(dataset).__name__} is an IterableDataset without `__len__`: train "
+            f"with `steps=` alone, give it a `__len__` that says how many samples it gives each "
+            f"time, or read it into a list."
+        )
+    if is_stream(dataset):
+        _check_order_is_its_own(dataset, shuffle, sampler)
+        shuffle = False
+    if sampler is None or not length:
+        shuffle = shuffle is None or bool(shuffle)
+        return SamplePlan(length, batch_size, shards, shuffle, seed)
+    if shuffle:
+        raise ValueError(
+            "`shuffle` must be left out where a `sampler` says the order, but is "
+            f"{shuffle!r}: let the sampler shuffle."
+        )
+    order = sampler if isinstance(sampler, EpochOrder) else EpochOrder(sampler, seed, length)
+    return SamplePlan(order.num_samples, batch_size, shards, False, seed, order.name, order)
+
+
+def no_epochs(name: str) -> ValueError:
+    """Refuse an interval in epochs for a stream that does not say how many samples it has."""
+    return ValueError(
+        f"`{name}` must be in steps where the dataset has no length, as then no epoch ends, but is "
+        f"in epochs: say a number of steps, or give the dataset a `__len__`."
+    )
+
+
+def samples_seen(run: RunContext, plan: LoopPlan) -> Fingerprint:
+    """Look at a few samples of the loop's data set, as epoch 0 has them; once a loop."""
+    if run.seen is None or run.seen[0] != run.num_loops:
+        reading = plan.reading
+        seen = fingerprint_of_data(
+            reading.dataset,
+            length_of(reading.dataset),
+            seed=plan.samples.seed,
+            stream="train",
+            epoch=0,
+            in_fork=reading.loader_workers > 0,
+        )
+        run.seen = run.num_loops, seen
+    return run.seen[1]
+
+
+def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
+    """Tell the order that a sampler says for an epoch apart from others; empty without one."""
+    if samples.sampler is None:
+        return {}
+    return {f"the sampler's order of epoch {epoch}": samples.digest(epoch)}
+
+
+def check_order(run: RunContext, samples: SamplePlan) -> None:
+    """Refuse to go on in the midst of an epoch in another order than it has begun in.
+
+    Raises:
+        MismatchError: the sampler says another.
+    """
+    position = run.kept.position
+    order = facts_of_order(samples, position.epoch)
+    if order and position.batch and run.kept.last.get("order", order) != order:
+        raise MismatchError(
+            f"`sampler` must give the order again in which epoch {position.epoch} has begun, but "
+            f"{samples.sampler} gives another: give it what it was given, or begin anew with "
+            f'`resume="never"`.'
+        )
+
+
+def begin_epoch(run: RunContext, samples: SamplePlan, *, is_agreed: bool) -> None:
+    """Begin the epoch of the next step. Collective, unless its order is agreed on.
+
+    Raises:
+        MismatchError: the workers' samplers say different orders.
+    """
+    order = facts_of_order(samples, run.kept.position.epoch)
+    if order:
+        if not is_agreed:
+            run.team.agree(order, "order of an epoch")
+        run.kept.last["order"] = order
+
+
+def _check_order_is_its_own(dataset: Any, shuffle: bool | None, sampler: Sampler | None) -> None:
+    given = "`sampler`" if sampler is not None else "`shuffle`" if shuffle else None
+    if given is not None:
+        raise ValueError(
+            f"{given} must be left out for an IterableDataset, which has an order of its own, but "
+            f"is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
+        )

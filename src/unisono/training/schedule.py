@@ -1,0 +1,241 @@
+"""When does a schedule of learning rates step? After each step, epoch or validation.
+
+Steps and epochs are those of the run, whatever the number of workers, so the rates are too. The
+schedule is kept with the run: it goes back with it, and goes on with it.
+
+When is a run validated? What was found is kept with the run.
+
+So whoever joins it or takes it up knows what was found and where, and nobody validates where the
+others do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CyclicLR,
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from unisono.engine.state.optimizers import members_of
+from unisono.training.callbacks.best_validation import monitored
+from unisono.training.run import Run
+from unisono.training.run_options import Every
+
+INTERVALS = ("step", "epoch")
+KEY = "schedule"
+LOSS = "loss"
+
+
+class Schedule:
+    """A run's schedule, or none. Final.
+
+    Args:
+        scheduler: torch's; None: rates stay.
+        interval: ``"step"`` or ``"epoch"``.
+        optimizer: the run's.
+        monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
+
+    Raises:
+        TypeError: it is no schedule.
+        ValueError: it belongs to another optimizer, `interval` is something else, or `monitor`
+            does not fit it.
+    """
+
+    def __init__(
+        self, scheduler: Any, interval: str, optimizer: Optimizer, monitor: str = LOSS
+    ) -> None:
+        if interval not in INTERVALS:
+            raise ValueError(f"`schedule_every` must be one of {INTERVALS}, but is {interval!r}.")
+        if scheduler is not None and not isinstance(scheduler, LRScheduler):
+            raise TypeError(
+                f"`schedule` must be one of torch.optim.lr_scheduler, but is of type "
+                f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, say."
+            )
+        members = members_of(optimizer).values()
+        if scheduler is not None and not any(scheduler.optimizer is each for each in members):
+            raise ValueError(
+                "`schedule` must belong to the optimizer that trains, but belongs to another one: "
+                "make it with the optimizer that the trainer gets."
+            )
+        if isinstance(scheduler, ReduceLROnPlateau) and interval != "epoch":
+            raise ValueError(
+                "ReduceLROnPlateau steps after each validation, so `schedule_every` must be left "
+                f"out, but is {interval!r}: say when to validate with `validate_every`."
+            )
+        self._scheduler, self._interval, self._monitor = scheduler, interval, monitor
+        if monitor != LOSS and not self.needs_validation:
+            raise ValueError(
+                f"`schedule_monitor` is what ReduceLROnPlateau looks at, but is {monitor!r} "
+                f"without one: leave it out."
+            )
+        if monitor == LOSS and getattr(scheduler, "mode", "min") == "max":
+            raise ValueError(
+                'ReduceLROnPlateau with `mode="max"` must look at something that is to grow, but '
+                'looks at the loss: pass `schedule_monitor="accuracy"`, say.'
+            )
+
+    @property
+    def name(self) -> str | None:
+        """What it is, in words, for the identity of a run."""
+        if self._scheduler is None:
+            return None
+        looks_at = "" if self._monitor == LOSS else f", of {self._monitor}"
+        return f"{type(self._scheduler).__name__} every {self._interval}{looks_at}"
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether it looks at what a validation found."""
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether it steps when an epoch ends."""
+        has_one = self._scheduler is not None and not self.needs_validation
+        return has_one and self._interval == "epoch"
+
+    def check(self, num_steps: int, num_epochs: int) -> str:
+        """Look ahead, before the steps of a loop: does the schedule last, and what does it count?
+
+        Args:
+            num_steps, num_epochs: that are to come.
+
+        Returns:
+            What is likely wrong, in a line; or nothing.
+
+        Raises:
+            ValueError: it would fail on the way.
+        """
+        scheduler = self._scheduler
+        if scheduler is None or self.needs_validation:
+            return ""
+        first = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
+        num_done = int(getattr(first, "last_epoch", 0))  # a chain does not count itself
+        calls = num_done + (num_epochs if self.counts_epochs else num_steps)
+        last = _last_call(scheduler)
+        if last is not None and calls > last:
+            raise ValueError(
+                f"OneCycleLR must last as long as the run, but ends after {last} of {calls} "
+                f"{self._interval}s: make it with `total_steps` for all of them."
+            )
+        if not self.counts_epochs or num_done or not 0 < num_epochs < num_steps:
+            return ""
+        why = _counts_steps(scheduler, num_steps, num_epochs)
+        return why and (
+            f'{type(scheduler).__name__} is stepped once an epoch, as `schedule_every` is "epoch", '
+            f'but {why}: if it counts steps, pass `schedule_every="step"`'
+        )
+
+    def after_step(self) -> None:
+        """Take notice of a step that is done."""
+        if self._scheduler is not None and self._interval == "step":
+            self._scheduler.step()
+
+    def after_epoch(self) -> None:
+        """Take notice of an epoch that is done."""
+        if self._scheduler is not None and self.counts_epochs:
+            self._scheduler.step()
+
+    def after_validation(self, means: Mapping[str, Any]) -> None:
+        """Take notice of what a validation found."""
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(monitored(means, self._monitor, "schedule_monitor"))
+
+
+def _last_call(scheduler: Any) -> int | None:
+    """Count the steps after which a schedule fails; None if it never does."""
+    if isinstance(scheduler, OneCycleLR):
+        return int(scheduler.total_steps)
+    if isinstance(scheduler, ChainedScheduler):
+        return min(filter(None, map(_last_call, scheduler._schedulers)), default=None)
+    if isinstance(scheduler, SequentialLR):
+        last = _last_call(scheduler._schedulers[-1])
+        return None if last is None else scheduler._milestones[-1] + last
+    return None
+
+
+def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:
+    """Say why a schedule seems to count steps, not epochs; empty if it does not."""
+    if not any(group["lr"] for group in scheduler.optimizer.param_groups):
+        return "the learning rate is 0 for the whole first epoch"
+    lasts = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    if isinstance(scheduler, LambdaLR):
+        with contextlib.suppress(Exception):  # functions of the program
+            for of in scheduler.lr_lambdas:
+                if of(num_steps) == 0 and of(num_steps - 1) and of(num_epochs):
+                    lasts.append(num_steps)
+    if num_steps in lasts:
+        return f"it lasts {num_steps} steps, as the run does"
+    if isinstance(scheduler, CyclicLR):
+        return "it is made to step after each batch"
+    return ""
+
+
+Means = dict[str, Any]
+
+
+class Validation:
+    """The validations of one call of ``fit``; none without a dataset. Final.
+
+    Args:
+        run: which is validated.
+        compute: finds the means; None: nothing is validated.
+        every: how often, in steps or epochs.
+
+    Raises:
+        ValueError: `every` is no such interval.
+    """
+
+    def __init__(self, run: Run, compute: Callable[[], Means] | None, every: int | str) -> None:
+        self._run, self._compute = run, compute
+        self._every = Every.read(every, "validate_every")
+        if self._every.seconds is not None:
+            raise ValueError(
+                f"`validate_every` must be in steps or epochs, as clocks differ between workers, "
+                f"but is {every!r}: pass `500`, say."
+            )
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._compute is not None
+
+    def must_be(self, for_what: str) -> None:
+        """Refuse to go on without a dataset where something needs one."""
+        if not self.has_data:
+            raise ValueError(
+                f"`validate` must be given for {for_what}, but is None: pass a dataset."
+            )
+
+    def begin(self) -> None:
+        """Begin a loop, after the run has taken up what it goes on from."""
+        self._run.last.update(validation=None, validated_at=None)
+
+    @property
+    def newest(self) -> Means | None:
+        """What has been found after the step that was done last; None if nothing was."""
+        last: dict[str, Any] = self._run.last
+        is_new = last["validated_at"] == self._run.position.step
+        return last["validation"] if is_new else None
+
+    def is_due(self) -> bool:
+        """Tell whether it is time, after a step that is done."""
+        position = self._run.position
+        ended = position.epoch if position.batch == 0 else 0
+        return self._every.is_due(steps=position.step, epoch_ended=ended, seconds=0.0)
+
+    def compute(self) -> Means:
+        """Validate now. Collective."""
+        assert self._compute is not None, "only where there is something to validate on"
+        means = self._compute()
+        self._run.last.update(validation=means, validated_at=self._run.position.step)
+        return means

@@ -1,0 +1,257 @@
+"""A run of several models, or several optimizers: what it takes, and as what its parts see it.
+
+Models become the children of one, under their names; so parameters, buffers and checkpoints are
+those of one model. Optimizers become one that has all their state (``state/several_optimizers``).
+
+A run whose model is split over several devices: which those are, and how passes go over them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.splitting.crossing import crossing
+from unisono.engine.splitting.cut import check_casts, split_of
+from unisono.engine.state.contents import named_parameters, place
+from unisono.engine.state.optimizers import SeveralOptimizers, members_of, needs_closure
+from unisono.runtime.device import AUTO, Device
+from unisono.runtime.world import World
+from unisono.training.computing import Computing, is_compiled
+from unisono.training.run_options import PER_OPTIMIZER, RunOptions
+
+Models = nn.Module | Mapping[str, nn.Module]
+Optimizers = Optimizer | Mapping[str, Optimizer]
+
+
+def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
+    """Make one model of several, and one optimizer.
+
+    Raises:
+        TypeError: one is no model, or no optimizer, or has no name.
+        ValueError: a name cannot be one, a parameter has two optimizers, or a model that is to be
+            trained has none.
+    """
+    if isinstance(optimizer, Mapping):
+        _check_named("optimizer", optimizer, Optimizer)
+        optimizer = SeveralOptimizers(optimizer)
+    models: Mapping[str, nn.Module] = {}
+    if isinstance(model, Mapping):
+        _check_named("model", model, nn.Module)
+        models, model = model, nn.ModuleDict(dict(model))
+    if isinstance(model, nn.Module) and isinstance(optimizer, Optimizer):
+        _check_owners(model, optimizer)
+        _check_trained(models, optimizer)
+    return model, optimizer
+
+
+def check_together(optimizer: Optimizer, options: RunOptions) -> None:
+    """Refuse what does not go with several optimizers.
+
+    Raises:
+        ValueError: an option is for an optimizer that there is not, or for one optimizer alone.
+    """
+    names = members_of(optimizer)
+    for option in PER_OPTIMIZER:
+        given = getattr(options, option)
+        unknown = (
+            [name for name in given if name not in names] if isinstance(given, Mapping) else []
+        )
+        if unknown:
+            raise ValueError(
+                f"`{option}` must name optimizers of the run, which are {_listed(names)}, but "
+                f"names {unknown[0]!r}: pass a name of these, or one value for all."
+            )
+    if len(names) > 1 and (options.closure or needs_closure(optimizer)):
+        raise ValueError(
+            f"a run with several optimizers ({_listed(names)}) must do without an optimizer that "
+            f"takes a closure, but has it: leave it out, or make a run with one optimizer."
+        )
+
+
+def check_one_loss(model: Any, optimizer: Any, *, is_scaled: bool) -> None:
+    """Refuse what one loss for all cannot train.
+
+    Raises:
+        TypeError: there are several models.
+        ValueError: the loss is scaled for several optimizers.
+    """
+    if isinstance(optimizer, Mapping) and is_scaled:
+        raise ValueError(
+            f"losses are scaled for one optimizer at a time, but one loss is for several "
+            f"({_listed(optimizer)}): leave out `grad_scaler` and take another `precision`, or "
+            f"use `unisono.Run`, whose steps have `step.update(name)`."
+        )
+    if isinstance(model, Mapping):
+        raise TypeError(
+            f"a Trainer must have one model, but is given {_listed(model)}: train several with "
+            f"`unisono.Run`, whose steps have `step.update(name)`."
+        )
+
+
+def members_named(optimizer: Optimizer, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """See that names are those of optimizers, each once.
+
+    Raises:
+        ValueError: one is not.
+    """
+    names = members_of(optimizer)
+    if "" in names:
+        raise ValueError(
+            "`step.update` is for runs with several optimizers, but this one has one: leave it "
+            "out, and write `with step:` alone."
+        )
+    wrong = [name for name in chosen if name not in names]
+    if wrong or not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"`step.update` must name optimizers of the run, which are {_listed(names)}, each "
+            f"once, but is given {_listed(chosen) or 'nothing'}: pass "
+            f"`step.update({next(iter(names))!r})`, say."
+        )
+    return chosen
+
+
+def _check_named(what: str, given: Mapping[Any, Any], kind: type) -> None:
+    if not given:
+        raise ValueError(f"`{what}` must have at least one entry where it is a dict, but is empty.")
+    for name, value in given.items():
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"`{what}` must have a torch `{kind.__name__}` under each name, but has a "
+                f"{type(value).__name__} under {name!r}."
+            )
+        if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
+            raise ValueError(
+                f"`{what}` must have names that can be those of a module's children, but has "
+                f"{name!r}: choose a word such as `generator`."
+            )
+
+
+def _check_owners(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse a parameter that two optimizers update."""
+    names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
+    owners: dict[int, str] = {}
+    for owner, member in members_of(optimizer).items():
+        for parameter in {id(p): p for g in member.param_groups for p in g["params"]}.values():
+            other = owners.setdefault(id(parameter), owner)
+            if other != owner:
+                raise ValueError(
+                    f"a parameter must be updated by one optimizer, but "
+                    f"`{names[id(parameter)]}` is by {other!r} and {owner!r}: give it to one of "
+                    f"them, or make one optimizer over both."
+                )
+
+
+def _check_trained(models: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
+    """Refuse a model that nobody updates and that is not frozen."""
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, model in models.items():
+        parameters = list(model.parameters())
+        is_trained = any(parameter.requires_grad for parameter in parameters)
+        if is_trained and not any(id(parameter) in updated for parameter in parameters):
+            raise ValueError(
+                f"each model must be updated by an optimizer or be frozen, but nobody updates "
+                f"{name!r}: make an optimizer over its parameters, or freeze it with "
+                f"`{name}.requires_grad_(False)`."
+            )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names))
+
+
+Compute = Callable[[nn.Module, Any], Any]
+
+
+def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device:
+    """Find where a worker computes: where its model is split to, or as the options say.
+
+    Raises:
+        TypeError, ValueError: see :meth:`Device.of`; or a part of the model is split, or a split
+            model has a device given besides.
+    """
+    split = split_of(model) if isinstance(model, nn.Module) else None
+    if split is None:
+        check_not_split_within(model)
+        return Device.of(options.device, world)
+    if options.device != AUTO:
+        raise ValueError(
+            f"a split model is computed where it was split to, but `device={options.device!r}` is "
+            f"given, too: leave it out, or split the model over other devices."
+        )
+    return Device(*split.devices)
+
+
+def check_not_split_within(model: Any) -> None:
+    """Refuse a model of which a part alone is split, with ValueError."""
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if split_of(module) is not None:
+            raise ValueError(
+                f"a model must be split as a whole, but only its part `{name}` is: call "
+                f"`unisono.split` with the model that is trained."
+            )
+
+
+def check_computing(model: nn.Module, computing: Computing) -> None:
+    """Refuse ways to compute passes that do not go with cuts.
+
+    Raises:
+        ValueError: the model is split, and is compiled, or rounding would depend on the cut.
+    """
+    if computing.precision != "fp32":
+        check_casts(model)
+    if split_of(model) is not None and is_compiled(model):
+        raise ValueError(
+            "a split model must not be compiled, as its activations go from device to device in "
+            "Python: leave `model.compile()` out."
+        )
+
+
+def check_split_before(model: nn.Module, device: Device) -> None:
+    """Refuse a model that was split since its run was made, on `device`, with ValueError."""
+    split = split_of(model)
+    there = {device.torch} if split is None else set(split.devices)
+    if there != {part.torch for part in device.parts}:
+        raise ValueError(
+            f"a model must be split before its run or trainer is made, but was split after that, "
+            f"when it was to be computed on {device.name}: make the run after."
+        )
+
+
+def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
+    """Have a model where it is to be computed, and the optimizer's state with it.
+
+    Raises:
+        ValueError: layers have come since it was split, or its parameters were replaced.
+    """
+    split = split_of(model)
+    if split is not None:
+        split.place(model)
+    if not device.is_host:
+        place(model, optimizer, device)
+
+
+def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> Compute:
+    """Have a loss or a forward function go over the devices of a split model.
+
+    Args:
+        model: the one that is trained; if it is not split, nothing changes.
+        compute: what is to be computed: layers, and what is done with their outputs.
+        to_first: whether what it returns comes to the first device.
+    """
+    split = split_of(model)
+    if split is None:
+        return compute
+    devices = split.devices
+
+    @functools.wraps(compute)
+    def follow(model: nn.Module, batch: Any) -> Any:
+        with crossing(devices, batch) as under_way:
+            found = compute(model, batch)
+            return under_way.bring(found, devices[0] if to_first else None)
+
+    return follow

@@ -1,0 +1,211 @@
+"""Before the first step of a loop: where does the run resume, and do all workers mean the same?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.data.data_reading import length_of
+from unisono.data.fingerprint import REMEDY
+from unisono.engine.exchange.choice import check_devices
+from unisono.engine.state.contents import digest_of, signature
+from unisono.engine.state.saved import told_modes
+from unisono.plan.samples import SamplePlan
+from unisono.plan.shards import assign, default_shards, parts_of_hosts, shards_for_hosts
+from unisono.runtime.device import notices
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import THREADS_VARIABLE, threads_per_worker
+from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.mixed_devices import compare_devices, read_kinds
+from unisono.training.resume import resume
+from unisono.training.run_context import RunContext, facts_of_order, samples_seen
+
+_TOO_SLOW = (
+    "samples are not compared between the workers, as to read one takes more than 0.1 s; that all "
+    "have the same data set is known by its length alone"
+)
+_MANY = 4  # cores, of which one is not enough
+_IN_EVAL = (
+    "every layer of the model is in `eval()` mode and stays so: dropout is off, and BatchNorm uses "
+    "its averages; to train as usual, call `model.train()` before"
+)
+
+
+def start(run: RunContext, plan: LoopPlan) -> None:
+    """Bring a run to where the loop begins, and see that all workers begin the same one.
+
+    Collective: every rank calls it.
+
+    Raises:
+        ValueError: another sample plan in the midst of an epoch.
+        MismatchError: the workers do not agree.
+        CheckpointError: the newest checkpoint belongs to another run.
+    """
+    run.num_loops += 1
+    totals = plan.totals
+    run.loop = f"loop {run.num_loops}, epochs={totals.epochs}, steps={totals.steps}"
+    resume(run, plan)
+    _fix_shards(run, plan.samples)
+    if run.goes_on:
+        run.kept.last.pop("stopped_at", None)
+    position = run.kept.position
+    if position.batch and plan.samples != run.plan and not run.is_ahead:
+        raise ValueError(
+            f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
+            f"an epoch, but were {run.plan} and are {plan.samples}, after {position.batch} "
+            f"steps of epoch {position.epoch}: finish the epoch first."
+        )
+    if not run.is_ahead:
+        run.plan = plan.samples
+        if run.checkpoints is not None:
+            samples_seen(run, plan)
+    _tell_unseeded(run)
+    if not (run.is_ahead or run.is_over(plan.totals)):
+        _tell_cores(run, plan.samples.shards)
+        if not any(module.training for module in run.kept.model.modules()):
+            run.say_once(_IN_EVAL)
+    if not (run.options.exact or run.device.is_host):
+        run.say_once(
+            "`exact=False`: operations without a deterministic form are allowed on "
+            f"{run.device.name}, so results may differ from one run to the next"
+        )
+    if line := _told_hosts(run.team, plan.samples.shards):
+        run.say_once(line)
+    payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
+    run.kinds = read_kinds(payload)
+
+
+def _fix_shards(run: RunContext, samples: SamplePlan) -> None:
+    """Keep S for the whole run: a program that leaves it out has that of its first loop."""
+    if run.shards is None:
+        is_default = samples.shards == default_shards(samples.batch_size)
+        because = f", the default for `batch_size={samples.batch_size}`" if is_default else ""
+        assign(samples.shards, run.team.world.world_size, because=because)
+        run.shards = samples.shards
+
+
+def tell_over(run: RunContext, totals: Totals) -> None:
+    """Say why a loop gives nothing, unless that is said elsewhere."""
+    position = run.kept.position
+    if run.team.position or run.is_ahead:
+        return
+    if run.is_stopped:
+        run.say(
+            f"the run was stopped at step {position.step} and stays there: call the run's "
+            f"`go_on()` first, or leave out the callback that stopped it"
+        )
+        return
+    if run.joint_calls.is_behind or not position.step:
+        return
+    asked = " and ".join(
+        f"`{name}={total}`"
+        for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
+        if total is not None
+    )
+    more = "pass a higher total, as totals count from the beginning of a run"
+    if totals.are_passed(position):
+        run.say(f"the run has come to step {position.step}, past {asked}: to train on, {more}")
+        return
+    anew = "" if run.checkpoints is None else '; to train anew, pass `resume="never"`'
+    run.say(
+        f"the run is already finished: nothing to do, as step {position.step} is all of {asked}, "
+        f"digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}; to train on, {more}{anew}"
+    )
+
+
+def _tell_unseeded(run: RunContext) -> None:
+    """Say once that weights are others in each start, where this is a start."""
+    is_mine = run.team.position == 0 and not run.joint_calls.is_behind
+    if not (run.is_unseeded and is_mine) or run.kept.position.step or run.is_ahead:
+        return
+    line = (
+        f"random numbers were drawn without a seed before this run was made, so weights that "
+        f"come from them differ from one start to the next, and so will its result; `seed` "
+        f"covers training alone: write `torch.manual_seed({run.options.seed})` before the model "
+        f"is made"
+    )
+    if "unseeded" not in notices():
+        notices().add("unseeded")
+        run.say(line)
+
+
+def _tell_cores(run: RunContext, num_shards: int) -> None:
+    """Say once that a program that nobody launched uses one core of many."""
+    num_cores = len(os.sched_getaffinity(0))
+    num_workers = min(num_cores, num_shards)
+    is_chosen = THREADS_VARIABLE in os.environ or not run.device.is_host
+    if not run.team.supervisor.is_alone or is_chosen or num_cores < _MANY or num_workers < 2:
+        return
+    if "cores" not in notices():
+        notices().add("cores")
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        with_all = f"unisono.launch(function, workers={num_workers})"
+        if file is not None:
+            with_all = f"unisono run -n {num_workers} {Path(file).name}"
+        run.say(
+            f"one thread computes, as in each worker, on a machine with {num_cores} cores: "
+            f"`{with_all}` uses {num_workers} of them and gives the same result"
+        )
+
+
+def _told_hosts(team: Team, num_shards: int) -> str:
+    """Say in a sentence that another number of shards would send less; empty where none would."""
+    workers = list(map(len, team.hosts))
+    if len(workers) == 1:
+        return ""
+    most = max(parts_of_hosts(num_shards, workers))
+    if most == 1:
+        return ""
+    told = (
+        f"with `shards={num_shards}` on hosts with {', '.join(map(str, workers))} workers a host "
+        f"sends {most} parts of the gradients a step, {(most + 1) / 2:g} times the bytes that one "
+        f"part would take"
+    )
+    better = shards_for_hosts(num_shards, workers)
+    if better is None:
+        return f"{told}: hosts with equally many workers would send less"
+    return f"{told}: pass `shards={better}`, which changes the result as any other number does"
+
+
+def _agree(run: RunContext, plan: LoopPlan) -> bytes:
+    samples, totals, kept = plan.samples, plan.totals, run.kept
+    known = _known(run, plan)
+    run.team.agree(
+        {
+            "the step that the run has come to": kept.position.step,
+            "`batch_size`": samples.batch_size,
+            "`shards`": samples.shards,
+            "`seed`": samples.seed,
+            **{f"`{name}`": value for name, value in run.fixed.items()},
+            "`shuffle`": samples.shuffle,
+            "`sampler`": samples.sampler,
+            **facts_of_order(samples, kept.position.epoch),
+            "`epochs`": totals.epochs,
+            "`steps`": totals.steps,
+            "the model with its optimizer": signature(kept.model, kept.optimizer),
+            **told_modes(kept.model, kept.optimizer),
+            "the number of threads": threads_per_worker(),
+            "torch's version": torch.__version__,
+            "the type of device": run.device.torch.type,
+            "`exchange`": run.exchange,
+        },
+        known={**known, "samples of an epoch": samples.num_samples},
+        remedy=REMEDY,
+    )
+    check_devices(run.exchange, run.device, run.team)
+    return compare_devices(run)
+
+
+def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
+    """Look at the data set, where there are other workers to compare it with."""
+    length = length_of(plan.reading.dataset)
+    if run.team.size == 1 or run.is_ahead:
+        return {"dataset length": length}
+    seen = samples_seen(run, plan)
+    if seen.is_slow:
+        run.say_once(_TOO_SLOW)
+    return {"dataset length": length, **seen.facts}

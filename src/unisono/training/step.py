@@ -1,0 +1,513 @@
+"""One step, as the loop's body sees it: this worker's shards, and a place to leave their losses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from unisono.data.loader import Loader, Place
+from unisono.engine.state.run_state import Position
+from unisono.engine.step.records import Phase
+from unisono.errors import NonFiniteLossError
+from unisono.plan.samples import SamplePlan
+from unisono.runtime.device import host
+from unisono.runtime.training_progress import now
+from unisono.runtime.workers.team import StepBrokenError
+from unisono.training.boundary import Boundary
+from unisono.training.failing_step import Explanation, is_refusal, refused_in_forward
+from unisono.training.failures import note_place, samples_in_words
+from unisono.training.out_of_memory import explained
+from unisono.training.several_models import members_named
+from unisono.training.whole_batch import (
+    Embed,
+    Features,
+    WholeBatch,
+    WholeBatchLoss,
+    gathered,
+    rows_of_batch,
+)
+
+
+class StepUndoneError(BaseException):
+    """A worker was lost in the midst of an update, so that the step comes again.
+
+    No :class:`Exception`: it passes through the program's block, to the step.
+    """
+
+
+class Step:
+    """One global batch and the update that it leads to. Made by ``Run.steps``.
+
+    Used as ``with step:``; when the block ends, gradients are summed and parameters updated. With
+    several optimizers it may have blocks within it that update some; see :meth:`update`.
+
+    Attributes:
+        number: counted from 0 over the whole run.
+        epoch: counted from 0.
+        batch: which global batch of the epoch, counted from 0.
+        num_samples: of the global batch, on all workers together.
+        means: after the block: the loss and other scalars by name, each the exact mean over the
+            global batch, the same on every worker.
+        per_sample: after the block: what the loss function has returned as ``"per_sample"``, by
+            name: a tensor with a row for each sample of the global batch, in its order, the same
+            on every worker; on the host.
+        gradient_norm: after the block, with ``clip_norm=``: of the mean gradients before they were
+            clipped; infinite where the step is skipped.
+        is_skipped: after the block, with ``grad_scaler=``: whether gradients were not finite, so
+            that parameters have stayed as they were. The step counts all the same.
+        is_done: after the step's block: whether it counts. False where a worker was lost in the
+            midst of it: the step, and maybe some before it, will come again.
+    """
+
+    def __init__(
+        self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
+    ) -> None:
+        self.number, self.epoch, self.batch = position.step, position.epoch, position.batch
+        self.num_samples = plan.num_batch_samples(self.batch)
+        self.means: dict[str, float] = {}
+        self.per_sample: dict[str, torch.Tensor] = {}
+        self.gradient_norm: float | None = None
+        self.is_skipped = False
+        self.is_done = False
+        self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
+        self._finish_shard = self._engine.finish_shard  # until the step is known to fail
+        self._engine.passes.at = self.number, self.epoch, self.batch
+        self._engine.passes.leave_shards()
+        self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
+        self._entered = self._is_finished = False
+        self._turn = 0  # how many updates there were
+        self._updating: tuple[str, ...] = ()
+        self._means_of: dict[str, dict[str, float]] = {}
+        self._kept: dict[int, Any] = {}  # batches that were read before, by shard
+        self._explanation: Explanation | None = None  # once it is known that the step fails
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be ready for the passes of all shards."""
+        self._waiting: int | None = None
+        self._taken = False
+        self._done: set[int] = set()
+        self._have_all_arrived = False
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the global batch, once the block has ended."""
+        if not self._is_finished or not self.means:
+            raise RuntimeError("`step.loss` is there once the `with step:` block has ended.")
+        return self.means["loss"]
+
+    @property
+    def indices(self) -> list[int]:
+        """The samples of the global batch, by their numbers in the dataset, in its order."""
+        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
+        rows = {shard: [torch.tensor(self._indices(shard))] for shard in shards}
+        (indices,) = WholeBatch(self._plan, self.batch, shards).joined(rows)
+        return list(map(int, indices))
+
+    @property
+    def waiting(self) -> tuple[int, int, float]:
+        """The shard whose batch is given out, its samples, and their part of the global batch's."""
+        assert self._waiting is not None
+        num_samples = self._shard_sizes[self._waiting]
+        return self._waiting, num_samples, num_samples / self.num_samples
+
+    @property
+    def shards(self) -> Iterator[Any]:
+        """The batches of the shards that this worker computes, one after the other.
+
+        Before each one is given out, generators are seeded for it and buffers put back, so the
+        loop's body computes it at once, with :meth:`backward`, before it takes the next.
+        """
+        if not self._entered:
+            raise RuntimeError("a step must be entered before it is used: write `with step:`.")
+        if self._taken or (self._turn and not self._updating):
+            raise RuntimeError(
+                f"`step.shards` must be looped over once, but is taken again in step "
+                f"{self.number}: do all that a batch is for while the loop has it."
+            )
+        self._taken = True
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        more: Sequence[int] | None = self._engine.begin_passes()
+        while more is not None:
+            yield from self._compute(more)
+            if self._loader.copies_early:
+                # While the device computes the last shard, and before others are waited for.
+                self._loader.take_early()
+                self._engine.timers.lap(Phase.LOADING)
+            # Whoever was lost meanwhile has left shards, which the others compute now.
+            more = self._engine.arrive()
+        self._engine.end_passes()
+        self._have_all_arrived = True
+        if (shard := self._engine.failing_shard) in self._done:
+            yield from self._look_again(shard)
+
+    def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
+        for shard in shards:
+            if self._shard_sizes[shard] == 0:
+                self._engine.skip_shard(shard)
+                self._done.add(shard)
+                continue
+            batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
+            if self._updating:
+                self._kept[shard] = batch  # for the updates to come
+            # After reading: what a dataset draws never shifts what the model draws.
+            self._engine.start_shard(shard)
+            self._waiting = shard
+            yield batch
+            if self._waiting is not None:
+                yield from self._undone(shard, batch)
+
+    def _read(self, shard: int) -> Any:
+        try:
+            return self._loader.batch(self._at(shard), self._engine.passes.shards)
+        except RuntimeError as error:
+            self._explain(error, "copy of a batch", shard)
+            raise
+
+    def read_again(self, shard: int) -> Any:
+        """Read a shard's batch once more, in this process; no generator moves."""
+        with self._engine.passes.generators_put_back(), now().put_back():
+            return self._loader.batch(self._at(shard), ())
+
+    def _undone(self, shard: int, batch: Any) -> Iterator[Any]:
+        """Refuse a batch without its loss, or look at it again if torch has refused that."""
+        if self._explanation is None or self._explanation.refused is None:
+            raise RuntimeError(
+                f"`step.backward` must be called before the next batch is taken, but shard "
+                f"{shard} of step {self.number} has no loss: call `step.backward(loss)`."
+            )
+        yield from self._look_again(shard, batch)
+        raise self._explanation.refused
+
+    def _look_again(self, shard: int, batch: Any = None) -> Iterator[Any]:
+        """Give a shard's batch out once more, to find what lets the step fail."""
+        with contextlib.suppress(Exception):  # that is told in any case
+            explanation = self._explaining()
+            if batch is None:
+                batch = self._loader.batch(self._at(shard), ())
+            explanation.begin(shard, batch)
+            self._finish_shard, self._waiting = explanation.take, shard
+            yield batch
+            self._waiting = None
+
+    def _explaining(self, refused: RuntimeError | None = None) -> Explanation:
+        """Begin to explain why the step fails, if that has not begun."""
+        if self._explanation is None:
+            self._explanation = Explanation(self._boundary.run, self._indices, refused)
+        return self._explanation
+
+    def _at(self, shard: int) -> Place:
+        return Place(self.epoch, self.batch, shard)
+
+    def _indices(self, shard: int) -> list[int]:
+        return self._loader.indices(self._at(shard))
+
+    def backward(self, loss: Any) -> None:
+        """Differentiate one shard's loss; once for each batch of :attr:`shards`.
+
+        It takes the gradients: until the block ends there is nothing in ``.grad`` to read or edit,
+        and whatever uses it is refused. Clip with the run's `clip_norm` or `clip_value`; a hook of
+        a parameter (``register_hook``) sees each shard's gradient.
+
+        Args:
+            loss: the mean over the shard (a scalar), or ``(sum, weight)``, or a dict with
+                ``"loss"`` and further scalars or pairs, or integers, which are added up. In it
+                ``"per_sample"`` is a dict of tensors with a row for each sample.
+
+        Raises:
+            TypeError, ValueError: it is no such loss.
+            NonFiniteLossError: when the block ends: it is NaN or infinite. To find what makes it
+                so, the batch is given out once more.
+            NondeterministicError: when the block ends: on an accelerator, an operation has no
+                deterministic form. To find where it is called, the batch is given out once more.
+        """
+        shard = self._waiting
+        if shard is None:
+            raise RuntimeError(
+                "`step.backward` must be called once for each batch of `step.shards`, but there "
+                "is no batch without its loss now: call it inside the loop over `step.shards`."
+            )
+        num_samples = self._shard_sizes[shard]
+        try:
+            self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
+        except RuntimeError as error:
+            if self._explanation is None and self._is_refusal(error):
+                self._explaining(error)
+                return
+            self._explain(error, "backward pass", shard)
+            raise
+        self._waiting = None
+        self._done.add(shard)
+
+    @contextlib.contextmanager
+    def update(self, *names: str) -> Iterator[Step]:
+        """Begin an update of some of the run's optimizers, within the block of the step.
+
+        Used as ``with step.update("generator"):``, with a loop over :attr:`shards` as in a step of
+        its own: all shards' gradients are summed, and these optimizers step. Other parameters keep
+        their values; gradients that reach them are dropped. A step has as many updates as the
+        program likes, of one optimizer several times, too, with other random numbers each time;
+        every worker makes the same ones. Without any, the step updates all from one loss. After
+        the block `means`, `gradient_norm` and `is_skipped` are those of the update; after the
+        step's, `means` has those of all, as ``"generator.loss"``, and the sum of losses, as
+        ``"loss"``.
+
+        Collective.
+
+        Args:
+            names: of the optimizers, as the run has got them.
+
+        Raises:
+            ValueError: there are no such ones, or nothing reaches their parameters.
+            RuntimeError: it is not used as said.
+        """
+        self._begin_update(members_named(self._boundary.run.kept.optimizer, names))
+        try:
+            yield self
+        except BaseException as error:
+            self._end_update(error)
+            raise
+        self._end_update(None)
+        if not self.is_done:
+            raise StepUndoneError
+        self._means_of["+".join(names)] = self.means
+
+    def _begin_update(self, names: tuple[str, ...]) -> None:
+        if not self._entered or self._updating or (self._taken and not self._turn):
+            raise RuntimeError(
+                f"`step.update` must be used within `with step:`, one block after the other, and "
+                f"without a loop over `step.shards` outside of them; in step {self.number} it is "
+                f"not."
+            )
+        if self._turn:
+            self._begin()
+        self._engine.begin_update([self._engine.members[name] for name in names], self._turn)
+        self._turn, self._updating = self._turn + 1, names
+        self.is_done = self._is_finished = False
+
+    def _end_update(self, error: BaseException | None) -> None:
+        self._engine.end_passes()
+        try:
+            self._finish(error)
+        except NonFiniteLossError as raised:
+            if self._turn > 1:
+                raised.add_note(f"This was {self._in_step()}; updates of the step before it stay.")
+            raise
+        finally:
+            self._updating = ()
+
+    def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
+        """Train on a loss over the features of the whole global batch, such as a contrastive one.
+
+        In the place of a loop over :attr:`shards`. Collective: every rank calls it. Each shard is
+        embedded twice, with the same random numbers; memory holds one shard's graph at a time, and
+        all features.
+
+        Args:
+            embed: takes a batch to a tensor with one row of features for each sample, or to
+                several in a tuple, list or dict.
+            loss: takes all features, in the order of the global batch, to what :meth:`backward`
+                takes; the same on every worker. Generators are seeded for it.
+
+        Raises:
+            RuntimeError: the step's shards are taken already.
+            TypeError: `embed` gives something else than rows.
+        """
+        if not self._entered or self._taken:
+            raise RuntimeError(
+                "`step.gather` must be called once, within `with step:`, in the place of a loop "
+                "over `step.shards`."
+            )
+        engine, run = self._engine, self._boundary.run
+        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
+        whole = WholeBatchLoss(WholeBatch(self._plan, self.batch, shards), embed, loss)
+
+        def compute(some: Sequence[int]) -> Features:
+            found: Features = {}
+            engine.begin_passes()
+            for shard in some:
+                self._kept[shard] = batch = self._read(shard)
+                engine.start_shard(shard)
+                # With a graph, as torch may take other kernels without one.
+                self._waiting = shard  # for errors
+                leaves = whole.features_of(batch, self._shard_sizes[shard])
+                self._waiting = None
+                found[shard] = [leaf.detach().to(run.device.torch) for leaf in leaves]
+            engine.end_passes()
+            return found
+
+        features = gathered(shards, run.team, run.device, engine.passes.shards, compute)
+        engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
+        engine.pass_again()
+        for batch in self.shards:
+            shard = self._waiting
+            assert shard is not None
+            leaves = whole.features_of(batch, self._shard_sizes[shard])
+            if not whole.is_differentiated:
+                with engine.passes.seeded("whole batch"):
+                    whole.differentiate(features, engine.model)
+            self.backward(whole.of_shard(shard, leaves))
+
+    def again(self, loss: Callable[[Any], Any]) -> None:
+        """Say how a batch's loss is computed, for optimizers that take a closure.
+
+        They ask for the loss again, with other parameters: then this worker's shards are computed
+        once more, from the same samples and with the same random numbers. To be called within the
+        block; ``Trainer`` does it by itself, and other optimizers do not ask.
+
+        Args:
+            loss: takes a batch to what :meth:`backward` takes.
+
+        Raises:
+            TypeError: it is no function.
+        """
+
+    def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
+        """Raise our error in the place of torch's, if that is one of a full memory."""
+        ours = explained(error, self._boundary.run, phase, self.number, shard)
+        if ours is not error:
+            raise ours
+
+    def check_finished(self) -> None:
+        """Refuse to go on after a step that nobody entered."""
+        if not self._is_finished:
+            raise RuntimeError(
+                f"every step must be used as `with step:`, but step {self.number} was not."
+            )
+
+    def __enter__(self) -> Step:
+        if self._entered:
+            raise RuntimeError(f"a step must be entered once, but step {self.number} is again.")
+        first = next(shard for shard, size in enumerate(self._shard_sizes) if size)
+        self._boundary.begin_step(self.number)
+        self._engine.begin(self.number, first)
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if error is not None or not self._have_all_arrived:
+            self._engine.end_passes()
+        if isinstance(error, (StepBrokenError, StepUndoneError)):
+            if isinstance(error, StepBrokenError):
+                self.abandon()
+            return True
+        try:
+            if not self._turn:
+                self._finish(error)
+        except StepBrokenError:
+            self.abandon()
+        if error is None and self.is_done:
+            if self._turn:
+                self.means = self._means()
+            self._boundary.count(self.means)
+        return False
+
+    def _means(self) -> dict[str, float]:
+        """Put together the means of all updates."""
+        named = self._means_of.items()
+        every = {f"{name}.{key}": mean for name, of in named for key, mean in of.items()}
+        return {"loss": sum(of["loss"] for _, of in named), **every}
+
+    def abandon(self) -> None:
+        """Leave a step that cannot be finished, nor its conclusions drawn, as a worker was lost.
+
+        For trainers: a loop of the program's own hears of it by :attr:`is_done`.
+        """
+        self._engine.abandon()
+        self._is_finished, self.is_done = True, False
+        self._boundary.go_back()
+
+    def _finish(self, error: BaseException | None) -> None:
+        if error is not None and self._blame(error):
+            return
+        missing = [shard for shard in self._engine.passes.shards if shard not in self._done]
+        if missing:
+            if self._explanation is not None:
+                raise self._explanation.of_refusal() from self._explanation.refused
+            raise RuntimeError(
+                f"`step.backward` must be called for every batch of `step.shards`, but shards "
+                f"{missing} of step {self.number} have no loss: loop over all of `step.shards`."
+            )
+        if not self._have_all_arrived and self._engine.arrive() is not None:
+            # The lost shards would have come at the end of `step.shards`, which is behind us.
+            self._is_finished = True
+            self._boundary.go_back()
+            return
+        self._boundary.plan_next()
+        if self._engine.has_rows and not self._gather_rows():
+            self._is_finished = True
+            self._boundary.go_back()
+            return
+        try:
+            self.means, self.is_done = self._engine.finish()
+        except NonFiniteLossError as raised:
+            raise self._explaining().of_values(raised) from None
+        except Exception as raised:
+            if isinstance(raised, RuntimeError):
+                self._explain(raised, "update")
+            note_place(raised, f"{self._in_step()}, in the sum of gradients or the update")
+            raise
+        self.gradient_norm = self._engine.gradient_norm
+        self.is_skipped = self._engine.is_skipped
+        self._is_finished = True
+        if not self.is_done:
+            self._boundary.go_back()
+
+    def _gather_rows(self) -> bool:
+        """Hear what all shards have per sample; False if somebody was lost. Collective."""
+        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
+        whole = WholeBatch(self._plan, self.batch, shards)
+        team = self._boundary.run.team
+        rows = rows_of_batch(whole, self._engine.per_sample, team, host())
+        self.per_sample = rows or {}
+        return rows is not None
+
+    def _blame(self, error: BaseException) -> bool:
+        """Say of an exception of the block what it is about, and where it was raised.
+
+        Returns:
+            Whether it is why the step fails; False if a loss is, whose shard was looked at again.
+        """
+        if self._explanation is not None:
+            self._explanation.close()
+            if isinstance(error, Exception):
+                if self._explanation.refused is None:
+                    return False
+                raise self._explanation.of_refusal() from error
+        if self._is_refusal(error):
+            raise refused_in_forward(error, self._engine.model) from error
+        if isinstance(error, RuntimeError):
+            self._explain(error, "step" if self._waiting is None else "forward pass", self._waiting)
+        note_place(error, self._place(error))
+        return True
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        return self._boundary.run.is_deterministic and is_refusal(error)
+
+    def _place(self, error: BaseException) -> str:
+        """Say where in the step an exception was raised: in which pass, and over which samples."""
+        shard = self._waiting
+        if shard is None:
+            return self._in_step()
+        codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+        what = "backward" if Step.backward.__code__ in codes else "forward"
+        samples = ""
+        with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
+            samples = f", over {samples_in_words(self._indices(shard))}"
+        return f"{self._in_step()}, in the {what} pass of shard {shard}{samples}"
+
+    def _in_step(self) -> str:
+        of = f", in the update of {'+'.join(self._updating)}" if self._updating else ""
+        return f"in step {self.number}{of}"

@@ -1,0 +1,235 @@
+"""One pass over a dataset without training: what evaluation and prediction have in common.
+
+The dataset is cut into global batches and shards as an epoch of training is, without shuffling, so
+a sample is computed in the same company on any number of workers. Workers divide the shards; those
+of a worker that is lost are computed once more by the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from unisono.data.fingerprint import REMEDY, fingerprint_of_data
+from unisono.data.loader import Place
+from unisono.engine.state.contents import buffers_put_back, digest_of_weights
+from unisono.engine.state.run_state import Position
+from unisono.plan.seeds import seed_of
+from unisono.runtime.device import num_threads
+from unisono.runtime.forbidden import IN_A_PASS, collectives_watched, forbid
+from unisono.runtime.reach import OwnGenerators
+from unisono.runtime.training_progress import now
+from unisono.runtime.world import threads_per_worker
+from unisono.training.computing import deterministic_kernels, every_shape_compiled
+from unisono.training.failing_step import refusals_explained
+from unisono.training.failures import failure, raised
+from unisono.training.loop_plan import LoopPlan
+from unisono.training.out_of_memory import explained
+from unisono.training.run_context import RunContext
+
+
+class Part(NamedTuple):
+    """One shard of one global batch, read, with generators and buffers ready for its pass."""
+
+    batch: int
+    shard: int
+    num_samples: int
+    data: Any
+
+
+PartsOf = Callable[[Sequence[int]], Iterator[Part]]
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Sweep:
+    """One pass of all workers. Final.
+
+    Args:
+        run: whose workers they are.
+        name: of the trainer's method.
+        loop: goes over the dataset once, without shuffling.
+        model: in whatever mode; it computes in ``eval()`` mode. None: the one that is trained.
+        functions: of the program, that run in the pass.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        name: str,
+        loop: LoopPlan,
+        model: nn.Module | None,
+        functions: Sequence[Any] = (),
+    ) -> None:
+        self._run, self._name, self._loop = run, name, loop
+        self.plan, self.team, self.device = loop.samples, run.team, run.device
+        self.is_deterministic = run.is_deterministic
+        self.model = run.kept.model if model is None else model
+        # One that is not the trained one may differ between the workers.
+        self._digest = None if model is None else digest_of_weights(model)
+        self._own = OwnGenerators(**loop.program, loss=functions, model=self.model)
+
+    def explain(self, error: Exception) -> Exception:
+        """Explain what a pass has raised, if memory is full."""
+        return explained(error, self._run, f"pass of `{self._name}`")
+
+    def seed(self, stream: str, number: int = 0) -> None:
+        """Seed generators for one place of a stream of this pass."""
+        now().at = self._run.kept.position.step, self._run.kept.position.epoch, 0, None
+        word = seed_of(stream, self.plan.seed, number)
+        self.device.seed(word)
+        self._own.seed(word)
+
+    def agree(self, purpose: str, **more: object) -> None:
+        """Check that all workers go over the same samples in the same company. Collective.
+
+        Args:
+            purpose: what for, as for :meth:`Team.meet`.
+            more: what else must not differ, by name.
+
+        Raises:
+            MismatchError: they do not.
+        """
+        plan, reading = self.plan, self._loop.reading
+        known: dict[str, object] = {"dataset length": plan.num_samples}
+        if self.team.size > 1:
+            known |= fingerprint_of_data(
+                reading.dataset,
+                plan.num_samples,
+                seed=plan.seed,
+                stream="evaluate",
+                epoch=0,
+                in_fork=reading.loader_workers > 0,
+            ).facts
+        facts = {"`batch_size`": plan.batch_size, **more}
+        if self._digest is not None:
+            facts["the digest of `model`"] = self._digest
+        self.team.agree(facts, purpose, known=known, remedy=REMEDY)
+
+    @contextmanager
+    def under_way(self) -> Iterator[PartsOf]:
+        """Have the model in ``eval()`` mode without gradients; put everything back afterwards.
+
+        Returns:
+            A function that gives, for some shards, their parts that have samples, batch by batch;
+            it raises RuntimeError behind one whose pass has changed a parameter.
+        """
+        plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
+        check_unchanged = _watching(self.model)
+        modes = [(module, module.training) for module in self.model.modules()]
+        self._own.look()
+        self.model.eval()
+        try:
+            with (
+                torch.no_grad(),
+                self.device.generators_put_back(),
+                self._own.put_back(),
+                now().put_back(),
+                num_threads(threads_per_worker()),
+                deterministic_kernels(self.is_deterministic),
+                every_shape_compiled(),
+                collectives_watched(),
+                buffers_put_back(self.model) as put_buffers_back,
+                self._loop.loader(fetch, Position(), self.device, done) as loader,
+            ):
+
+                def parts_of(shards: Sequence[int]) -> Iterator[Part]:
+                    for batch in range(plan.steps_per_epoch):
+                        for shard in shards:
+                            num_samples = plan.shard_size(batch, shard)
+                            if not num_samples:
+                                continue
+                            data = loader.batch(Place(0, batch, shard), shards)
+                            number = batch * plan.shards + shard
+                            self.seed("evaluate", number)
+                            now().at = done.step, done.epoch, batch, shard
+                            put_buffers_back()
+                            before = forbid(IN_A_PASS)
+                            try:
+                                yield Part(batch, shard, num_samples, data)
+                            finally:
+                                forbid(before)
+                            check_unchanged()
+
+                yield parts_of
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def by_all_workers(
+        self, compute: Callable[[Sequence[int]], Mapping[int, bytes]], purpose: str
+    ) -> dict[int, bytes]:
+        """Compute every shard on some worker; those of a lost one once more on the others.
+
+        Collective: every rank calls it.
+
+        Args:
+            compute: takes shards to what the others are to hear of each.
+            purpose: what for, as for :meth:`Team.meet`.
+
+        Returns:
+            What was said of each shard, the same on every worker.
+
+        Raises:
+            Exception: what `compute` has raised on some worker.
+        """
+        team, said = self.team, dict[int, bytes]()
+        while missing := [shard for shard in range(self.plan.shards) if shard not in said]:
+            bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
+            caught: Exception | None = None
+            try:
+                mine = missing[bounds[team.position] : bounds[team.position + 1]]
+                with refusals_explained(self.model, self.is_deterministic):
+                    answer = _joined(compute(mine))
+            except Exception as error:
+                caught = self.explain(error)
+                answer = b"\n" + failure(caught, team.world.rank)
+            answers = team.gather(answer, purpose)
+            for rank, heard in answers.items():
+                if heard.startswith(b"\n"):
+                    if caught is not None and rank == team.world.rank:
+                        raise caught
+                    raise raised(heard[1:])
+            for heard in answers.values():
+                said |= _taken_apart(heard)
+        return said
+
+
+def _joined(said: Mapping[int, bytes]) -> bytes:
+    sizes = [(shard, len(words)) for shard, words in said.items()]
+    return json.dumps(sizes).encode() + b"\n" + b"".join(said.values())
+
+
+def _taken_apart(heard: bytes) -> dict[int, bytes]:
+    sizes, _, words = heard.partition(b"\n")
+    said, start = {}, 0
+    for shard, num_bytes in json.loads(sizes):
+        said[shard] = words[start : start + num_bytes]
+        start += num_bytes
+    return said
+
+
+def _watching(model: nn.Module) -> Callable[[], None]:
+    """Note the versions of a model's parameters; gives a function that refuses other ones."""
+    named = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not is_lazy(parameter) and not parameter.is_inference()
+    }
+    versions = [parameter._version for parameter in named.values()]
+
+    def check() -> None:
+        for (name, parameter), version in zip(named.items(), versions, strict=True):
+            if parameter._version != version:
+                raise RuntimeError(
+                    f"a pass without training must leave parameters as they are, or they would "
+                    f"depend on which worker has computed it, but `{name}` was changed in place: "
+                    f"leave `max_norm` out of embeddings, or change a copy."
+                )
+
+    return check

@@ -1,0 +1,514 @@
+"""The trainer: the step loop with a loss function, validation, progress and a summary."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from unisono.data.collating import Collate
+from unisono.data.data_reading import Reading
+from unisono.data.epoch_order import Sampler
+from unisono.engine.state.load import save_weights
+from unisono.engine.step.transforms import OnGradients
+from unisono.runtime.device import AUTO
+from unisono.training.callbacks.callback import Callback, Callbacks
+from unisono.training.callbacks.event_log import EventLog
+from unisono.training.callbacks.logger import with_loggers
+from unisono.training.callbacks.progress import Progress
+from unisono.training.callbacks.summary import Summary
+from unisono.training.computing import Computing
+from unisono.training.evaluate import evaluate, evaluate_whole
+from unisono.training.first_steps import LabelCounts
+from unisono.training.fit import FitUnderWay
+from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.loss_function import (
+    Loss,
+    check_embed,
+    check_forward,
+    check_loss,
+    forward_inputs,
+    outputs_and_targets,
+)
+from unisono.training.metrics import Metrics
+from unisono.training.predict import Predictor
+from unisono.training.run import Run
+from unisono.training.run_context import no_epochs
+from unisono.training.run_options import RunOptions
+from unisono.training.schedule import KEY, Schedule, Validation
+from unisono.training.several_models import Optimizers, check_computing, check_one_loss, over_cuts
+from unisono.training.sweep import Forward, Sweep
+
+
+class Trainer:
+    """Trains a model, with the same result on any number of workers. Final.
+
+    Args:
+        model: the plain model, on any device.
+        optimizer: over the model's parameters; or several, by name, each over its own parameters,
+            which all step after each batch. For several models, or updates that alternate as a
+            GAN's do, use :class:`unisono.Run` and ``step.update``.
+        loss: a function of (model, batch of one shard). It returns the mean loss, or
+            ``(sum, weight)``, or a dict with ``"loss"`` and further scalars, which are averaged in
+            the same way; integers and booleans are counts, which are added up. For
+            ``(sum, weight)`` the sum is differentiated, and the gradients are divided by the
+            weight of the global batch. ``"per_sample"`` in the dict is a dict of tensors with a row
+            for each sample, for ``step.per_sample`` in `on_step_end`.
+        shards: S, the fixed number of parts of every global batch; at least the number of
+            workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
+            loop's ``batch_size`` for each shard; at least 1.
+        seed: for the order of samples and all random numbers in training; ≥ 0, < 2⁶⁴. Initial
+            weights are drawn before: call ``torch.manual_seed`` before you make the model.
+        directory: where checkpoints and the event file are written; None: nowhere. If workers
+            pass different ones, for example with a time in the name, rank 0's is used.
+        checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``.
+            With a directory, a checkpoint is always written when `fit` ends.
+        keep: number of checkpoints to keep.
+        resume: ``"auto"``: the first `fit` resumes from the newest checkpoint that is whole;
+            ``"never"``: it starts from the beginning.
+        resume_options: what a resumed run does if the program now passes other options of the
+            optimizer or of a schedule, or has frozen other parameters. Each change is reported.
+            ``"checkpoint"``: it keeps the options that it began with; ``"program"``: it takes the
+            new ones, and a schedule continues as if it had had them from the start.
+        clip_norm: the maximum norm of the mean gradients, with the bits of torch's
+            ``clip_grad_norm_`` over the optimizer's parameters in the model's order.
+            ``math.inf`` computes the norm without clipping, for ``step.gradient_norm`` and the
+            event file.
+        clip_value: the maximum magnitude of each element of the mean gradients.
+        precision: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: autocast, and for ``"fp16"`` a
+            scaled loss. A step whose gradients overflow is skipped on all workers; it counts as a
+            step, and the schedule steps.
+        grad_scaler: scales the loss with ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
+        tf32: whether NVIDIA GPUs may use TF32 for float32 products in this trainer's computations.
+            None: as the program has set it. No effect on the CPU; on an accelerator it belongs to
+            the run's identity.
+        schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; saved with the run.
+        schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
+            after each validation. Before the first step, one line says so if a schedule seems to
+            count the other; a OneCycleLR that would end before `fit` does is refused.
+        schedule_monitor: the name of the validation mean that ReduceLROnPlateau watches.
+        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU if there is
+            none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
+            all workers). The model is moved in place, now. Leave it out for a model that
+            :func:`unisono.split` has placed on several devices.
+        exchange: how gradients are summed; results do not depend on it. ``"shared"``: all workers
+            share one copy of the parameters; the default on CPUs. ``"staged"``: each worker has a
+            replica, and gradients are exchanged through the host's memory; the default elsewhere.
+            ``"gloo"``, ``"nccl"``: through a process group, on CPUs or GPUs; not run on GPUs yet.
+            ``"auto"``: the default, or the value of the variable UNISONO_EXCHANGE.
+        exact: whether results on an accelerator have the same bits in every run: torch then uses
+            deterministic kernels in this trainer's computations, and an operation that has none
+            raises :class:`unisono.NondeterministicError`. False: the program's settings apply. No
+            effect on the CPU.
+        on_gradients: a function of (step, mean gradients by name), called once a step before
+            clipping. It changes gradients in place, or returns others by name. It is called on
+            every worker with the same bits and must do the same on each; generators are seeded.
+        closure: whether to call the optimizer's ``step`` with a closure, which computes all
+            shards again with the current parameters and the same random numbers. None: if the
+            optimizer requires one, as LBFGS does.
+        embed: for a loss over the whole global batch, such as a contrastive one: a function of
+            (model, batch of one shard) that returns features, a tensor with one row for each
+            sample, or several in a tuple or dict. `loss` is then a function of (model, features of
+            the global batch), in the batch's order. Each shard is embedded twice, so only one
+            shard's graph is in memory at a time.
+        callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
+            is always an event file.
+
+    Attributes:
+        callbacks: a list; may be changed between calls of `fit`.
+        run: the :class:`unisono.Run`: its position, and ``run.state``, which your program saves
+            with it.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is not valid; the message says what to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizers,
+        loss: Loss,
+        *,
+        shards: int | None = None,
+        seed: int = 0,
+        directory: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | str | None = None,
+        keep: int = 3,
+        resume: str = "auto",
+        resume_options: str = "checkpoint",
+        clip_norm: float | Mapping[str, float] | None = None,
+        clip_value: float | Mapping[str, float] | None = None,
+        precision: str = "fp32",
+        grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
+        tf32: bool | None = None,
+        schedule: LRScheduler | None = None,
+        schedule_every: str = "epoch",
+        schedule_monitor: str = "loss",
+        device: str | torch.device = AUTO,
+        exchange: str = AUTO,
+        exact: bool = True,
+        on_gradients: OnGradients | None = None,
+        closure: bool | None = None,
+        embed: Loss | None = None,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
+        check_loss(loss)
+        if embed is not None:
+            check_embed(embed, closure)
+        self._computing = Computing(precision=precision, tf32=tf32)
+        check_one_loss(model, optimizer, is_scaled=grad_scaler is not None or precision == "fp16")
+        scaler = self._computing.scaler(grad_scaler)
+        self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
+        self.run.fixed.update(self._computing.fixed_by(model, self.run.device))
+        check_computing(model, self._computing)
+        self._schedule = Schedule(schedule, schedule_every, self.run.optimizer, schedule_monitor)
+        self.run.fixed["schedule"] = self._schedule.name
+        if schedule is not None:
+            self.run.state[KEY] = schedule
+        self.callbacks = list(Callbacks(list(callbacks), self.directory))
+        self._keep_states()
+        self._loss = self._prepared(loss)
+        self._embed = None
+        if embed is not None:
+            self._embed = self._prepared(embed)
+
+    def fit(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        validate: Any = None,
+        validate_every: int | str = "1 epoch",
+        validate_metrics: Any = None,
+        validate_forward: Forward = outputs_and_targets,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
+        drop_last: bool = False,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+    ) -> Summary:
+        """Train until the run has done `epochs` or `steps` in total; if it has, do nothing.
+
+        Collective: every rank calls it, in the same order. Each layer trains in the mode in which
+        the program has left it, so a BatchNorm in ``eval()`` keeps its averages; if all are in
+        ``eval()``, one line says so. In a run that resumes from a checkpoint, layers have the modes
+        that they had there.
+
+        A program may call it several times, with higher totals, other data or more parameters each
+        time. When the program is started again, the call in which the newest checkpoint was written
+        resumes from it, and earlier calls do nothing. If a phase may end before its totals, give
+        each phase a trainer and a directory of its own.
+
+        Args:
+            dataset: the same on every worker. A map-style dataset; or an IterableDataset, which
+                every worker reads from its beginning, unless it has a method ``shard(index,
+                num_shards)`` that returns one shard's part; or a DataLoader, whose dataset, order,
+                `collate_fn`, batch size (as that of the global batch) and number of processes are
+                used. A dataset without a length has one epoch and needs `steps`.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
+            epochs: how many epochs the run has in total.
+            steps: how many steps the run has in total; with `epochs`, whichever comes first.
+            validate: a dataset to evaluate on the way and at the end, read as `dataset` is; or a
+                DataLoader.
+            validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
+            validate_metrics: what else to compute then, as `metrics` of :meth:`evaluate`.
+            validate_forward: what metrics are given, as `forward` of :meth:`evaluate`.
+            shuffle: whether samples are shuffled anew in each epoch; None: yes, unless there is a
+                sampler.
+            sampler: the order of samples: a function of (epoch, seed) that returns indices, equally
+                many in each epoch and the same on every worker; or one of torch's samplers.
+            drop_last: whether samples behind the last full batch of an epoch are left out; other
+                ones in each epoch, if they are shuffled.
+            loader_workers: the number of processes for each worker that read ahead; 0: the worker
+                reads itself. Bits do not depend on it.
+            collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+            pin_memory: with ``device="cpu"``, put batches into pinned memory if there is a GPU, for
+                programs that copy them there. On an accelerator, batches always pass through
+                pinned memory.
+
+        Returns:
+            What this call did; its text is the summary line.
+
+        Raises:
+            TypeError: a dataset has no samples or no length, or the loss returned something else.
+            ValueError: a number does not fit, or the loss is not a scalar.
+            CallbackError: a callback raised something.
+            NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
+                norm of the gradients; in ``"fp16"``: gradients are, with any scale of the loss.
+            NondeterministicError: on an accelerator, an operation has no deterministic form.
+            LoadingError: a sample cannot be read, or a loader process has died.
+            MismatchError: the workers do not run the same program.
+            CheckpointError: the newest checkpoint belongs to another run.
+        """
+        run = self.run
+        how: dict[str, Any] = {
+            "loader_workers": loader_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "drop_last": drop_last,
+        }
+        reading = Reading.of(dataset, batch_size, shuffle=shuffle, sampler=sampler, **how)
+        plan = run.plan_loop(reading, epochs, steps)
+        if plan.samples.is_endless and self._schedule.counts_epochs:
+            raise no_epochs("schedule_every")
+        metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
+        self._metrics(**metrics)
+        find_means: Callable[[], dict[str, Any]] | None = None
+        if validate is not None:
+            run.plan(reading.of_another(validate).in_dataset_order())
+            find_means = functools.partial(
+                self._validate, validate, reading.of_another(validate), metrics
+            )
+        callbacks = Callbacks(self._all_callbacks(), self.directory)
+        validation = Validation(run, find_means, validate_every)
+        if self._schedule.needs_validation:
+            validation.must_be("ReduceLROnPlateau, which looks at validations")
+        for callback in callbacks:
+            if callback.needs_validation:
+                validation.must_be(f"{callback.name}, which looks at validations")
+        self._forget_other_runs()
+        self._keep_states()
+        fit = FitUnderWay(
+            run,
+            plan,
+            self._loss,
+            callbacks,
+            validation,
+            self._schedule,
+            self._embed,
+        )
+        return fit.go_through(self._computing.under_way(self.run.model))
+
+    def evaluate(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        metrics: Any = None,
+        forward: Forward = outputs_and_targets,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        model: nn.Module | None = None,
+    ) -> dict[str, Any]:
+        """Average the loss and its scalars over a dataset, every sample once.
+
+        Collective: every rank calls it, in the same order.
+
+        Args:
+            dataset: as for :meth:`fit`; the same on every worker.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
+            metrics: further metrics by name. A function, such as ``lambda outputs, targets:
+                roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
+                targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
+                objects and a ``MetricCollection`` are copied for each shard, and the copies' states
+                are merged. Metrics need a second forward pass.
+            forward: for `metrics`: a function of (model, batch of one shard) that returns the
+                arguments of the metrics as a tuple, or as a dict by name. By default the model is
+                called with the first part of a pair (inputs, targets), and metrics get (outputs,
+                targets).
+            loader_workers: see :meth:`fit`.
+            collate_fn: see :meth:`fit`.
+            pin_memory: see :meth:`fit`.
+            model: another model to evaluate, for example with averaged weights; the same on
+                every worker. None: the one that is trained.
+
+        Returns:
+            By name, the mean over all samples (or the true weight) and the result of each metric,
+            a number or lists of them; the same bits on every worker and for every number of
+            workers. Sums are exact and rounded once, as ``math.fsum`` does.
+
+        Raises:
+            TypeError: `metrics` are neither functions nor torchmetrics objects, `forward` returns
+                no rows for functions, or the loss has the wrong type.
+            ValueError: a metric has the name of a mean, or the loss is not a scalar.
+        """
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
+        measured = self._metrics(metrics, forward)
+        return self._evaluate(reading.in_dataset_order(), measured, model)
+
+    def predict(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        forward: Forward = forward_inputs,
+        path: str | os.PathLike[str] | None = None,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        model: nn.Module | None = None,
+    ) -> Any:
+        """Predict for every sample of a dataset; row i belongs to sample i.
+
+        Collective: every rank calls it, in the same order.
+
+        Args:
+            dataset: as for :meth:`fit`; the same on every worker.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
+            forward: a function of (model, batch of one shard) that returns a tensor, or a tuple or
+                dict of tensors, with one row for each sample. By default the model is called with
+                the batch, or with the first part of a tuple such as (inputs, targets).
+            path: a safetensors file to write, in an existing folder, for results that are too large
+                for memory: the returned tensors are mapped from the file. Until it is complete its
+                name ends in ``.partial``; such a file is left behind if the whole job is killed,
+                launcher included, or under ``torchrun`` and other launchers.
+            loader_workers: see :meth:`fit`.
+            collate_fn: see :meth:`fit`.
+            pin_memory: see :meth:`fit`.
+            model: see :meth:`evaluate`.
+
+        Returns:
+            What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
+            for every number of workers. Each worker may change its own copy.
+
+        Outside of loops over steps, replacements of lost workers need the rows, too: if there can
+        be any, the launcher keeps them as long as the job runs, without `path` in a file without a
+        name in the folder for temporary files (``TMPDIR``).
+
+        Raises:
+            TypeError, ValueError: `forward` does not return rows.
+            OSError: the file cannot be created, or not every worker can open it; or it cannot be
+                renamed in the end, in which case the message says where the rows are.
+        """
+        run = self.run
+        check_forward(forward)
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
+        predictor = Predictor(
+            self._sweep("predict", reading.in_dataset_order(), model, forward),
+            self._prepared(forward),
+            None if path is None else Path(path),
+        )
+        with self._computing.under_way(self.run.model):
+            return predictor.once(run.joint_calls)
+
+    def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
+        """Write the weights as safetensors, under the plain model's names.
+
+        Any rank may call it, alone or with others, between loops and in callbacks; when it returns,
+        the file is there. If several do, the first one writes, and the others compare.
+
+        Args:
+            path: the file; a reader finds the old one or the whole new one.
+            model: see :meth:`evaluate`.
+
+        Raises:
+            OSError: the folder does not exist or cannot be written.
+            ValueError: there are weights that no such file can hold.
+        """
+        chosen = self.run.model if model is None else _checked(model)
+        save_weights(chosen, path)
+
+    def digest(self) -> str:
+        """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""
+        return self.run.digest()
+
+    @property
+    def directory(self) -> Path | None:
+        """Where checkpoints are kept; from the first `fit` on the same on every worker."""
+        return None if self.run.checkpoints is None else self.run.checkpoints.directory
+
+    def _validate(self, dataset: Any, reading: Reading, metrics: dict[str, Any]) -> dict[str, Any]:
+        if dataset is not reading.dataset:  # a DataLoader, which says itself how it is read
+            return self.evaluate(dataset, **metrics)
+        return self.evaluate(
+            dataset,
+            batch_size=reading.batch_size,
+            loader_workers=reading.loader_workers,
+            collate_fn=reading.collate_fn,
+            pin_memory=reading.pin_memory,
+            **metrics,
+        )
+
+    def _evaluate(
+        self, reading: Reading, measured: Metrics | None, model: nn.Module | None
+    ) -> dict[str, Any]:
+        def compute() -> bytes:
+            with self._computing.under_way(self.run.model):
+                used = (self._loss, self._embed, measured)
+                sweep = self._sweep("evaluate", reading, model, *used)
+                if self._embed is None:
+                    loss = self._loss
+                    if self.run.device.is_host:  # else the host would wait in each pass
+                        loss = LabelCounts(self.run.context).watching(loss)
+                    found = evaluate(sweep, loss, measured)
+                else:
+                    found = evaluate_whole(sweep, self._embed, self._loss, measured)
+            return json.dumps(found).encode()
+
+        means: dict[str, Any] = json.loads(self.run.joint_calls.together("evaluate", compute))
+        return means
+
+    def _sweep(
+        self, name: str, reading: Reading, model: nn.Module | None, *functions: Any
+    ) -> Sweep:
+        loop = LoopPlan(reading, self.run.plan(reading), Totals(epochs=1, steps=None))
+        other = None if model is None else _checked(model)
+        return Sweep(self.run.context, name, loop, other, functions)
+
+    def _prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
+        """Have a loss or a forward function computed as the program wishes."""
+        computed = self._computing.of(compute, self.run.device)
+        return over_cuts(self.run.model, computed, to_first=to_first)
+
+    def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
+        if metrics is None:
+            return None
+        check_forward(forward)
+        return Metrics(metrics, self._prepared(forward, to_first=True))
+
+    def _forget_other_runs(self) -> None:
+        """Have callbacks begin anew, but for those that this run has already gone on with."""
+        known = self.run.state.values() if self.run.position.step else []
+        for callback in self.callbacks:
+            if hasattr(callback, "state_dict") and not any(callback is one for one in known):
+                callback.forget()
+
+    def _keep_states(self) -> None:
+        """Have the states of callbacks kept with the run, also of those that came later."""
+        state = self.run.state
+        for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
+            if not hasattr(callback, "state_dict") or state.get(name) is callback:
+                continue
+            # The run may have been taken up without it.
+            kept, state[name] = state.get(name), callback
+            if isinstance(kept, Mapping):
+                state[name].load_state_dict(kept)
+
+    def _all_callbacks(self) -> list[Callback]:
+        """Give the callbacks, with those that are always there unless there are others of them."""
+        callbacks = list(self.callbacks)
+        usual: list[type[Callback]] = [Progress, EventLog]
+        missing = [kind for kind in usual if not any(isinstance(c, kind) for c in callbacks)]
+        return with_loggers([*(kind() for kind in missing), *callbacks], self.directory)
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
+        )
+    return model

@@ -1,0 +1,232 @@
+"""A loss over the features of the whole global batch, as contrastive losses are.
+
+::
+
+    every shard     embed ── rows of features, without their graph ── all meet
+    every worker    loss of all rows, in the order of the batch ── its gradient for each row
+    every shard     embed once more, with the same random numbers ── that gradient ── parameters
+
+So a worker holds the graph of one shard at a time and the features of all. The gradient is that of
+the loss of all rows at once (gradient caching, Gao et al. 2021); whatever the loss itself takes of
+the parameters, such as a temperature, counts once, with the first shard that has samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from unisono.engine.step.loss import PER_SAMPLE, is_pair
+from unisono.errors import MismatchError
+from unisono.plan.samples import SamplePlan
+from unisono.runtime.device import Device, on_host
+from unisono.runtime.workers.team import Team
+
+Embed = Callable[[Any], Any]
+"""Takes a batch to a tensor with a row for each sample, or to several in a tuple, list or dict."""
+
+
+Features = dict[int, list[torch.Tensor]]
+"""By shard, the tensors that `embed` has given, in order."""
+
+
+def _written(features: Features) -> bytes:
+    tensors = {
+        f"{shard}/{at}": on_host(leaf).contiguous()
+        for shard, leaves in features.items()
+        for at, leaf in enumerate(leaves)
+    }
+    head = json.dumps({shard: len(leaves) for shard, leaves in features.items()})
+    return head.encode() + b"\n" + to_safetensors(tensors)
+
+
+def _read(told: bytes, device: Device) -> Features:
+    head, _, data = told.partition(b"\n")
+    tensors = from_safetensors(data)
+    return {
+        int(shard): [tensors[f"{shard}/{at}"].to(device.torch) for at in range(count)]
+        for shard, count in json.loads(head).items()
+    }
+
+
+class WholeBatch:
+    """The rows of one global batch, of which shards have some. Final."""
+
+    def __init__(self, plan: SamplePlan, batch: int, shards: Sequence[int]) -> None:
+        start, stop = plan.bounds(batch)
+        self.shards = shards
+        self._rows = {
+            shard: torch.arange(plan.first_position(batch, shard), stop, plan.shards) - start
+            for shard in shards
+        }
+
+    def joined(self, features: Mapping[int, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Put the rows of all shards into the order of the batch."""
+        order = torch.cat([self._rows[shard] for shard in self.shards]).argsort()
+        each = zip(*(features[shard] for shard in self.shards), strict=True)
+        return [torch.cat(leaves)[order.to(leaves[0].device)] for leaves in each]
+
+    def of_shard(self, rows: torch.Tensor, shard: int) -> torch.Tensor:
+        """Take one shard's rows."""
+        return rows[self._rows[shard].to(rows.device)]
+
+
+class WholeBatchLoss:
+    """Computes one step's loss and its gradients. Final; for one step.
+
+    Attributes:
+        is_differentiated: whether the loss is computed.
+    """
+
+    def __init__(self, whole: WholeBatch, embed: Embed, loss: Callable[[Any], Any]) -> None:
+        self._whole, self._embed, self._loss = whole, embed, loss
+        self._spec: TreeSpec | None = None
+        self.is_differentiated = False
+
+    def features_of(self, batch: Any, num_samples: int) -> list[torch.Tensor]:
+        """Embed a batch.
+
+        Raises:
+            TypeError: there is something else than rows of features.
+        """
+        leaves, self._spec = tree_flatten(self._embed(batch))
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != num_samples:
+                seen = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise TypeError(
+                    f"`embed` must give tensors with one row for each of the {num_samples} samples "
+                    f"of a batch, but gave {seen}: leave sums and means over samples to the loss."
+                )
+        return leaves
+
+    def differentiate(
+        self, features: Mapping[int, Sequence[torch.Tensor]], model: nn.Module
+    ) -> None:
+        """Compute the loss of all rows, and its gradients, once a batch has been embedded."""
+        self.is_differentiated = True
+        rows = [leaf.detach() for leaf in self._whole.joined(features)]
+        for leaf in rows:
+            leaf.requires_grad_(leaf.is_floating_point() or leaf.is_complex())
+        assert self._spec is not None
+        with torch.enable_grad():
+            returned = self._loss(tree_unflatten(rows, self._spec))
+            values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
+            value = _mean(values.pop("loss"))
+            self._per_sample = dict(values.pop(PER_SAMPLE, {}))
+            direct = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            wanted = [*(leaf for leaf in rows if leaf.requires_grad), *direct]
+            gradients = list(torch.autograd.grad(value, wanted, allow_unused=True))
+        of_rows = gradients[: len(wanted) - len(direct)]
+        self._gradients = [of_rows.pop(0) if leaf.requires_grad else None for leaf in rows]
+        found = zip(direct, gradients[len(wanted) - len(direct) :], strict=True)
+        self._direct = [(parameter, one) for parameter, one in found if one is not None]
+        self._value = value.detach()
+        self._others = {name: _detached(_mean(other)) for name, other in values.items()}
+
+    def of_shard(self, shard: int, leaves: Sequence[torch.Tensor]) -> Any:
+        """Give what :meth:`Step.backward` takes for a shard whose features have a graph now."""
+        inputs: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for leaf, gradient in zip(leaves, self._gradients, strict=True):
+            if gradient is not None and leaf.requires_grad:
+                inputs.append(leaf)
+                gradients.append(self._whole.of_shard(gradient, shard).to(leaf.device))
+        is_first = shard == self._whole.shards[0]
+        if is_first:
+            for parameter, gradient in self._direct:
+                inputs.append(parameter)
+                gradients.append(gradient)
+        device = inputs[0].device if inputs else self._value.device
+        value = self._value.to(device) if is_first else torch.zeros_like(self._value, device=device)
+        weight = float(is_first)
+        others: dict[str, Any] = {n: (v * weight, weight) for n, v in self._others.items()}
+        if self._per_sample:
+            rows = self._per_sample.items()
+            others[PER_SAMPLE] = {name: self._whole.of_shard(row, shard) for name, row in rows}
+        return {"loss": (_Known.apply(value, gradients, *inputs), weight), **others}  # type: ignore[no-untyped-call]
+
+
+def gathered(
+    missing: list[int],
+    team: Team,
+    device: Device,
+    own: Sequence[int],
+    compute: Callable[[Sequence[int]], Features],
+) -> Features:
+    """Have every shard's features computed by some worker, and heard by all. Collective."""
+    features: Features = {}
+    mine = [shard for shard in missing if shard in own]
+    while missing:
+        found = compute(mine)
+        heard = team.gather(_written(found), "features of the global batch")
+        for rank, told in heard.items():
+            features |= found if rank == team.world.rank else _read(told, device)
+        # Those of a worker that was lost are divided among the others.
+        missing = [shard for shard in missing if shard not in features]
+        bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
+        mine = missing[bounds[team.position] : bounds[team.position + 1]]
+    return features
+
+
+def rows_of_batch(
+    whole: WholeBatch, mine: Mapping[int, Mapping[str, torch.Tensor]], team: Team, device: Device
+) -> dict[str, torch.Tensor] | None:
+    """Bring together what all shards have per sample. Collective.
+
+    Args:
+        whole: the global batch.
+        mine: by shard that this worker has computed, rows by name.
+        team: the workers.
+        device: where the rows of all are to be.
+
+    Returns:
+        By name, the rows in the order of the batch; None if somebody was lost.
+
+    Raises:
+        MismatchError: shards have other names.
+    """
+    before, names = team.membership, sorted({name for rows in mine.values() for name in rows})
+    told = {shard: [rows[name] for name in names if name in rows] for shard, rows in mine.items()}
+    heard = team.gather(json.dumps(names).encode() + b"\n" + _written(told), "values per sample")
+    if team.membership is not before:
+        return None
+    features: Features = {}
+    for message in heard.values():
+        head, _, rest = message.partition(b"\n")
+        found = _read(rest, device)
+        names = json.loads(head) if found else names
+        features |= found
+    if {len(rows) for rows in features.values()} != {len(names)}:
+        raise MismatchError(
+            f'`"{PER_SAMPLE}"` must have the same names for every shard, but shards of a step '
+            f"differ in {names}: return the same keys always."
+        )
+    return dict(zip(names, whole.joined(features), strict=True))
+
+
+class _Known(torch.autograd.Function):
+    """A number whose gradients are known."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, gradients: Any, *inputs: torch.Tensor) -> Any:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return (None, None, *(known * gradient for known in ctx.gradients))
+
+
+def _mean(value: Any) -> Any:
+    return value[0] / value[1] if is_pair(value) else value
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value

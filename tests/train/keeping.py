@@ -1,0 +1,139 @@
+"""Programs that keep state in attributes of callbacks and optimizers of their own."""
+
+from collections import deque
+
+import torch
+from tests.replacements import wait_for_replacement
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.callbacks import Callback
+
+
+class Warming(Callback):
+    """Counts steps, and sets the rate by that; its terminal is another one on each rank."""
+
+    def __init__(self, base=0.05):
+        self.count, self.base = 0, base
+
+    def on_begin(self, fit):
+        self.rank, self.writes = fit.rank, fit.is_leader
+
+    def on_step_begin(self, fit):
+        assert self.rank == fit.rank
+        self.count += 1
+        fit.optimizer.param_groups[0]["lr"] = self.base / self.count
+
+
+class Meter:
+    """A mean, as every program has one."""
+
+    def __init__(self):
+        self.sum, self.num = 0.0, 0
+
+
+class Smoothing(Callback):
+    """Keeps averages and lists of what it has seen, and computes with them."""
+
+    def __init__(self):
+        self.meter, self.losses, self.last = Meter(), [], deque(maxlen=3)
+
+    def on_step_end(self, fit, step):
+        loss = step.means["loss"]
+        self.meter.sum += loss
+        self.meter.num += 1
+        self.losses.append(loss)
+        self.last.append({"loss": loss, "epoch": step.epoch})
+        mean = self.meter.sum / self.meter.num + sum(one["loss"] for one in self.last)
+        fit.optimizer.param_groups[0]["lr"] = 0.01 * (mean + 0.01 * len(self.losses))
+
+
+class Anchored(Callback):
+    """Draws weights to where they were when training began, and to a mean of where they went."""
+
+    def on_begin(self, fit):
+        self.anchor = [p.detach().clone() for p in fit.model.parameters()]
+
+    def on_step_end(self, fit, step):
+        with torch.no_grad():
+            if not hasattr(self, "mean"):
+                self.mean = {name: p.clone() for name, p in fit.model.named_parameters()}
+            for start, (name, p) in zip(self.anchor, fit.model.named_parameters(), strict=True):
+                self.mean[name].lerp_(p, 0.3)
+                p.lerp_(start, 0.1).lerp_(self.mean[name], 0.1)
+
+
+class Counted(torch.optim.Optimizer):
+    """Counts its steps in an attribute."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr})
+        self.t = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.t += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] / self.t**0.5)
+
+
+class Lazy(Counted):
+    """Makes what it keeps in its first step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if not hasattr(self, "norms"):
+            self.norms = torch.zeros(2)
+        self.norms[0] += sum(p.grad.square().sum() for g in self.param_groups for p in g["params"])
+        self.norms[1] += 1
+        super().step()
+        for group in self.param_groups:
+            group["lr"] = 0.05 / float(self.norms[0] / self.norms[1] + 1)
+
+
+def plain(params):
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+PROGRAMS = {
+    "warming": (plain, Warming),
+    "smoothing": (plain, Smoothing),
+    "anchored": (plain, Anchored),
+    "counted": (Counted, None),
+    "lazy": (Lazy, Warming),
+}
+
+
+def train(names, totals=(4, 9), directory=None, exchange="auto", lrs=0.05):
+    """Train each of some programs; returns their digests."""
+    return {
+        name: train_one(name, totals, directory and f"{directory}/{name}", exchange)
+        for name in names
+    }
+
+
+def train_one(name, totals, directory, exchange):
+    make, callback = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(model, batch):
+        wait_for_replacement(trainer.run.team)
+        return (model(batch[0]) - 1).square().mean()
+
+    data = TensorDataset(torch.randn(24, 3, generator=generator))
+    trainer = unisono.Trainer(
+        model,
+        make(model.parameters()),
+        loss,
+        shards=4,
+        directory=directory,
+        checkpoint_every=1 if directory else None,
+        exchange=exchange,
+        callbacks=[callback()] if callback else [],
+    )
+    for total in totals:
+        trainer.fit(data, batch_size=8, steps=total)
+    return trainer.digest()
