@@ -502,6 +502,22 @@ def test_a_loader_process_that_is_killed_while_it_writes_is_explained():
         processes.close()
 
 
+def test_what_a_loader_process_has_read_before_it_died_is_given():
+    def die_at_one(request):
+        if request == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return request
+
+    processes = LoaderProcesses(die_at_one, 1, iter([0, 1, 2]))
+    try:
+        assert select.select([processes._loaders[0].process.sentinel], [], [], 60)[0]
+        assert processes.take() == 0
+        with pytest.raises(unisono.LoadingError, match="was killed by SIGKILL"):
+            processes.take()
+    finally:
+        processes.close()
+
+
 def test_loader_processes_end_when_the_loop_is_left():
     trainer = augmenting.make()
     before = multiprocessing.active_children()

@@ -46,6 +46,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.process import BaseProcess
@@ -171,10 +172,9 @@ class LoaderProcesses:
         room = _AHEAD * len(self._loaders) - len(self.under_way)
         for request in islice(self._requests, room):
             loader = self._loaders[self._num_sent % len(self._loaders)]
-            try:
+            # A process that has died may have left results before: its death is told after them.
+            with suppress(BrokenPipeError):
                 write_parcel(loader.requests_fd, request)
-            except BrokenPipeError:
-                raise _died(loader.process) from None
             self._num_sent += 1
             self.under_way.append(request)
 
