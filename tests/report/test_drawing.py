@@ -53,82 +53,54 @@ def test_eighty_columns():
         f"step 200 of 300 · epoch 2 of 3 · 50 s to go  {'━' * 19}            66 %",
         "loss 0.2912 · 128 samples/s · learning rate 0.1",
         "checkpoint begun at step 100, 3 s ago",
+        "! worker 1 is slow in its passes: 10.4 ms a step, 4.7 ms more, which costs 28 %…",
         "rank  pid state   load  fwd  bwd wait  sum  upd  ms/step   memory",
         "   0 4000 running   7%  14%  29%  43%   4%   4%        8  299 MiB",
         "   1 4001 running   7%  29%  57%   0%   4%   4%      14!  299 MiB",
-        "! worker 1 is slow in its passes: 10.4 ms a step, 4.7 ms more, which costs 28 %…",
     ]
 
 
-def test_forty_columns_of_ten_lines():
+def test_forty_columns():
     still = view(processes={0: STOPPED, 1: BUSY}, at_s=13.0)
     assert drawn(still, 40, 10) == [
-        "train.py --lr=0.1 · standing still, 13 s",
-        "· 2 workers · 2 shards · on example",
+        "train.py --lr=0.1 · standing still, 13 …",
         "step 200 of 300 · epoch 2 of 3",
-        "loss 0.2912 · 128 samples/s · learning",
-        "rate 0.1",
-        "no step for 12 s: `unisono where` shows",
-        "who waits for whom",
+        "loss 0.2912 · 128 samples/s · learning …",
+        "checkpoint begun at step 100, 12 s ago",
+        "no step for 12 s: `unisono where` shows…",
+        "! worker 1 is slow in its passes: 10.4 …",
         "rank state    ms/step   memory",
         "   0 stopped        8  290 MiB",
         "   1 running      14!  299 MiB",
     ]
 
 
-def test_what_is_wide_has_more_columns():
-    lines = [drawn(view(), width) for width in (120, 72, 40, 36, 20)]
-    heads = [next(line for line in some if line.startswith("rank")).split() for some in lines]
-    assert "pid" in heads[0]
-    assert set(heads[0]) > set(heads[1]) > set(heads[2]) > set(heads[3]) > set(heads[4])
-    assert heads[4] == ["rank", "state"]
-
-
-def test_on_devices_their_memory_comes_before_that_of_processes():
+def test_on_devices_their_memory_has_a_column():
     told = {"allocated_bytes": [1 << 30] * 2}
     what = view(2, {**step(200, 1.5), **told})
-    wide, narrow = (next(line for line in drawn(what, w) if line[:4] == "   0") for w in (120, 60))
-    assert wide.split()[-4:] == ["1", "GiB", "299", "MiB"]
-    assert narrow.split()[-2:] == ["1", "GiB"]
+    wide, narrow = (next(line for line in drawn(what, w) if line[:4] == "   0") for w in (120, 50))
+    assert wide.split()[-4:] == narrow.split()[-4:] == ["1", "GiB", "299", "MiB"]
 
 
 def test_whoever_is_in_trouble_is_shown_among_many():
     processes = dict.fromkeys(range(40), BUSY) | {20: STOPPED, 30: GONE}
     lines = drawn(view(40, processes=processes), 80, 12)
-    ranks = [line.split()[0] for line in lines[-7:-2]]
+    ranks = [line.split()[0] for line in lines[-6:-1]]
     assert {"20", "30", "39"} <= set(ranks)  # 39 is slow
     assert ranks == sorted(ranks, key=int)
-    assert lines[-2] == "and 35 more workers"
+    assert (len(lines), lines[-1]) == (12, "and 35 more workers")
 
 
-def test_all_workers_are_shown_where_nothing_is_cut():
-    lines = drawn(view(40), 80)
-    assert [line.split()[0] for line in lines[-41:-1]] == [str(rank) for rank in range(40)]
-
-
-def test_in_few_lines_last_words_come_before_numbers():
-    words = "the loss of step 200 is nan: lower the learning rate"
-    lost = workers(200, ranks=[0], lost=[1], why=["worker 1 was killed by SIGKILL"])
-    failed = event("failure", 200, rank=0, error="NonFiniteLossError", message=words)
-    lines = drawn(view(2, lost, failed), 40, 10)
-    assert f"worker 0 failed at step 200: NonFiniteLossError: {words}" in " ".join(lines)
-    assert "128 samples/s" not in " ".join(lines)
-    assert lines[0].startswith("train.py --lr=0.1 · failed")
-    assert "step 200 of 300 · epoch 2 of 3" in lines
+def test_all_is_shown_where_nothing_is_cut():
+    lines = drawn(view(40, event("failure", 200, rank=0, error="E", message="word " * 100)), 40)
+    assert [line.split()[0] for line in lines[-40:]] == [str(rank) for rank in range(40)]
+    assert " ".join(lines).count("word") == 100
 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_lost_worker_is_called_so_at_any_width(width):
     lost = view(2, workers(200, ranks=[0], lost=[1]))
     assert "lost" in next(line for line in drawn(lost, width) if line.startswith("   1 "))
-
-
-def test_last_words_are_not_cut_at_the_end():
-    long = view(2, event("failure", 200, rank=0, error="E", message="word " * 100))
-    assert " ".join(drawn(long, 40)).count("word") == 100
-    cut = drawn(long, 40, 24)
-    assert sum("word" in line for line in cut) in (3, 4)
-    assert any(line.endswith("…") for line in cut)
 
 
 LINES = list(run_lines(num_steps=40, lost_at=20, fails=True))
@@ -147,7 +119,7 @@ def test_nothing_is_wider_or_higher_than_the_terminal(num_lines, width, height, 
     what = see(made, dict.fromkeys(range(3), state), BEGAN_UNIX_S + at_s)
     what = replace(what, title="一" * 40)  # two cells each
     lines = drawn(what, width, height)
-    assert len(lines) <= max(height, 8)  # of a lower one, rich shows the upper part
+    assert len(lines) <= max(height, 9)  # of a lower one, rich shows the upper part
     assert max(map(cell_len, lines)) <= max(width, 1)
 
 

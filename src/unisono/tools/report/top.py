@@ -1,14 +1,14 @@
 """A live view of a run in a terminal: read what is new, look at the processes, draw; then wait.
 
 It never writes to the run's folder. ``view.py`` decides what is shown. Where there is little room,
-columns of the table go first, then lines around it, then workers of whom there is nothing to tell::
+lines are cut at their ends, and workers of whom there is nothing to tell are left out::
 
-    title · facts                      ┐
-    step 3 of 9  ━━━━━━━━━━━━━  33 %   │ as many lines as there is room for
-    numbers · what was kept            │
-    trouble · message                  ┘
-    rank  state  time goes to …        one line a worker
+    title · facts
+    step 3 of 9  ━━━━━━━━━━━━━  33 %
+    numbers · what was kept
+    trouble · message
     ! what slows the steps
+    rank  state  time goes to …        one line a worker
 
 Signals are blocked and waited for, so that none comes while something is drawn: Ctrl-C and SIGTERM
 end the view and give the terminal back as it was, Ctrl-Z for a while, and another size is drawn at
@@ -20,16 +20,13 @@ from __future__ import annotations
 import math
 import os
 import signal
-import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -162,9 +159,7 @@ def _signals_waited_for() -> Iterator[None]:
 
 
 _BAR_CELLS = 40
-_MIN_ROWS = 3
-_MAX_MESSAGE_ROWS = 3
-_LEAST_FIRST = ("kept", "slowness", "numbers", "trouble", "title", "progress")
+_ALL_COLUMNS_CELLS = 80  # a narrower terminal has no room for phases
 _CONDITIONS = {
     Condition.RUNNING: "green",
     Condition.STILL: "yellow",
@@ -188,27 +183,20 @@ def draw(view: View, console: Console, height: int | None = None) -> Group:
     Args:
         view: what to draw.
         console: where to.
-        height: of the terminal; None: as much as it takes, and the message is not cut.
+        height: of the terminal, on which a text has one line; None: nothing is cut.
     """
-    found = _parts(view, console, cuts=height is not None)
-    parts = {name: part for name, part in found.items() if part}
-    shown = view.workers
-    if height is not None:
-        # A few workers are worth more than most of what is around them.
-        num_rows = min(len(shown), _MIN_ROWS) + 1
-        for name in _LEAST_FIRST:
-            if num_rows + _num_lines(parts.values(), console) > height:
-                parts.pop(name, None)
-        room = height - _num_lines(parts.values(), console) - 1
-        if room < len(shown):
-            shown = worth_telling(shown, max(room - 1, 0))
-    slowness = parts.pop("slowness", None)
-    lines: list[RenderableType] = list(parts.values())
+    lines = [line for line in _lines(view, console) if line]
+    shown, room = view.workers, math.inf if height is None else height - len(lines) - 1
+    if len(shown) > room:
+        shown = worth_telling(shown, max(int(room) - 1, 0))
     if view.workers:
         lines.append(_table(view.workers, shown, console.width))
     if more := len(view.workers) - len(shown):
-        lines.append(_line(f"and {more:,} more workers", "dim"))
-    return Group(*lines, *([slowness] if slowness else []))
+        lines.append(Text(f"and {more:,} more workers", "dim"))
+    for line in lines if height is not None else ():
+        if isinstance(line, Text):
+            line.no_wrap, line.overflow = True, "ellipsis"
+    return Group(*lines)
 
 
 def worth_telling(workers: Sequence[WorkerLine], num_workers: int) -> tuple[WorkerLine, ...]:
@@ -217,34 +205,20 @@ def worth_telling(workers: Sequence[WorkerLine], num_workers: int) -> tuple[Work
     return tuple(sorted(order[:num_workers], key=lambda worker: worker.rank))
 
 
-def _num_lines(parts: Iterable[RenderableType], console: Console) -> int:
-    return sum(len(console.render_lines(part)) for part in parts)
-
-
-def _line(words: str, style: str = "") -> Text:
-    return Text(words, style, no_wrap=True, overflow="ellipsis")
-
-
-def _parts(view: View, console: Console, *, cuts: bool) -> dict[str, RenderableType]:
-    """Give what stands around the table, from top to bottom."""
+def _lines(view: View, console: Console) -> Iterator[Text | Table]:
+    """Give what stands above the table, from top to bottom; some are empty."""
     style = _CONDITIONS.get(view.condition, "")
     facts = [Text(fact, style if at == 0 else "") for at, fact in enumerate(view.facts)]
-    title = [Text(view.title, "bold")] if view.title else []
-    message = view.message
-    if cuts:
-        message = textwrap.shorten(message, console.width * _MAX_MESSAGE_ROWS, placeholder="…")
-    return {
-        "title": Text(" · ").join([*title, *facts]),
-        "progress": _progress(view, console),
-        "numbers": Text(" · ".join(view.numbers)),
-        "kept": Text(" · ".join(view.kept)),
-        "trouble": Text(view.trouble, "yellow"),
-        "message": Text(message, style),
-        "slowness": _line(view.slowness and f"! {view.slowness}", "yellow"),
-    }
+    yield Text(" · ").join([*([Text(view.title, "bold")] if view.title else []), *facts])
+    yield _progress(view, console)
+    yield Text(" · ".join(view.numbers))
+    yield Text(" · ".join(view.kept))
+    yield Text(view.trouble, "yellow")
+    yield Text(view.message, style)
+    yield Text(view.slowness and f"! {view.slowness}", "yellow")
 
 
-def _progress(view: View, console: Console) -> RenderableType:
+def _progress(view: View, console: Console) -> Text | Table:
     if view.condition is Condition.AWAITED:
         return Text()
     of = f" of {view.end_step:,}" if view.end_step else ""
@@ -261,51 +235,34 @@ def _progress(view: View, console: Console) -> RenderableType:
     return line
 
 
-@dataclass(frozen=True)
-class Column:
-    """One of the table."""
-
-    head: str
-    from_width: int  # of the terminal: on a narrower one it is left out
-    cell: Callable[[WorkerLine], Text | str]
-    justify: Literal["left", "right"] = "right"
-    style: str = ""
-    min_width: int = 0  # so that what changes does not move the others
-
-
 def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: int) -> Table:
-    found = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    columns = [column for column in _columns(workers) if width >= column.from_width]
-    for one in columns:
-        found.add_column(
-            one.head, justify=one.justify, style=one.style, min_width=one.min_width, no_wrap=True
-        )
-    for worker in shown:
-        is_away = worker.state in ("gone", "lost")
-        found.add_row(*(c.cell(worker) for c in columns), style="dim" if is_away else None)
-    return found
-
-
-def _columns(workers: Sequence[WorkerLine]) -> Iterator[Column]:
-    yield Column("rank", 0, lambda w: str(w.rank))
-    yield Column("pid", 80, lambda w: "–" if w.pid is None else str(w.pid), style="dim")
-    yield Column("state", 0, _state, "left", min_width=7)
-    for phase, (head, style) in _PHASES.items():
-        yield Column(head, 72, partial(_share, phase), style=style, min_width=4)
-    yield Column("ms/step", 36, _work, min_width=8)
-    has_devices = any(worker.device_bytes for worker in workers)
+    """Draw a line for each worker that is shown; what changes has a width that does not."""
+    is_wide, has_devices = width >= _ALL_COLUMNS_CELLS, any(one.device_bytes for one in workers)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    add = partial(table.add_column, justify="right", no_wrap=True)
+    add("rank")
+    if is_wide:
+        add("pid", style="dim")
+    add("state", justify="left", min_width=7)
+    for head, style in _PHASES.values() if is_wide else ():
+        add(head, style=style, min_width=4)
+    add("ms/step", min_width=8)
     if has_devices:
-        yield Column("device", 40, lambda w: size(w.device_bytes), min_width=8)
-    from_width = 100 if has_devices else 40
-    yield Column("memory", from_width, lambda w: size(w.process.memory_bytes), min_width=8)
-
-
-def _state(worker: WorkerLine) -> Text:
-    return Text(worker.state, _STATES.get(worker.state, "dim"))
-
-
-def _share(phase: str, worker: WorkerLine) -> str:
-    return f"{worker.shares[phase]:.0%}" if worker.shares else "–"
+        add("device", min_width=8)
+    add("memory", min_width=8)
+    for one in shown:
+        shares = [f"{one.shares[p]:.0%}" if one.shares else "–" for p in _PHASES]
+        table.add_row(
+            str(one.rank),
+            *(["–" if one.pid is None else str(one.pid)] if is_wide else []),
+            Text(one.state, _STATES.get(one.state, "dim")),
+            *(shares if is_wide else []),
+            _work(one),
+            *([size(one.device_bytes)] if has_devices else []),
+            size(one.process.memory_bytes),
+            style="dim" if one.state in ("gone", "lost") else None,
+        )
+    return table
 
 
 def _work(worker: WorkerLine) -> Text:
