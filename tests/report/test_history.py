@@ -4,7 +4,7 @@ import pytest
 from tests.report.lines import history_of
 from tests.report.synthetic import step_line, write_run
 
-from unisono.tools.report.history import MAX_METRICS, gather
+from unisono.tools.report.history import gather
 from unisono.training.events.events import End
 
 
@@ -37,12 +37,6 @@ def test_speed_is_samples_over_seconds_not_a_mean_of_speeds():
     history = history_of(step(0, num_samples=64), step(1, num_samples=0, seconds=0.03))
     history.samples_per_second.halve()
     assert history.samples_per_second.values[0].mean == pytest.approx(64 / 0.04)
-
-
-def test_no_more_metrics_are_kept_than_are_drawn():
-    history = history_of(step(0, means={f"m{i}": i for i in range(MAX_METRICS + 2)}))
-    assert len(history.means) == MAX_METRICS
-    assert history.metrics_left_out == {"m12", "m13"}
 
 
 def test_the_best_value_is_the_least_loss_or_the_greatest_else():

@@ -3,7 +3,7 @@
 import pytest
 from tests.report.synthetic import step_line, to_bytes
 
-from unisono.tools.report.history import MAX_WORKERS, PhaseTimes
+from unisono.tools.report.history import PhaseTimes
 from unisono.training.events.events import read_event
 
 
@@ -37,13 +37,6 @@ def test_neighbouring_steps_are_joined():
     for number, seconds in enumerate([6, 12, 18]):
         times.add(step(number, ranks=[0], phases=[[number] * 6], seconds=seconds))
     assert means(times) == [[0.5] * 6 + [6.0], [2.0] * 6 + [6.0]]
-
-
-def test_no_more_workers_are_kept_than_can_be_drawn():
-    times = PhaseTimes()
-    many = list(range(MAX_WORKERS + 3))
-    times.add(step(0, ranks=many, phases=[[1] * 6] * len(many), seconds=6))
-    assert (len(times.by_rank), times.has_left_out) == (MAX_WORKERS, True)
 
 
 def test_each_crew_counts_for_its_workers():

@@ -217,8 +217,6 @@ def by_worker(history: History) -> Figure:
         "bargap": 0.25,
     }
     note = "A step's time in each worker, in the mean of the steps that it took part in."
-    if history.phases.has_left_out:
-        note += f" Only the first {plural(len(ranks), 'worker')} are drawn."
     height_px = 96 + 26 * max(len(ranks), 2)
     return Figure("By worker", note, data, layout, height_px, is_wide=True)
 

@@ -1,7 +1,6 @@
 """What happened in a run, kept small enough to draw, however long it was?
 
-One pass over the event file. What a million steps say is folded into stretches (``history.py``,
-``history.py``), and what is rare is kept up to a bound.
+One pass over the event file. What a million steps say is folded into stretches.
 
 How is a long row of numbers kept small? As means of its stretches.
 
@@ -22,6 +21,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -114,9 +114,6 @@ class Series:
         self.width *= 2
 
 
-MAX_WORKERS = 64  # as many rows as can be told apart
-
-
 @dataclass(slots=True)
 class Spent:
     """Seconds of one worker, or of several, in each phase, and over how many steps."""
@@ -154,25 +151,18 @@ class PhaseTimes:
 
     Attributes:
         over_steps: the seconds of each phase and of what is between, in the mean of workers.
-        by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
-        has_left_out: whether there were more.
+        by_rank: what each worker spent in the whole run.
     """
 
     def __init__(self, max_stretches: int = 200) -> None:
         self.over_steps = {name: Series(max_stretches) for name in (*PHASES, "between")}
         self.by_rank: dict[int, Spent] = {}
-        self.has_left_out = False
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
         found = list(spent_by_rank(step))
         for rank, spent in found:
-            if rank in self.by_rank:
-                self.by_rank[rank].add(spent)
-            elif len(self.by_rank) < MAX_WORKERS:
-                self.by_rank[rank] = Spent(spent.phases_s, 1)
-            else:
-                self.has_left_out = True
+            self.by_rank.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(spent)
         if found:
             columns = zip(*[spent.phases_s for _, spent in found], strict=True)
             means = [sum(column) / len(found) for column in columns]
@@ -190,29 +180,24 @@ def spent_by_rank(step: StepDone) -> Iterator[tuple[int, Spent]]:
             yield rank, Spent([entry or 0.0 for entry in entries], 1)
 
 
-MAX_METRICS = 12
-MAX_MARKS = 200
-
-
 @dataclass
 class History:
     """What happened in a run, as far as its events have been added. Final."""
 
     name: str = ""  # what the run is called where there are several
     progress: RunProgress = field(default_factory=RunProgress)
-    means: dict[str, Series] = field(default_factory=dict)  # each metric of training
-    validation: dict[str, Series] = field(default_factory=dict)  # …of evaluation
+    # each metric of training, and of evaluation
+    means: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
+    validation: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     best: dict[str, tuple[int, float]] = field(
         default_factory=dict
     )  # least loss, greatest of others, with its step
-    metrics_left_out: set[str] = field(default_factory=set)  # as there are too many
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
     gradient_norm: Series = field(default_factory=Series)
     samples_per_second: Series = field(default_factory=Series)
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
     findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
-    num_marks: int = 0  # how many there were; at most MAX_MARKS are kept
     num_unreadable: int = 0  # lines that could not be read
 
     @property
@@ -226,7 +211,7 @@ class History:
         if not self.progress.add(event):
             return
         if event is not self.progress.first and (mark := mark_of(event)) is not None:
-            self._mark(mark)
+            self.marks.append(mark)
         if isinstance(event, StepDone):
             self._add_step(event)
         elif isinstance(event, Evaluation):
@@ -235,11 +220,10 @@ class History:
     def _add_step(self, step: StepDone) -> None:
         num_samples = step.num_samples or 0
         for name, value in step.means.items():
-            if (series := self._curve(self.means, name)) is not None:
-                series.add(step.step, value, num_samples or 1)
-                if series.first_not_finite == step.step:
-                    text = f"{name} is {value} for the first time"
-                    self._mark(Mark(step.step, step.time_unix_s, text))
+            self.means[name].add(step.step, value, num_samples or 1)
+            if self.means[name].first_not_finite == step.step:
+                text = f"{name} is {value} for the first time"
+                self.marks.append(Mark(step.step, step.time_unix_s, text))
         if step.learning_rates:
             self.learning_rate.add(step.step, step.learning_rates[0])
         if step.gradient_norm is not None:
@@ -250,29 +234,11 @@ class History:
 
     def _add_evaluation(self, event: Evaluation) -> None:
         for name, value in event.means.items():
-            if (series := self._curve(self.validation, name)) is not None:
-                series.add(event.step, value)
-                found = self.best.get(name)
-                is_better = found is None or (
-                    value < found[1] if name == "loss" else value > found[1]
-                )
-                if math.isfinite(value) and is_better:
-                    self.best[name] = event.step, value
-
-    def _curve(self, curves: dict[str, Series], name: str) -> Series | None:
-        """Return the curve of a metric; None if there are too many."""
-        if name not in curves:
-            if len(curves) == MAX_METRICS:
-                if len(self.metrics_left_out) < MAX_METRICS:
-                    self.metrics_left_out.add(name)
-                return None
-            curves[name] = Series()
-        return curves[name]
-
-    def _mark(self, mark: Mark) -> None:
-        self.num_marks += 1
-        if len(self.marks) < MAX_MARKS:
-            self.marks.append(mark)
+            self.validation[name].add(event.step, value)
+            found = self.best.get(name)
+            is_better = found is None or (value < found[1] if name == "loss" else value > found[1])
+            if math.isfinite(value) and is_better:
+                self.best[name] = event.step, value
 
 
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:

@@ -177,9 +177,6 @@ def _left_out(history: History) -> Iterator[str]:
     if history.progress.num_again:
         steps = plural(history.progress.num_again, "step")
         yield f"{steps} came out of order and are left out."
-    if history.metrics_left_out:
-        left = ", ".join(name(one) for one in sorted(history.metrics_left_out))
-        yield f"These metrics are not drawn, as there are too many: {left}."
 
 
 MARK = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="Unisono">\n'

@@ -187,17 +187,19 @@ class StepDone(Event):
     learning_rates: Numbers
     gradient_norm: Number
     ranks: Counts
+    begun_s: Column
     loading_s: Column
     forward_s: Column
     backward_s: Column
     waiting_s: Column
     summing_s: Column
     updating_s: Column
+    delayed_s: Column
     allocated_bytes: OptionalCounts
 
     def __post_init__(self) -> None:
         num_ranks = len(self.ranks)
-        columns = (*self.phases, self.allocated_bytes)
+        columns = (self.begun_s, *self.phases, self.delayed_s, self.allocated_bytes)
         if not set(map(len, columns)) <= {0, num_ranks}:
             raise ValueError(f"a column has not one entry for each of {num_ranks} ranks")
 

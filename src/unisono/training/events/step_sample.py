@@ -11,22 +11,22 @@ What a line says is not trusted: one that is torn, or no step's, only ends a win
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from unisono.runtime.plainfile import open_plain
+from unisono.training.events.events import PHASES, StepDone, read_event
 
 Seconds: TypeAlias = "npt.NDArray[np.float64]"
 
-COLUMNS = ("between", "loading", "forward", "backward", "waiting", "summing", "updating")
+COLUMNS = ("between", *PHASES)
 WARMUP_STEPS, WINDOW_STEPS = 10, 32
 _STEPS_AT_LEAST = 24  # of a window
 _WINDOWS_AT_MOST, _NEWEST = 12, 2
@@ -34,7 +34,6 @@ _PIECE_BYTES = 1 << 17  # holds a line of a step of a thousand workers
 _LONGER = 1.2  # times an early step's line; numbers grow
 _STEP = b'{"event":"step"'
 _PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begins so late
-_TOLD = ("begun", *COLUMNS[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +50,6 @@ class StepSample:
 
     windows: tuple[StepWindow, ...]  # in their order
     delayed: Mapping[int, float]  # by rank, the part of the time in which it waited for a core
-
-
-class _Row(NamedTuple):
-    """What one line says."""
-
-    time_unix_s: float
-    step: int
-    num_samples: int
-    ranks: tuple[int, ...]
-    told: Seconds  # of shape (workers, columns), see `_TOLD`
-    delayed_s: tuple[float | None, ...]  # since its process began; empty in most lines
 
 
 def sample_of(
@@ -109,7 +97,7 @@ def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
         yield os.pread(fd, window_bytes, at)
 
 
-def _place_of(step: int, row_at: Callable[[int], _Row | None], size: int) -> int:
+def _place_of(step: int, row_at: Callable[[int], StepDone | None], size: int) -> int:
     """Find a place shortly before the line of a step; steps ascend in a file."""
     low, high = 0, size
     while high - low > _PIECE_BYTES:
@@ -130,38 +118,35 @@ def _lines(piece: bytes) -> list[bytes]:
     return piece.split(b"\n")[:-1]
 
 
-def _rows_of(piece: bytes) -> Iterator[_Row]:
+def _rows_of(piece: bytes) -> Iterator[StepDone]:
     for line in _lines(piece):
         if (row := _row_of(line)) is not None:
             yield row
 
 
-def _row_of(line: bytes) -> _Row | None:
+def _row_of(line: bytes) -> StepDone | None:
     """Read a line; None if it is no step's, or a worker has told nothing of its times."""
     if not line.startswith(_STEP):
         return None
     try:
-        said: dict[str, Any] = json.loads(line)
-        ranks = tuple(map(int, said["ranks"]))
-        told = np.array([said[f"{name}_s"] for name in _TOLD], dtype=float).T
-        if told.shape != (len(ranks), len(_TOLD)) or not np.isfinite(told).all():
-            return None
-        delayed_s = tuple(said.get("delayed_s", ()))
-        return _Row(
-            float(said["time_unix_s"]),
-            int(said["step"]),
-            int(said["num_samples"]),
-            ranks,
-            told,
-            delayed_s if len(delayed_s) == len(ranks) else (),
-        )
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        row = read_event(line)
+    except ValueError:
         return None
+    if not isinstance(row, StepDone) or not row.ranks or np.isnan(_times_of(row)).any():
+        return None
+    return row
 
 
-def _window_of(rows: list[_Row], batch_size: int) -> StepWindow | None:
+def _times_of(row: StepDone) -> Seconds:
+    """Give when each worker began and what its phases took, of shape (workers, columns)."""
+    nothing = (None,) * len(row.ranks)
+    columns = [column or nothing for column in (row.begun_s, *row.phases)]
+    return np.array(columns, dtype=float).T
+
+
+def _window_of(rows: list[StepDone], batch_size: int) -> StepWindow | None:
     """Make a window of the last steps that follow each other; None of too few."""
-    pairs: list[tuple[_Row, _Row]] = []
+    pairs: list[tuple[StepDone, StepDone]] = []
     for before, row in pairwise(rows):
         if row.step != before.step + 1 or row.ranks != before.ranks:
             pairs = []
@@ -169,8 +154,8 @@ def _window_of(rows: list[_Row], batch_size: int) -> StepWindow | None:
             pairs.append((before, row))
     if len(pairs) < _STEPS_AT_LEAST:
         return None
-    times = np.stack([row.told for _, row in pairs])
-    ended_s = np.stack([before.told.sum(axis=1) for before, _ in pairs])
+    times = np.stack([_times_of(row) for _, row in pairs])
+    ended_s = np.stack([_times_of(before).sum(axis=1) for before, _ in pairs])
     times[..., 0] -= ended_s
     longest_s = times[..., 0].max(axis=1)
     # A step before which there was more than usual, as an evaluation, is left out.
@@ -178,13 +163,13 @@ def _window_of(rows: list[_Row], batch_size: int) -> StepWindow | None:
     return StepWindow(pairs[0][1].ranks, np.maximum(kept, 0.0))
 
 
-def _delayed_parts(rows: list[_Row]) -> dict[int, float]:
+def _delayed_parts(rows: list[StepDone]) -> dict[int, float]:
     """Find how much of the time each worker has waited for a core."""
     seen: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
         for rank, delayed_s in zip(row.ranks, row.delayed_s, strict=True):
-            if isinstance(delayed_s, (int, float)):
-                seen.setdefault(rank, []).append((row.time_unix_s, float(delayed_s)))
+            if delayed_s is not None:
+                seen.setdefault(rank, []).append((row.time_unix_s, delayed_s))
     parts = {}
     for rank, looks in seen.items():
         (first_unix_s, first_s), (last_unix_s, last_s) = looks[0], looks[-1]
