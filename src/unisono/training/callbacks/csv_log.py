@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 from unisono.runtime.plainfile import check_plain, open_plain, written_whole
 from unisono.training.callbacks.journal import set_aside
@@ -53,23 +51,20 @@ class CSVLog(Logger):
 
 
 class _Table:
-    """The file, as a reader of the events has it. Final."""
+    """The file, as a reader of the events has it: whatever they tell from the beginning. Final."""
 
     def __init__(self, opening: Opening) -> None:
         self._path = opening.path
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if opening.from_step == 0:
             set_aside(self._path)
-        self._columns: list[str] = []
-        self._lines: list[bytes] = []  # to be written
-        self._last = -1  # the step of its last row
-        before = math.inf if opening.from_step is None else opening.from_step
-        if self._path.exists():
-            self._rewrite([], before)
         self.begin_again()
 
     def begin_again(self) -> None:
         """See :class:`Reader`."""
+        self._columns: list[str] = []
+        self._lines: list[bytes] = []  # to be written
+        self._is_anew = True  # and take the place of the file
         self._row: Row = {}  # the newest, to which a validation may be added
 
     def take(self, event: Event) -> None:
@@ -84,12 +79,12 @@ class _Table:
         """See :class:`Reader`; the newest row waits for its validation."""
         if not self._lines:
             return
-        fd = open_plain(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with open(fd, "wb") as file:
-            if os.fstat(fd).st_size == 0:
-                file.write(_encoded(self._columns))
-            file.write(b"".join(self._lines))
-        self._lines = []
+        rows, self._lines = b"".join(self._lines), []
+        if self._is_anew or not self._path.exists():
+            self._replace(rows)
+        else:
+            with open(open_plain(self._path, os.O_WRONLY | os.O_APPEND), "wb") as file:
+                file.write(rows)
 
     def end(self, status: str) -> None:
         """See :class:`Reader`; if another leader continues, the newest row is its own."""
@@ -99,36 +94,25 @@ class _Table:
 
     def _write_newest(self) -> None:
         row, self._row = self._row, {}
-        if not row or row["step"] <= self._last:
-            return
-        self._last = int(row["step"])
         if new := [name for name in row if name not in self._columns]:
-            self.flush()
-            if self._path.exists():
-                self._rewrite(new)
-            else:
-                self._columns += new
-        self._lines.append(_encoded([row.get(name) for name in self._columns]))
+            self._extend(new)
+        if row:
+            self._lines.append(_encoded([row.get(name) for name in self._columns]))
 
-    def _rewrite(self, new: list[str], before: float = math.inf) -> None:
-        """Give the file more columns, without the rows of some step and later, or half a row.
+    def _extend(self, new: list[str]) -> None:
+        """Add columns, in which the rows that are there already have nothing."""
+        self.flush()
+        head, self._columns = _encoded(self._columns), [*self._columns, *new]
+        if not self._is_anew and self._path.exists():
+            with open(open_plain(self._path, os.O_RDONLY), "rb") as file:
+                rows = file.read().removeprefix(head)
+            self._replace(rows.replace(b"\n", b"," * len(new) + b"\n"))
 
-        Whoever reads finds the old file or the new one.
-        """
-        with open(open_plain(self._path, os.O_RDONLY), "rb") as file:
-            old = _as_text(file)
-            rows = csv.reader(_whole_lines(old))
-            self._columns = [*next(rows, []), *new]
-            with written_whole(self._path) as whole:
-                out = _as_text(whole)
-                writer = csv.writer(out, lineterminator="\n")
-                if self._columns:
-                    writer.writerow(self._columns)
-                for row in rows:
-                    if row and row[0].isdigit() and (step := int(row[0])) < before:
-                        self._last = max(self._last, step)
-                        writer.writerow([*row, *[""] * (len(self._columns) - len(row))])
-                out.detach()  # it would close the file
+    def _replace(self, rows: bytes) -> None:
+        """Write the file anew; whoever reads finds the old one or the new one."""
+        with written_whole(self._path) as file:
+            file.write(_encoded(self._columns) + rows)
+        self._is_anew = False
 
 
 def _row(event: StepDone) -> Row:
@@ -143,11 +127,3 @@ def _encoded(cells: list[Any]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode(errors="backslashreplace")
-
-
-def _whole_lines(file: TextIO) -> Iterator[str]:
-    return (line for line in file if line.endswith("\n"))
-
-
-def _as_text(file: BinaryIO) -> io.TextIOWrapper:
-    return io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
