@@ -20,13 +20,14 @@ from tests.test_architecture import FILES, PACKAGE, nodes_of
 from tests.warm import processes
 
 import unisono
-from unisono import callbacks, data, errors
+from unisono import errors
 from unisono.runtime.world import num_devices
 from unisono.tools.cli import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
 DOCS = REPOSITORY / "docs"
+ROOMS = ("callbacks", "data", "distributed")
 EXAMPLES = REPOSITORY / "examples"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 MOVES = sorted((DOCS / "from").glob("*.md"), key=lambda page: page.stem)
@@ -81,10 +82,10 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 def test_every_public_name_has_a_place_in_the_reference() -> None:
     pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     shown = set(re.findall(r"^::: unisono\.(\S+)$", pages, re.M))
-    wanted = {name for name in unisono.__all__ if name not in ("__version__", "data")}
-    wanted |= {f"callbacks.{name}" for name in callbacks.__all__}
-    wanted |= {f"data.{name}" for name in data.__all__}
-    assert wanted <= shown
+    wanted = {name for name in unisono.__all__ if name not in (*ROOMS, "__version__", "errors")}
+    wanted |= {f"{room}.{name}" for room in ROOMS for name in getattr(unisono, room).__all__}
+    wanted |= {f"errors.{name}" for name in dir(errors) if name.endswith("Error")}
+    assert wanted - {"errors.UnisonoError"} <= shown
     assert "`unisono.__version__`" in pages
 
 

@@ -31,7 +31,7 @@ class Hops(unisono.callbacks.Callback):
             sys.setprofile(self._note)
 
     def _note(self, frame, event, _):
-        if event == "return" and frame.f_code is unisono.Step.__exit__.__code__:
+        if event == "return" and frame.f_code is unisono.training.step.Step.__exit__.__code__:
             sys.setprofile(None)
         if event == "call" and (callee := file_of(frame)) is not None:
             caller = frame.f_back

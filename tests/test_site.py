@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import unisono
-from unisono import callbacks, data
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BROWSER = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
@@ -110,7 +109,8 @@ def test_every_public_name_has_an_entry_of_its_own(site: tuple[str, list[str]]) 
     address, _ = site
     served = json.loads(urllib.request.urlopen(address + "search/search_index.json").read())
     shown = {entry["location"].partition("#")[2] for entry in served["docs"]}
-    wanted = {f"unisono.{name}" for name in unisono.__all__ if name not in ("__version__", "data")}
-    wanted |= {f"unisono.callbacks.{name}" for name in callbacks.__all__}
-    wanted |= {f"unisono.data.{name}" for name in data.__all__}
+    rooms = ("callbacks", "data", "distributed")
+    names = [name for name in unisono.__all__ if name not in (*rooms, "__version__", "errors")]
+    names += [f"{room}.{name}" for room in rooms for name in getattr(unisono, room).__all__]
+    wanted = {f"unisono.{name}" for name in names}
     assert wanted <= shown

@@ -37,7 +37,7 @@ def main():
     )
     test_set = digits(train=False)
     trainer.fit(digits(), batch_size=32, epochs=30, validate=test_set)
-    unisono.load_model(f"{directory}/best.safetensors", model)  # the last weights are overwritten
+    unisono.load_weights(f"{directory}/best.safetensors", model)  # the last weights are overwritten
     result = trainer.evaluate(test_set, batch_size=64)
     if unisono.world().rank == 0:
         print(f"best accuracy {best.best:.2%}, after step {best.step}")

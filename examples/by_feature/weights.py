@@ -38,7 +38,7 @@ def main(folder):
     torch.save({f"module.{name}": value for name, value in weights.items()}, folder / "ddp.pt")
     for name in ("ours.safetensors", "plain.pt", "ddp.pt"):
         other = build()
-        unisono.load_model(folder / name, other)
+        unisono.load_weights(folder / name, other)
         is_same = all(map(torch.equal, other.parameters(), model.parameters()))
         print(f"{name}: {'the same weights' if is_same else 'OTHER WEIGHTS'}")
 

@@ -41,7 +41,7 @@ def main(folder):
     for name, form in forms.items():
         try:
             form()
-        except (TypeError, ValueError, unisono.CheckpointError) as error:
+        except (TypeError, ValueError, unisono.errors.CheckpointError) as error:
             if unisono.world().rank == 0:
                 print(f"{name}: {type(error).__name__}: {error}\n")
 

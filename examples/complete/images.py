@@ -147,7 +147,7 @@ def main():
     if unisono.world().rank == 0:
         print(f"best accuracy {best.best:.2%}, after step {best.step}")
 
-    unisono.load_model(f"{args.directory}/best.safetensors", model)
+    unisono.load_weights(f"{args.directory}/best.safetensors", model)
     guesses = trainer.predict(test_set, batch_size=256).argmax(1)  # row i is of image i
     labels = torch.tensor([label for _, label in test_set])
     if unisono.world().rank == 0:

@@ -17,7 +17,7 @@ import unisono
 def main():
     # NCCL where there is a GPU, else "unisono"; the device chosen, generators seeded. At the end of
     # the block the group is torn down, also after an exception.
-    with unisono.init() as here:
+    with unisono.distributed.init() as here:
         greet(here)
 
 

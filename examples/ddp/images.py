@@ -68,7 +68,7 @@ class Net(nn.Module):
 
 def loader_of(dataset, per_rank, args, **options):
     """Return a sampler of this rank's samples and the loader that follows it."""
-    sampler = unisono.DistributedSampler(dataset, seed=args.seed, **options)
+    sampler = unisono.distributed.DistributedSampler(dataset, seed=args.seed, **options)
     loader = DataLoader(
         dataset,
         batch_size=per_rank,
@@ -121,7 +121,7 @@ def train(device, args):
     torch.manual_seed(args.seed)
     model = Net().to(device)
     device_ids = [device.index] if device.type == "cuda" else None
-    replica = unisono.DistributedDataParallel(model, device_ids=device_ids)
+    replica = unisono.distributed.DistributedDataParallel(model, device_ids=device_ids)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs, eta_min=1e-6)
 

@@ -55,16 +55,18 @@ class Trainer:
     def __init__(self, model, train_set, test_set, device, args):
         per_rank = args.batch_size // dist.get_world_size()
         # Training: equally many for every rank, so that all take part in every step.
-        self.train_sampler = unisono.DistributedSampler(train_set, drop_last=True)
+        self.train_sampler = unisono.distributed.DistributedSampler(train_set, drop_last=True)
         self.train_loader = DataLoader(train_set, per_rank, sampler=self.train_sampler)
         # Testing: each sample exactly once, though one rank may then have more than another.
-        test_sampler = unisono.DistributedSampler(test_set, shuffle=False, exact=True)
+        test_sampler = unisono.distributed.DistributedSampler(test_set, shuffle=False, exact=True)
         self.test_loader = DataLoader(test_set, 500, sampler=test_sampler)
 
         self.device = device
         self.model = model.to(device)
         device_ids = [device.index] if device.type == "cuda" else None
-        self.replica = unisono.DistributedDataParallel(self.model, device_ids=device_ids)
+        self.replica = unisono.distributed.DistributedDataParallel(
+            self.model, device_ids=device_ids
+        )
         if args.compile:
             self.replica = torch.compile(self.replica)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)  # after the move

@@ -21,7 +21,7 @@ import unisono
 
 def samples_of_this_rank(dataset, epoch=0, **options):
     """Load all of this rank's samples, as a training loop does."""
-    sampler = unisono.DistributedSampler(dataset, **options)
+    sampler = unisono.distributed.DistributedSampler(dataset, **options)
     sampler.set_epoch(epoch)  # before each epoch
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)  # and no `shuffle`
     return torch.cat(list(loader)).tolist()

@@ -48,7 +48,7 @@ class ToyOnTwo(nn.Module):
 
 def wrap(model, device):
     """Move a model to its device and make it a replica."""
-    return unisono.DistributedDataParallel(
+    return unisono.distributed.DistributedDataParallel(
         model.to(device), device_ids=[device.index] if device.type == "cuda" else None
     )
 
@@ -104,7 +104,7 @@ def checkpoint(device):
 def two_devices(device_0, device_1):
     torch.manual_seed(0)
     # No `device_ids`: the model knows its devices.
-    model = unisono.DistributedDataParallel(ToyOnTwo(device_0, device_1))
+    model = unisono.distributed.DistributedDataParallel(ToyOnTwo(device_0, device_1))
     first, last = train(model)
     say(
         f"two devices, {device_0} and {device_1}: loss {first:.4f} → {last:.4f}, "

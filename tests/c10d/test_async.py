@@ -562,7 +562,7 @@ def test_an_interrupted_call_that_waits_for_its_turn_ends_the_group():
 if rank == 1:
     try:
         dist.recv(torch.ones(1), 0)
-    except unisono.PeerLostError:
+    except unisono.errors.PeerLostError:
         os._exit(0)
 work = dist.all_reduce(torch.ones(1), async_op=True)
 send_once_it_calls(signal.SIGINT)
@@ -572,7 +572,7 @@ except KeyboardInterrupt:
     print("interrupted")
 try:
     work.wait()
-except unisono.PeerLostError as error:
+except unisono.errors.PeerLostError as error:
     print(error)
 dist.destroy_process_group()
 os.wait()
@@ -590,7 +590,7 @@ def test_a_call_of_a_handler_in_the_midst_of_another_is_refused_in_words():
 if rank == 1:
     try:
         dist.recv(torch.ones(1), 0)
-    except unisono.PeerLostError:
+    except unisono.errors.PeerLostError:
         os._exit(0)
 def save(*_):
     dist.barrier()
@@ -598,7 +598,7 @@ signal.signal(signal.SIGUSR1, save)
 send_once_it_calls(signal.SIGUSR1)
 try:
     dist.all_reduce(torch.ones(3))
-except unisono.PeerLostError as error:
+except unisono.errors.PeerLostError as error:
     print(error)
 os.wait()
 """
@@ -620,7 +620,7 @@ if rank == 1:
     try:
         for work in works:
             work.wait()
-    except unisono.PeerLostError:
+    except unisono.errors.PeerLostError:
         pass
     os._exit(0)
 time.sleep(0.1)

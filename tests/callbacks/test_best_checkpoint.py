@@ -161,9 +161,9 @@ def test_the_file_is_of_the_best_validation(tmp_path):
     assert 0 < at < len(values) - 1, "the case must have its best in the middle"
     assert (best, step) == (min(values), 2 * (at + 1))
     model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
-    unisono.load_model(tmp_path / "best.safetensors", model)
+    unisono.load_weights(tmp_path / "best.safetensors", model)
     assert all(map(torch.equal, model.parameters(), seen[at][1]))
-    unisono.load_model(tmp_path, model)  # the newest checkpoint, as ever
+    unisono.load_weights(tmp_path, model)  # the newest checkpoint, as ever
     assert not all(map(torch.equal, model.parameters(), seen[at][1]))
 
 
@@ -209,5 +209,7 @@ def test_it_needs_a_place_and_validation():
 
     with pytest.raises(ValueError, match="`validate` must be given for BestCheckpoint"):
         fit()
-    with pytest.raises(unisono.CallbackError, match="`path` must say where the best weights go"):
+    with pytest.raises(
+        unisono.errors.CallbackError, match="`path` must say where the best weights go"
+    ):
         fit(validate=data(10))

@@ -108,7 +108,7 @@ def test_what_a_callback_raises_bears_its_name(tmp_path, moment):
     seen = Seen()
     trainer = make(seen, broken, directory=tmp_path)
     words = f"the callback Broken failed in `{moment}`: KeyError: 'seven'"
-    with pytest.raises(unisono.CallbackError, match=words) as caught:
+    with pytest.raises(unisono.errors.CallbackError, match=words) as caught:
         trainer.fit(data(), batch_size=6, epochs=1, validate=data(5))
     assert isinstance(caught.value.__cause__, KeyError)
     assert seen.seen[-1].startswith("error")
@@ -122,7 +122,7 @@ def test_a_callback_that_fails_at_an_error_hides_nothing(capsys):
         def on_error(self, fit, error):
             raise ValueError("the second")
 
-    with pytest.raises(unisono.CallbackError, match="the first"):
+    with pytest.raises(unisono.errors.CallbackError, match="the first"):
         make(Broken()).fit(data(), batch_size=6, epochs=1)
     assert "Broken failed in `on_error`: ValueError: the second" in capsys.readouterr().out
 

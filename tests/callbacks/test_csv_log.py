@@ -147,5 +147,5 @@ def test_a_table_is_not_written_through_a_link(tmp_path):
 
 
 def test_without_a_directory_a_path_is_asked_for():
-    with pytest.raises(unisono.CallbackError, match="`path` must say where CSV writes"):
+    with pytest.raises(unisono.errors.CallbackError, match="`path` must say where CSV writes"):
         train(None, CSVLog())

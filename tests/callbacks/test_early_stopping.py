@@ -180,7 +180,7 @@ def test_a_replacement_knows_of_a_stop_before_the_restart(tmp_path, monkeypatch)
 
 def test_a_name_that_no_mean_has_is_refused():
     with pytest.raises(
-        unisono.CallbackError,
+        unisono.errors.CallbackError,
         match=r"EarlyStopping failed .*`monitor` must be one of .*\['loss'\], but is 'f1'",
     ):
         train(rule={"monitor": "f1"})

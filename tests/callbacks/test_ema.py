@@ -87,7 +87,7 @@ def test_a_model_with_averages_is_saved_and_the_trained_one_stays(tmp_path):
     trainer.save(tmp_path / "averaged.safetensors", model=averaged)
     assert trainer.digest() == before
     other = cases.Cnn()
-    unisono.load_model(tmp_path / "averaged.safetensors", other)
+    unisono.load_weights(tmp_path / "averaged.safetensors", other)
     assert same(dict(other.named_parameters()), dict(ema.weights))
 
 

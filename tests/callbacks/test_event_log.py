@@ -151,7 +151,7 @@ class Fails(unisono.callbacks.Callback):
 
 
 def test_a_run_that_is_taken_up_holds_each_step_once(tmp_path):
-    with pytest.raises(unisono.CallbackError):
+    with pytest.raises(unisono.errors.CallbackError):
         train(tmp_path, checkpoint_every=5, callbacks=[Fails()])
     (failure,) = events(tmp_path, "failure")
     assert failure["error"] == "CallbackError"
@@ -358,7 +358,7 @@ def fail_before_the_lead_has_begun(directory):
 @pytest.mark.slow
 def test_a_failure_at_first_stands_in_its_own_file_behind_the_start(tmp_path):
     train(tmp_path)
-    with pytest.raises(unisono.CallbackError, match="on purpose"):
+    with pytest.raises(unisono.errors.CallbackError, match="on purpose"):
         unisono.launch(fail_before_the_lead_has_begun, tmp_path, workers=2)
     assert events(tmp_path, name="events-1.jsonl")[-1]["event"] == "end"
     start, failure = events(tmp_path)
@@ -458,7 +458,7 @@ def fail_together(tmp_path, *, is_told):
         log.on_begin(fit)
     if is_told:
         logs[1].on_error(fits[1], ValueError("what is wrong"))
-    logs[0].on_error(fits[0], unisono.PeerLostError("rank 1 has died", rank=1))
+    logs[0].on_error(fits[0], unisono.errors.PeerLostError("rank 1 has died", rank=1))
     return [(event["rank"], event["error"]) for event in events(tmp_path, "failure")]
 
 
@@ -566,7 +566,7 @@ def test_who_fails_has_the_last_word(tmp_path, monkeypatch):
     for number in (3, 4):
         other.on_step_end(there, SimpleNamespace(number=number, **facts))
     other.on_error(there, ValueError("what is wrong"))
-    log.on_error(fit, unisono.PeerLostError("rank 1 has failed", rank=1))
+    log.on_error(fit, unisono.errors.PeerLostError("rank 1 has failed", rank=1))
     assert numbers(tmp_path) == [3]
     assert events(tmp_path)[-1]["error"] == "ValueError"
 

@@ -324,7 +324,7 @@ def test_an_exception_ends_the_loggers_run_as_failed(tmp_path, fake, monkeypatch
         def on_validation(self, fit, means, seconds):
             raise MemoryError("enough")
 
-    with pytest.raises(unisono.CallbackError):
+    with pytest.raises(unisono.errors.CallbackError):
         train(tmp_path, lambda: [fake(), Raises()])
     assert lines(tmp_path)[-1] == "end failed"
 
@@ -341,7 +341,7 @@ def test_what_cannot_be_is_refused(tmp_path, fake):
         fake(config={"model": object()})
     with pytest.raises(ValueError, match="`mode` must be one of"):
         WandB(mode="of line")
-    with pytest.raises(unisono.CallbackError, match="`path` must say where Fake writes"):
+    with pytest.raises(unisono.errors.CallbackError, match="`path` must say where Fake writes"):
         train(None, fake)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "json").symlink_to(tmp_path)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save, save_file
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
-from unisono.engine.state.load import load_model, plain_weights, save_weights
+from unisono.engine.state.load import load_weights, plain_weights, save_weights
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 
@@ -93,7 +93,7 @@ def test_weights_load_whatever_wraps_the_models(tmp_path, there, here, saver):
     source, target = WRAPPERS[there](plain(0)), WRAPPERS[here](plain(1))
     assert bits(source) != bits(target)
     SAVERS[saver](source, tmp_path / "weights")
-    assert load_model(tmp_path / "weights", target) == ([], [])
+    assert load_weights(tmp_path / "weights", target) == ([], [])
     assert bits(target) == bits(source) == bits(plain(0))
 
 
@@ -118,7 +118,7 @@ class Own(nn.Module):
 def test_a_models_own_names_are_no_wrappers(tmp_path, there, here, saver):
     source, target = there(), here()
     SAVERS[saver](source, tmp_path / "weights")
-    load_model(tmp_path / "weights", target)
+    load_weights(tmp_path / "weights", target)
     assert bits(target) == bits(source)
     assert plain_weights(source).keys() == Own().state_dict().keys()
 
@@ -130,7 +130,7 @@ def test_tied_tensors_load_from_one_name_and_from_two(tmp_path, saver):
         SAVERS[saver](source, tmp_path / "weights")
     else:
         save_file({"last.weight": source.last.weight.detach()}, tmp_path / "weights")
-    load_model(tmp_path / "weights", target)
+    load_weights(tmp_path / "weights", target)
     assert bits(target) == bits(source)
     assert target.first.weight is target.last.weight
 
@@ -140,12 +140,12 @@ def test_weights_that_were_not_tied_do_not_fit_a_tied_model(tmp_path):
     before = bits(target)
     save_weights(source, tmp_path / "weights")
     with pytest.raises(CheckpointError, match=r"`first.weight` and `last.weight` are one tensor"):
-        load_model(tmp_path / "weights", target)
+        load_weights(tmp_path / "weights", target)
     assert bits(target) == before
     with torch.no_grad():
         source.last.weight.copy_(source.first.weight)
     save_weights(source, tmp_path / "weights")
-    load_model(tmp_path / "weights", target)
+    load_weights(tmp_path / "weights", target)
     assert torch.equal(target.last.weight, source.last.weight)
 
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_gives_parameters_and_all_buffers(tmp_path, wrapper, place)
     source, target = write_run(tmp_path, {3: 1, 9: 2}), plain()
     target.register_buffer("passing", torch.zeros(2), persistent=False)
     wrapped = WRAPPERS[wrapper](target)
-    assert load_model(tmp_path / place, wrapped) == ([], [])
+    assert load_weights(tmp_path / place, wrapped) == ([], [])
     assert bits(wrapped) == bits(source)
     assert target.passing.tolist() == [2.0, 2.0]
 
@@ -193,7 +193,7 @@ def test_a_checkpoint_fits_a_model_whose_state_dict_has_other_names(tmp_path, wr
     source = write_run(tmp_path, {3: 1})
     target = plain()
     target.register_buffer("passing", torch.zeros(2), persistent=False)
-    assert load_model(tmp_path, WRAPPERS[wrapper](renaming(target))) == ([], [])
+    assert load_weights(tmp_path, WRAPPERS[wrapper](renaming(target))) == ([], [])
     pairs = zip(target.parameters(), source.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 
@@ -206,16 +206,16 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path):
     model = plain()
     model.register_buffer("passing", torch.zeros(2), persistent=False)
     with pytest.raises(CheckpointError, match=rf"{newest} must be whole, .*SHA-256.*pass the run"):
-        load_model(newest, model)
+        load_weights(newest, model)
     (newest / "commit.json").write_text("{}")
     with pytest.raises(CheckpointError, match=rf"{newest} must be whole, .*must name .*pass the"):
-        load_model(newest, model)
+        load_weights(newest, model)
     assert bits(model) == bits(plain())
-    load_model(tmp_path, model)
+    load_weights(tmp_path, model)
     assert bits(model) == bits(plain(1))
     (tmp_path / "checkpoints" / "step-000000000003" / "commit.json").unlink()
     with pytest.raises(CheckpointError, match=r"holds no whole checkpoint \(step-000000000009: "):
-        load_model(tmp_path, model)
+        load_weights(tmp_path, model)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -230,7 +230,7 @@ def test_a_file_beyond_what_the_model_needs_is_refused_unread(tmp_path, strict):
     os.truncate(tmp_path / "weights", 1 << 42)
     for path in (tmp_path, folder, tmp_path / "weights"):
         with pytest.raises(CheckpointError, match=r"must have at most .* has 4,398,046,511,104"):
-            load_model(path, plain(), strict=strict)
+            load_weights(path, plain(), strict=strict)
 
 
 def saved(path, **changes):
@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(tmp_path, changes, messa
     model = plain()
     saved(tmp_path / "weights", **changes)
     with pytest.raises(CheckpointError, match=message):
-        load_model(tmp_path / "weights", model)
+        load_weights(tmp_path / "weights", model)
     assert bits(model) == bits(plain())
 
 
@@ -270,7 +270,7 @@ def test_what_has_a_name_in_both_is_loaded_when_asked_for(tmp_path):
         tmp_path / "weights",
         **{"0_weight": None, "new": torch.zeros(1), "0_bias": torch.ones(2).half()},
     )
-    assert load_model(tmp_path / "weights", model, strict=False) == (["0.weight"], ["new"])
+    assert load_weights(tmp_path / "weights", model, strict=False) == (["0.weight"], ["new"])
     assert torch.equal(model[0].weight, plain()[0].weight)
     assert model[0].bias.dtype == torch.float32
     assert model[0].bias.tolist() == [1.0, 1.0]
@@ -279,14 +279,14 @@ def test_what_has_a_name_in_both_is_loaded_when_asked_for(tmp_path):
     for changes in ({"0_weight": torch.zeros(3, 2)}, {"2_0_bias": torch.zeros(3)}):
         saved(tmp_path / "weights", **changes)
         with pytest.raises(CheckpointError, match="must be of shape"):
-            load_model(tmp_path / "weights", model, strict=False)
+            load_weights(tmp_path / "weights", model, strict=False)
         assert bits(model) == before
 
 
 def test_a_file_with_nothing_for_the_model_is_refused_in_any_case(tmp_path):
     save_file({"other": torch.zeros(1)}, tmp_path / "weights")
     with pytest.raises(CheckpointError, match="nothing has a name in both; pass other weights"):
-        load_model(tmp_path / "weights", plain(), strict=False)
+        load_weights(tmp_path / "weights", plain(), strict=False)
 
 
 class Evil:
@@ -309,7 +309,7 @@ def test_a_file_that_needs_code_is_refused_and_none_is_run(tmp_path, is_zip):
     ):
         torch.save(said, path, _use_new_zipfile_serialization=is_zip)
         with pytest.raises(CheckpointError, match="reading those can run any code"):
-            load_model(path, model)
+            load_weights(path, model)
     assert not (tmp_path / "mark").exists()
     assert bits(model) == bits(plain())
 
@@ -331,24 +331,24 @@ def test_what_torch_wrote_must_be_a_state_dict(tmp_path, said, message):
     model = plain()
     torch.save(said, tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=message):
-        load_model(tmp_path / "weights.pth", model)
+        load_weights(tmp_path / "weights.pth", model)
     assert bits(model) == bits(plain())
 
 
 def test_paths_that_are_nothing_are_told(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"but .*/none is not there"):
-        load_model(tmp_path / "none", plain())
+        load_weights(tmp_path / "none", plain())
     with pytest.raises(FileNotFoundError, match="but /dev/null is none of them"):
-        load_model("/dev/null", plain())
+        load_weights("/dev/null", plain())
     with pytest.raises(CheckpointError, match="holds no whole checkpoint: pass another path"):
-        load_model(tmp_path, plain())
+        load_weights(tmp_path, plain())
 
 
 @pytest.mark.parametrize("make", [lambda: nn.LazyLinear(2), lambda: nn.Linear(2, 2, device="meta")])
 def test_a_model_without_memory_is_refused(tmp_path, make):
     save_weights(nn.Linear(2, 2), tmp_path / "weights")
     with pytest.raises(ValueError, match="must have memory for its weights, but `weight` has none"):
-        load_model(tmp_path / "weights", make())
+        load_weights(tmp_path / "weights", make())
 
 
 class Extra(nn.Linear):
@@ -364,7 +364,7 @@ class Extra(nn.Linear):
 def test_what_is_no_tensor_in_a_state_dict_has_no_place(tmp_path):
     source, target = Extra(2, 2), Extra(2, 2)
     torch.save(source.state_dict(), tmp_path / "weights.pt")
-    load_model(tmp_path / "weights.pt", target)
+    load_weights(tmp_path / "weights.pt", target)
     assert bits(target) == bits(source)
 
 
@@ -380,7 +380,7 @@ def test_no_file_makes_us_fall(tmp_path_factory, head, rest):
     model = nn.Linear(1, 1)
     before = bits(model)
     with pytest.raises(CheckpointError):
-        load_model(path, model)
+        load_weights(path, model)
     assert bits(model) == before
 
 
@@ -407,7 +407,7 @@ def test_a_damaged_file_is_refused_or_loads_in_whole(files, saver, data):
     path.write_bytes(whole)
     model = plain()
     try:
-        load_model(path, model)
+        load_weights(path, model)
     except CheckpointError:
         assert bits(model) == bits(plain())
 
@@ -447,7 +447,7 @@ def test_hostile_headers_change_nothing(tmp_path, header):
     for length in (len(text), 1 << 62, 0, len(text) + 999):
         (tmp_path / "weights").write_bytes(struct.pack("<Q", length) + text + bytes(24))
         with pytest.raises(CheckpointError):
-            load_model(tmp_path / "weights", model)
+            load_weights(tmp_path / "weights", model)
         assert bits(model) == before
 
 
@@ -470,7 +470,7 @@ def test_names_from_a_file_cannot_steer_a_terminal(tmp_path, saver, strict):
     else:
         torch.save({HOSTILE: torch.zeros(1)}, path)
     with pytest.raises(CheckpointError) as caught:
-        load_model(path, plain(), strict=strict)
+        load_weights(path, plain(), strict=strict)
     assert str(caught.value).isprintable()
     assert r"`a\x1b]0;title\x07\r\n\u202eb\x00`" in str(caught.value)
 
@@ -483,7 +483,7 @@ def test_nor_can_those_of_a_model(tmp_path, shape, dtype):
     model.register_buffer(HOSTILE, torch.zeros(2))
     saved(tmp_path / "weights", **{HOSTILE: torch.zeros(shape, dtype=dtype)})
     with pytest.raises(CheckpointError, match=r"`a\\x1b") as caught:
-        load_model(tmp_path / "weights", model)
+        load_weights(tmp_path / "weights", model)
     assert str(caught.value).isprintable()
 
 
@@ -501,7 +501,7 @@ def test_nor_can_those_of_a_model(tmp_path, shape, dtype):
 def test_a_damaged_file_says_nothing_raw(tmp_path, data):
     (tmp_path / "weights").write_bytes(data)
     with pytest.raises(CheckpointError) as caught:
-        load_model(tmp_path / "weights", plain())
+        load_weights(tmp_path / "weights", plain())
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
 

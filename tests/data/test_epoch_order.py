@@ -224,7 +224,9 @@ def test_a_loader_process_that_is_told_another_order_says_so():
     def whimsical(epoch, seed):
         return range(N) if multiprocessing.parent_process() is None else range(N)[::-1]
 
-    with pytest.raises(unisono.LoadingError, match="must give the same order in every process"):
+    with pytest.raises(
+        unisono.errors.LoadingError, match="must give the same order in every process"
+    ):
         train(whimsical, 2)
 
 
@@ -242,7 +244,9 @@ def test_a_run_resumes_in_the_midst_of_an_epoch_in_the_order_of_the_sampler(tmp_
 def test_another_order_in_the_midst_of_an_epoch_is_refused(tmp_path, monkeypatch):
     train(weighted, steps=9, directory=tmp_path)
     monkeypatch.setattr("tests.data.test_epoch_order.WEIGHTS", WEIGHTS.flip(0))
-    with pytest.raises(unisono.MismatchError, match="in which epoch 1 has begun, but weighted"):
+    with pytest.raises(
+        unisono.errors.MismatchError, match="in which epoch 1 has begun, but weighted"
+    ):
         train(weighted, directory=tmp_path)
 
 
@@ -254,9 +258,9 @@ def test_another_order_from_the_next_epoch_on_is_the_programs_to_say(tmp_path, m
 
 def test_the_sampler_is_part_of_what_the_run_is(tmp_path):
     train(weighted, steps=3, directory=tmp_path)
-    with pytest.raises(unisono.CheckpointError, match="`sampler` must be 'weighted'"):
+    with pytest.raises(unisono.errors.CheckpointError, match="`sampler` must be 'weighted'"):
         train(None, directory=tmp_path)
-    with pytest.raises(unisono.CheckpointError, match="`dataset length` must be 56"):
+    with pytest.raises(unisono.errors.CheckpointError, match="`dataset length` must be 56"):
         short = lambda epoch, seed: weighted(epoch, seed)[:-1]  # noqa: E731
         short.__name__ = "weighted"
         train(short, directory=tmp_path)
@@ -286,7 +290,7 @@ def train_cases():
     digests = [train(*case) for case in cases]
     try:
         train(order_of_ones_own)
-    except unisono.MismatchError as error:
+    except unisono.errors.MismatchError as error:
         return digests, str(error)
     return digests, ""
 

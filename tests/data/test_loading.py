@@ -144,7 +144,7 @@ def test_subsets_count_from_the_end_too(dataset):
     ],
 )
 def test_subsets_beyond_their_data_set_are_refused(dataset, words):
-    with pytest.raises(unisono.LoadingError, match=words):
+    with pytest.raises(unisono.errors.LoadingError, match=words):
         fetcher(dataset)
 
 
@@ -406,7 +406,7 @@ def fail_at_17(index):
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_a_sample_that_cannot_be_read_is_named_with_its_traceback(loader_workers):
-    with pytest.raises(unisono.LoadingError, match="sample 17 raised KeyError") as caught:
+    with pytest.raises(unisono.errors.LoadingError, match="sample 17 raised KeyError") as caught:
         batches(Subset(Each(fail_at_17), range(40)), loader_workers, epochs=1)
     assert caught.value.indices == (17,)
     shown = "".join(traceback.format_exception(caught.value))
@@ -416,14 +416,16 @@ def test_a_sample_that_cannot_be_read_is_named_with_its_traceback(loader_workers
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_samples_that_do_not_fit_together_are_named(loader_workers):
     ragged = Each(lambda index: torch.zeros(1 + index % 2))
-    with pytest.raises(unisono.LoadingError, match=r"to collate samples \d+, .*`collate_fn=`"):
+    with pytest.raises(
+        unisono.errors.LoadingError, match=r"to collate samples \d+, .*`collate_fn=`"
+    ):
         batches(ragged, loader_workers, epochs=1)
-    with pytest.raises(unisono.LoadingError, match=r"`__getitems__` of samples \d+, "):
+    with pytest.raises(unisono.errors.LoadingError, match=r"`__getitems__` of samples \d+, "):
         batches(Many(fail_at_17), loader_workers, epochs=1)
 
 
 def test_a_batch_that_cannot_travel_is_refused_in_words():
-    with pytest.raises(unisono.LoadingError, match="must travel between processes"):
+    with pytest.raises(unisono.errors.LoadingError, match="must travel between processes"):
         processes = LoaderProcesses(lambda request: lambda: None, 1, iter([0]))
         try:
             processes.take()
@@ -441,9 +443,11 @@ def test_a_dataset_that_uses_a_gpu_in_a_loader_process_gets_the_way_out(error):
     def say(index):
         raise error
 
-    with pytest.raises(unisono.LoadingError, match=r"A loader process cannot use a GPU: .*or pass"):
+    with pytest.raises(
+        unisono.errors.LoadingError, match=r"A loader process cannot use a GPU: .*or pass"
+    ):
         batches(Each(say), 1, epochs=1)
-    with pytest.raises(unisono.LoadingError) as caught:
+    with pytest.raises(unisono.errors.LoadingError) as caught:
         batches(Each(say), 0, epochs=1)
     assert "loader process" not in str(caught.value)
 
@@ -485,9 +489,9 @@ def test_a_loader_process_that_is_killed_is_explained():
             os.kill(os.getpid(), signal.SIGKILL)
         return index
 
-    with pytest.raises(unisono.LoadingError, match="was killed by SIGKILL: is there memory"):
+    with pytest.raises(unisono.errors.LoadingError, match="was killed by SIGKILL: is there memory"):
         batches(Each(kill), 2, epochs=1)
-    with pytest.raises(unisono.LoadingError, match="ended with status 3"):
+    with pytest.raises(unisono.errors.LoadingError, match="ended with status 3"):
         batches(Each(lambda index: os._exit(3)), 1, epochs=1)
 
 
@@ -496,7 +500,7 @@ def test_a_loader_process_that_is_killed_while_it_writes_is_explained():
     try:
         select.select([processes._loaders[0].results_fd], [], [])
         processes._loaders[0].process.kill()
-        with pytest.raises(unisono.LoadingError, match="was killed by SIGKILL"):
+        with pytest.raises(unisono.errors.LoadingError, match="was killed by SIGKILL"):
             processes.take()
     finally:
         processes.close()
@@ -512,7 +516,7 @@ def test_what_a_loader_process_has_read_before_it_died_is_given():
     try:
         assert select.select([processes._loaders[0].process.sentinel], [], [], 60)[0]
         assert processes.take() == 0
-        with pytest.raises(unisono.LoadingError, match="was killed by SIGKILL"):
+        with pytest.raises(unisono.errors.LoadingError, match="was killed by SIGKILL"):
             processes.take()
     finally:
         processes.close()
@@ -545,7 +549,7 @@ def test_loader_processes_end_with_a_sample_that_cannot_be_read():
     plan = SamplePlan(num_samples=18, batch_size=18, shards=1)
     before = multiprocessing.active_children()
     with Loader(fetch, plan, num_processes=1, num_batches=1, device=host()) as loader:
-        with pytest.raises(unisono.LoadingError):
+        with pytest.raises(unisono.errors.LoadingError):
             loader.batch(Place(0, 0, 0), range(1))
         assert multiprocessing.active_children() == before
 

@@ -257,7 +257,7 @@ def taken(made):
 def test_what_would_depend_on_who_reads_is_refused(make, words):
     dataset, collate = taken(make())
     fetch = fetcher(dataset, collate_fn=collate)
-    with pytest.raises(unisono.LoadingError, match=re.escape(words)) as caught:
+    with pytest.raises(unisono.errors.LoadingError, match=re.escape(words)) as caught:
         fetch(torch.tensor([5, 3]))
     assert caught.value.indices == (5,)
 
@@ -334,7 +334,7 @@ class Raising(Plain):
 
 
 def test_what_cannot_be_read_is_told_as_ever():
-    with pytest.raises(unisono.LoadingError, match="sample 5 raised OSError: no such file"):
+    with pytest.raises(unisono.errors.LoadingError, match="sample 5 raised OSError: no such file"):
         fetcher(Raising())(torch.tensor([5, 3]))
 
 
@@ -355,7 +355,7 @@ def test_later_on_a_sample_is_read_twice_now_and_then(monkeypatch):
     monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e9)
     CALLS.clear()
     fetch = fetcher(Late())
-    with pytest.raises(unisono.LoadingError, match=r"`dataset\.drift` changes"):
+    with pytest.raises(unisono.errors.LoadingError, match=r"`dataset\.drift` changes"):
         for start in range(20):
             fetch(torch.tensor([start, start + 1]))
     assert len(CALLS) < 46
@@ -395,7 +395,7 @@ def train(make, loader_workers=0):
     try:
         reading = {"loader_workers": loader_workers, "collate_fn": collate}
         trainer.fit(dataset, batch_size=8, epochs=2, **reading)
-    except unisono.LoadingError as error:
+    except unisono.errors.LoadingError as error:
         return trainer.run.position.step, str(error)
     return trainer.digest()
 
@@ -428,7 +428,7 @@ def train_or_raise(make):
 @pytest.mark.parametrize("make", IN_RUNS[:2])
 def test_several_workers_are_told_the_same(make):
     _, alone = train(make)
-    with pytest.raises(unisono.LoadingError) as caught:
+    with pytest.raises(unisono.errors.LoadingError) as caught:
         unisono.launch(train_or_raise, make, workers=3)
     assert str(caught.value) == alone
 

@@ -195,9 +195,13 @@ def test_a_worker_asks_for_the_parts_of_its_shards_alone():
 
 
 def test_a_part_of_another_length_is_refused(tmp_path):
-    with pytest.raises(unisono.LoadingError, match=r"16 of shard 0 of 3, but after 15 it ends"):
+    with pytest.raises(
+        unisono.errors.LoadingError, match=r"16 of shard 0 of 3, but after 15 it ends"
+    ):
         train(Dealt(tmp_path / "lines", gives=45))
-    with pytest.raises(unisono.LoadingError, match=r"15 of shard 0 of 3, but after 15 it goes on"):
+    with pytest.raises(
+        unisono.errors.LoadingError, match=r"15 of shard 0 of 3, but after 15 it goes on"
+    ):
         train(Dealt(tmp_path / "lines", length=44), in_eval=True)
     assert augmenting.make(shards=1).fit(Numbered(), batch_size=10, steps=1).steps == 1
 
@@ -245,21 +249,23 @@ def test_a_run_resumes_in_the_midst_of_an_epoch_of_a_stream(stream, tmp_path):
     ],
 )
 def test_a_stream_of_another_length_is_refused(tmp_path, length, message, loader_workers):
-    with pytest.raises(unisono.LoadingError, match=message):
+    with pytest.raises(unisono.errors.LoadingError, match=message):
         train(Stream(tmp_path / "lines", length=length), loader_workers, in_eval=True)
 
 
 @pytest.mark.parametrize("loader_workers", [0, 1])
 def test_a_sample_of_a_stream_that_cannot_be_read_is_named(stream, loader_workers):
     stream.path.write_text("0\n1\n2\nthree\n")
-    with pytest.raises(unisono.LoadingError, match="sample 3 of the stream raised Val") as caught:
+    with pytest.raises(
+        unisono.errors.LoadingError, match="sample 3 of the stream raised Val"
+    ) as caught:
         train(stream, loader_workers)
     assert caught.value.indices == (3,)
 
 
 def test_a_stream_that_cannot_begin_is_refused_in_words(stream):
     stream.set_epoch = lambda: None
-    with pytest.raises(unisono.LoadingError, match="readable from its start in every epoch"):
+    with pytest.raises(unisono.errors.LoadingError, match="readable from its start in every epoch"):
         train(stream)
 
 
@@ -272,7 +278,7 @@ def test_after_a_sample_that_cannot_be_read_the_stream_begins_again():
                 yield number
 
     fetch = fetcher(Once(), batch_size=6)
-    with pytest.raises(unisono.LoadingError, match="sample 4 of the stream raised OSError"):
+    with pytest.raises(unisono.errors.LoadingError, match="sample 4 of the stream raised OSError"):
         read(fetch, [(0, 0, 0)])
     assert read(fetch, [(0, 0, 0)]) == [[0, 3]]
 
@@ -313,7 +319,9 @@ def test_a_run_on_a_stream_without_a_length_goes_on(stream, tmp_path):
 
 
 def test_a_stream_without_a_length_that_ends_too_early_says_so(stream):
-    with pytest.raises(unisono.LoadingError, match=f"after {N} it ends there: let it begin again"):
+    with pytest.raises(
+        unisono.errors.LoadingError, match=f"after {N} it ends there: let it begin again"
+    ):
         train(Unmeasured(stream), steps=STEPS + 1)
 
 

@@ -29,8 +29,8 @@ BACKENDS = pytest.mark.parametrize("backend", ["unisono", "gloo"])
 
 
 def test_the_signature_is_torchs():
-    assert issubclass(unisono.DistributedDataParallel, TorchDDP)
-    ours = inspect.signature(unisono.DistributedDataParallel)
+    assert issubclass(unisono.distributed.DistributedDataParallel, TorchDDP)
+    ours = inspect.signature(unisono.distributed.DistributedDataParallel)
     assert ours == inspect.signature(TorchDDP)
 
 
@@ -187,7 +187,7 @@ def pickle_and_copy():
     torch.save(ddp, file)
     file.seek(0)
     again, copied = torch.load(file, weights_only=False), copy.deepcopy(ddp)
-    assert type(again) is type(copied) is unisono.DistributedDataParallel
+    assert type(again) is type(copied) is unisono.distributed.DistributedDataParallel
     assert digest(ddp, train(ddp, 2)) == digest(again, train(again, 2))
     assert digest(ddp, train(ddp, 1)) != digest(copied, train(copied, 2))
     again.register_comm_hook([], nothing_but_mine)  # the new one's first
@@ -233,7 +233,7 @@ class Words(nn.Module):
 def look_up_words():
     rank = dist.get_rank()
     torch.manual_seed(0)
-    ddp = unisono.DistributedDataParallel(Words(), bucket_cap_mb=0.00001)
+    ddp = unisono.distributed.DistributedDataParallel(Words(), bucket_cap_mb=0.00001)
 
     def given(r):
         # repeated words, words that all have, and none at all on rank 2
@@ -284,7 +284,7 @@ def delay_some():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     late = [("1.weight", model[1].weight), ("1.bias", model[1].bias)]  # known first
-    ddp = unisono.DistributedDataParallel(
+    ddp = unisono.distributed.DistributedDataParallel(
         model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model[0].weight
     )
     ddp(torch.ones(2, 4) * (dist.get_rank() + 1)).sum().backward()

@@ -67,7 +67,7 @@ def test_exact_knows_its_length_and_lengths_differ_by_one_at_most(length, world_
 
 
 def test_it_is_torchs_class_with_torchs_signature():
-    assert issubclass(unisono.DistributedSampler, TorchSampler)
+    assert issubclass(unisono.distributed.DistributedSampler, TorchSampler)
     own = list(inspect.signature(DistributedSampler).parameters.values())
     torchs = list(inspect.signature(TorchSampler).parameters.values())
     assert [(p.name, p.kind, p.default) for p in own[:-1]] == [

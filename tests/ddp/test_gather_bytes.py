@@ -32,9 +32,9 @@ def gather_by_both():
 
 def gradients(rank):
     torch.manual_seed(0)
-    dense = unisono.DistributedDataParallel(nn.Linear(3, 5))
+    dense = unisono.distributed.DistributedDataParallel(nn.Linear(3, 5))
     dense(torch.ones(2, 3) * (rank + 1)).sum().backward()
-    sparse = unisono.DistributedDataParallel(nn.Embedding(9, 2, sparse=True))
+    sparse = unisono.distributed.DistributedDataParallel(nn.Embedding(9, 2, sparse=True))
     sparse(torch.tensor([rank, 5])).sum().backward()
     return [dense.module.weight.grad, sparse.module.weight.grad.to_dense()]
 

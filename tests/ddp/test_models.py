@@ -79,10 +79,12 @@ def build_each():
     told = {}
     for name, options in WAYS:
         with pytest.raises(MismatchError) as caught:
-            unisono.DistributedDataParallel(DIFFERENCES[name](unisono.world().rank), **options)
+            unisono.distributed.DistributedDataParallel(
+                DIFFERENCES[name](unisono.world().rank), **options
+            )
         assert "its parameters and buffers" in str(caught.value)
         told[(name, *options)] = str(caught.value)
-    unisono.DistributedDataParallel(nn.Linear(3, 3))  # and the group lives on
+    unisono.distributed.DistributedDataParallel(nn.Linear(3, 3))  # and the group lives on
     return told
 
 
@@ -102,7 +104,7 @@ def test_all_ranks_are_told_the_same(on_ranks, backend, world_size):
 def name_layers_by_rank():
     model = nn.Module()
     model.add_module(f"layer_of_rank_{unisono.world().rank}", nn.Linear(3, 3))
-    unisono.DistributedDataParallel(model)
+    unisono.distributed.DistributedDataParallel(model)
 
 
 @SLOW
@@ -113,7 +115,7 @@ def test_names_may_differ(on_ranks):
 def skip_the_comparison():
     with torch.no_grad():
         model = nn.Linear(3, 2 + unisono.world().rank)
-    unisono.DistributedDataParallel(model, init_sync=False)
+    unisono.distributed.DistributedDataParallel(model, init_sync=False)
 
 
 @SLOW

@@ -55,7 +55,7 @@ def build():
 def load_and_compare():
     source = build()
     nn.init.constant_(source.module.weight, 3.0)
-    ddp = unisono.DistributedDataParallel(build())
+    ddp = unisono.distributed.DistributedDataParallel(build())
     assert set(ddp.state_dict()) == {f"module.{name}" for name in source.state_dict()}
     plain = source.state_dict()
     wrapped = OrderedDict((f"module.{name}", value) for name, value in plain.items())

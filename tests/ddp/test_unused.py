@@ -84,7 +84,7 @@ def test_other_errors_are_left_alone(error):
 
 
 def train(of_torch):
-    ddp = (TorchDDP if of_torch else unisono.DistributedDataParallel)(Net())
+    ddp = (TorchDDP if of_torch else unisono.distributed.DistributedDataParallel)(Net())
     try:
         for _ in range(2):
             ddp(torch.ones(2, 3)).sum().backward()
@@ -106,7 +106,7 @@ def test_real_ranks_name_them(on_ranks, backend, of_torch):
 
 
 def train_in_turns():
-    ddp = unisono.DistributedDataParallel(InTurns(), static_graph=True)
+    ddp = unisono.distributed.DistributedDataParallel(InTurns(), static_graph=True)
     with pytest.raises(RuntimeError) as raised:
         for _ in range(3):
             ddp(torch.ones(2, 3)).sum().backward()

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import unisono
 
-CLASSES = {"ours": lambda: unisono.DistributedDataParallel, "torch": lambda: TorchDDP}
+CLASSES = {"ours": lambda: unisono.distributed.DistributedDataParallel, "torch": lambda: TorchDDP}
 
 
 class Net(nn.Module):

@@ -190,7 +190,7 @@ def test_layers_and_groups_may_come_between_fits(accelerator):
 def test_what_does_not_fit_into_memory_is_named(accelerator):
     trainer = unusual.make("sim")
     accelerator.limit(0, torch.sim.memory_allocated(0) + 3000)
-    with pytest.raises(unisono.OutOfMemoryError, match="memory of sim:0 must hold"):
+    with pytest.raises(unisono.errors.OutOfMemoryError, match="memory of sim:0 must hold"):
         trainer.fit(unusual.data(40), **unusual.FIT)
     accelerator.limit(0, None)
     trainer.fit(unusual.data(40), **unusual.FIT)
@@ -226,7 +226,7 @@ def test_weights_trained_there_are_loaded_on_the_cpu(accelerator, tmp_path):
     expected = {name: value.cpu() for name, value in trainer.run.model.state_dict().items()}
     for source in (tmp_path / "a run", tmp_path / "weights.safetensors"):
         model = unusual.net()
-        unisono.load_model(source, model)
+        unisono.load_weights(source, model)
         for name, value in model.state_dict().items():
             assert value.device.type == "cpu"
             assert torch.equal(value, expected[name]), name

@@ -332,7 +332,7 @@ def nan_in_one_shard_is_named_and_nothing_is_changed(device):
     trainer = make(device, callbacks=[Noting()])
     try:
         trainer.fit(dataset, batch_size=10, epochs=1)
-    except unisono.NonFiniteLossError as error:
+    except unisono.errors.NonFiniteLossError as error:
         is_unchanged = trainer.run.model[0].weight.tolist() == digests[-1]
         dataset.tensors[0][17][0] = 0.0
         trainer.fit(dataset, batch_size=10, epochs=2)
@@ -347,7 +347,7 @@ def infinite_gradients_with_clipping_are_named(device):
 
     try:
         fitted(device, loss=loss, clip_norm=1.0)
-    except unisono.NonFiniteLossError as error:
+    except unisono.errors.NonFiniteLossError as error:
         return str(error)
     return "no error"
 

@@ -167,5 +167,7 @@ def test_a_run_computes_on_the_exchange_that_it_or_the_environment_names(monkeyp
 
 @pytest.mark.slow
 def test_workers_that_name_different_exchanges_are_told_so():
-    with pytest.raises(unisono.MismatchError, match="`exchange` must be the same on every worker"):
+    with pytest.raises(
+        unisono.errors.MismatchError, match="`exchange` must be the same on every worker"
+    ):
         unisono.launch(loop_on, ["gloo", "staged"], workers=2)

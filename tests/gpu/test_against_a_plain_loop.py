@@ -197,7 +197,7 @@ def test_a_loss_that_is_not_a_number_changes_no_parameter(device):
     weights = {name: value.cpu().clone() for name, value in trainer.run.model.named_parameters()}
     data = cases.images()
     data.tensors[0].fill_(math.nan)
-    with pytest.raises(unisono.NonFiniteLossError, match="step 0"):
+    with pytest.raises(unisono.errors.NonFiniteLossError, match="step 0"):
         trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=1)
     for name, value in trainer.run.model.named_parameters():
         assert torch.equal(value.cpu(), weights[name]), name

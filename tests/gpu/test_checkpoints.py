@@ -80,6 +80,6 @@ def test_saved_weights_are_read_on_the_cpu(device, tmp_path):
     trainer.fit(cases.texts(), batch_size=cases.BATCH_SIZE, steps=2)
     trainer.save(tmp_path / "weights.safetensors")
     model = cases.CASES["gpt"].model(device)
-    unisono.load_model(tmp_path / "weights.safetensors", model)
+    unisono.load_weights(tmp_path / "weights.safetensors", model)
     for name, value in trainer.run.model.state_dict().items():
         assert torch.equal(model.state_dict()[name], value.cpu()), name

@@ -75,7 +75,7 @@ def test_an_operation_without_a_deterministic_form_is_named(operation, device, r
     before = settings()
     torch.manual_seed(0)
     run = trainer(MODELS[operation](), device)
-    with pytest.raises(unisono.NondeterministicError) as caught:
+    with pytest.raises(unisono.errors.NondeterministicError) as caught:
         run.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=1)
     record(message=str(caught.value), module=caught.value.module, line=caught.value.line)
     assert operation in caught.value.operation
@@ -98,7 +98,7 @@ def test_memory_that_is_not_there_is_explained(device, record):
         return cases.classify(model, batch)
 
     run = trainer_of("cnn", device, 2, loss=greedy)
-    with pytest.raises(unisono.OutOfMemoryError, match="pass `shards=4`") as caught:
+    with pytest.raises(unisono.errors.OutOfMemoryError, match="pass `shards=4`") as caught:
         run.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=1)
     record(message=str(caught.value))
     assert caught.value.step == 0

@@ -20,14 +20,14 @@ STEPS = 4
 def train_in_a_group(device: str, kind: str, backend: str | None) -> Weights:
     """Train as programs for torch.distributed do; `kind`: whose DDP, or "plain" for none."""
     torch.manual_seed(0)
-    with unisono.init(backend) as here:
+    with unisono.distributed.init(backend) as here:
         on = torch.device(device, 0) if device == CUDA else here.device
         model = cases.CASES["gpt, certain"].model(device).to(on)
         wrapped: torch.nn.Module = model
         if kind != "plain":
             classes = {
                 "torch": torch.nn.parallel.DistributedDataParallel,
-                "unisono": unisono.DistributedDataParallel,
+                "unisono": unisono.distributed.DistributedDataParallel,
             }
             wrapped = classes[kind](model, device_ids=[on] if on.type == CUDA else None)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -66,7 +66,7 @@ def test_two_ranks_on_one_gpu_agree_through_gloo(kind, device):
 def reduce_both(device: str) -> dict[str, Any]:
     """Sum tensors of the host and of the device in one group, each by the backend for it."""
     found: dict[str, Any] = {}
-    with unisono.init("cpu:unisono,cuda:nccl") as here:
+    with unisono.distributed.init("cpu:unisono,cuda:nccl") as here:
         for on in ("cpu", here.device):
             numbers = torch.arange(5.0, device=on)
             dist.all_reduce(numbers)
@@ -83,7 +83,7 @@ def test_a_group_of_our_backend_and_nccl_sums_where_tensors_lie(device):
 
 def reduce_on_gpu(device: str) -> str:
     """Hand a tensor on a GPU to a group for CPUs; returns what is said."""
-    with unisono.init("unisono"):
+    with unisono.distributed.init("unisono"):
         try:
             dist.all_reduce(torch.ones(2, device=device))
         except (RuntimeError, ValueError) as error:
@@ -100,7 +100,7 @@ def test_our_backend_alone_refuses_tensors_on_a_gpu(device, record):
 
 def share_one_gpu(device: str) -> str:
     """Ask for NCCL where two workers share a GPU."""
-    with unisono.init("nccl"):
+    with unisono.distributed.init("nccl"):
         return ""
 
 

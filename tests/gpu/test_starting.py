@@ -84,5 +84,5 @@ def test_what_is_drawn_on_a_gpu_goes_on_from_the_callers(device: str) -> None:
 
 def test_a_loader_process_reads_for_a_worker_on_a_gpu_but_not_from_it(device: str) -> None:
     assert unisono.launch(read, "cpu", workers=1) == [4]
-    with pytest.raises(unisono.LoadingError, match="A loader process cannot use a GPU"):
+    with pytest.raises(unisono.errors.LoadingError, match="A loader process cannot use a GPU"):
         unisono.launch(read, device, workers=1)

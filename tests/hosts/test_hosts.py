@@ -457,7 +457,7 @@ def test_a_trainer_under_slurm_evaluates_and_predicts_the_same(
 INIT = """
 import os, torch, unisono
 import torch.distributed as dist
-with unisono.init() as here:
+with unisono.distributed.init() as here:
     total = torch.ones(1)
     dist.all_reduce(total)
     print(f"rank {here.rank} of {int(total)}, {here.local_rank} here, on {here.backend}, "

@@ -90,5 +90,5 @@ def test_source_that_is_in_no_file_is_known_in_workers():
             unisono.launch(namespace["written"], workers=1)
     finally:
         del linecache.cache[name]
-    assert isinstance(raised.value.__cause__, unisono.WorkerError)
+    assert isinstance(raised.value.__cause__, unisono.errors.WorkerError)
     assert "raise KeyError(1)" in raised.value.__cause__.remote_traceback

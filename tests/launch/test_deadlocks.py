@@ -204,7 +204,9 @@ def train(backend: str, act) -> str:  # type: ignore[no-untyped-def]
 def test_workers_that_wait_for_each_other_are_told_of_and_ended(
     backend: str, act: object, words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(unisono.WorkerError, match="as all workers waited for each other for"):
+    with pytest.raises(
+        unisono.errors.WorkerError, match="as all workers waited for each other for"
+    ):
         unisono.launch(train, backend, act, workers=2, stall_timeout_s=1)
     told = capfd.readouterr().err
     assert "workers must not wait for each other, but none has moved" in told

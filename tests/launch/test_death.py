@@ -106,7 +106,7 @@ def reduce_different_sizes() -> None:
 
 @pytest.mark.slow
 def test_sizes_that_differ_are_told_of_where_gloo_aborts() -> None:
-    with pytest.raises(unisono.WorkerError) as caught:
+    with pytest.raises(unisono.errors.WorkerError) as caught:
         unisono.launch(reduce_different_sizes, workers=2)
     assert (
         "as ranks called different collectives: rank 0 `all_reduce of float32 [4]`, rank 1 "

@@ -164,7 +164,7 @@ def test_while_a_trainer_trains_nothing_listens(debug: bool) -> None:
 @pytest.mark.parametrize(
     ("way", "error", "words"),
     [
-        ("killed", unisono.WorkerError, "worker 2 of 3 was killed by SIGKILL"),
+        ("killed", unisono.errors.WorkerError, "worker 2 of 3 was killed by SIGKILL"),
         ("raised", KeyError, "the original"),
     ],
 )
@@ -178,18 +178,22 @@ def test_a_failure_is_not_hidden_by_what_follows_in_the_group(
 @pytest.mark.parametrize(
     ("way", "error", "words"),
     [
-        ("killed before", unisono.WorkerError, "worker 2 of 3 was killed by SIGKILL"),
+        ("killed before", unisono.errors.WorkerError, "worker 2 of 3 was killed by SIGKILL"),
         ("raised before", KeyError, "the original"),
-        ("finished before", unisono.PeerLostError, "worker 2 has ended, so that not all of them"),
-        ("vanished before", unisono.WorkerError, "worker 2 of 3 left with exit status 0"),
+        (
+            "finished before",
+            unisono.errors.PeerLostError,
+            "worker 2 has ended, so that not all of them",
+        ),
+        ("vanished before", unisono.errors.WorkerError, "worker 2 of 3 left with exit status 0"),
         (
             "late",
-            unisono.WaitTimeoutError,
+            unisono.errors.WaitTimeoutError,
             r"\(port \d+\) within 1 s, but rank 2 has not",
         ),
         ("wrong size", ValueError, "`rank` must be below `world_size`, but is 2 of 2"),
-        ("same rank", unisono.MismatchError, "both say that they are rank 0"),
-        ("apart", unisono.MismatchError, "they wait for each other apart"),
+        ("same rank", unisono.errors.MismatchError, "both say that they are rank 0"),
+        ("apart", unisono.errors.MismatchError, "they wait for each other apart"),
     ],
 )
 def test_every_wait_for_the_others_of_a_group_ends(
@@ -210,7 +214,7 @@ def test_a_group_makes_a_loss_final_and_that_is_said() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
 
-    with pytest.raises(unisono.WorkerError) as raised:
+    with pytest.raises(unisono.errors.WorkerError) as raised:
         unisono.launch(train_in_a_group, workers=2)
     assert "they use a process group of torch.distributed, which no replacement" in str(
         raised.value

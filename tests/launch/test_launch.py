@@ -72,7 +72,7 @@ def test_the_exception_of_the_worker_is_raised_from_its_traceback() -> None:
     with pytest.raises(KeyError, match="original") as raised:
         unisono.launch(fail_on, 1, KeyError("original"), workers=2)
     cause = raised.value.__cause__
-    assert isinstance(cause, unisono.WorkerError)
+    assert isinstance(cause, unisono.errors.WorkerError)
     assert (cause.rank, cause.exit_code) == (1, 1)
     first, *_, last = cause.remote_traceback.splitlines()
     assert first == "Traceback (most recent call last):"
@@ -96,7 +96,7 @@ def test_an_exception_that_cannot_travel_becomes_a_worker_error() -> None:
     def fail() -> None:
         raise OSError(threading.Lock())
 
-    with pytest.raises(unisono.WorkerError, match="raised an exception") as raised:
+    with pytest.raises(unisono.errors.WorkerError, match="raised an exception") as raised:
         unisono.launch(fail, workers=1)
     assert "OSError" in raised.value.remote_traceback
 
@@ -128,7 +128,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(
             end()
         context().team().meet("test")
 
-    with pytest.raises(unisono.WorkerError, match=words) as raised:
+    with pytest.raises(unisono.errors.WorkerError, match=words) as raised:
         unisono.launch(leave, workers=3)
     assert (raised.value.rank, raised.value.exit_code) == (1, exit_code)
 
@@ -139,7 +139,7 @@ def test_waiting_for_one_that_has_finished_is_a_lost_peer_not_a_hang() -> None:
         if unisono.world().rank == 0:
             context().team().meet("test")
 
-    with pytest.raises(unisono.PeerLostError) as raised:
+    with pytest.raises(unisono.errors.PeerLostError) as raised:
         unisono.launch(leave_early, workers=2)
     assert raised.value.rank == 1
 
@@ -342,13 +342,13 @@ def test_an_interrupted_launch_can_be_repeated() -> None:
 
 
 def dies_without_training():
-    assert unisono.load_model
+    assert unisono.load_weights
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_program_that_does_not_train_is_not_run_again():
-    with pytest.raises(unisono.WorkerError, match="had not made a `Run` or `Trainer` yet"):
+    with pytest.raises(unisono.errors.WorkerError, match="had not made a `Run` or `Trainer` yet"):
         unisono.launch(dies_without_training, workers=1)
 
 

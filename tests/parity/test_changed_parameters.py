@@ -277,7 +277,7 @@ def rate_of_the_rank(_, optimizer):
 def test_workers_that_change_something_else_are_told_the_name(monkeypatch, exchange, change, name):
     for variable, value in variables_of(exchange).items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(unisono.MismatchError, match=name):
+    with pytest.raises(unisono.errors.MismatchError, match=name):
         unisono.launch(by_callback, change, "cpu", workers=2)
 
 

@@ -72,6 +72,6 @@ def test_a_run_goes_on_and_weights_are_saved_in_any_layout(tmp_path, capsys):
     trainer = unisono.Trainer(prepared(model), optimizer, loss, shards=2)
     trainer.save(tmp_path / "weights.safetensors")
     plain = cases.Cnn(norm=True)
-    unisono.load_model(tmp_path / "weights.safetensors", plain)
+    unisono.load_weights(tmp_path / "weights.safetensors", plain)
     for name, value in plain.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])

@@ -115,7 +115,7 @@ def test_a_step_tells_that_it_was_skipped():
 def test_gradients_that_no_scale_makes_finite_are_an_error_everywhere():
     def fail():
         with pytest.raises(
-            unisono.NonFiniteLossError, match=r"step 1 .* \(the loss of shard 0 is nan\)"
+            unisono.errors.NonFiniteLossError, match=r"step 1 .* \(the loss of shard 0 is nan\)"
         ) as caught:
             own_loop(2.0**-15, lambda output, number: output.mean() * math.nan)
         return caught.value.shard, caught.value.step

@@ -145,7 +145,7 @@ def wrapped_on_one_rank():
 
 @pytest.mark.slow
 def test_wrapping_step_on_one_rank_alone_is_refused():
-    with pytest.raises(unisono.MismatchError, match="the model with its optimizer must be"):
+    with pytest.raises(unisono.errors.MismatchError, match="the model with its optimizer must be"):
         unisono.launch(wrapped_on_one_rank, workers=2)
 
 
@@ -234,13 +234,17 @@ def average_in_a_hook(use):
 @pytest.mark.parametrize("use", ["evaluate", "predict"])
 def test_another_model_that_differs_between_workers_is_refused(use):
     unisono.launch(average_in_a_hook, use, workers=1)
-    with pytest.raises(unisono.MismatchError, match="the digest of `model` must be the same"):
+    with pytest.raises(
+        unisono.errors.MismatchError, match="the digest of `model` must be the same"
+    ):
         unisono.launch(average_in_a_hook, use, workers=2)
 
 
 @pytest.mark.slow
 def test_a_call_on_one_rank_alone_is_named_on_both_sides():
-    with pytest.raises(unisono.MismatchError, match=r"came to `(predict|evaluate)[^`]*` and rank"):
+    with pytest.raises(
+        unisono.errors.MismatchError, match=r"came to `(predict|evaluate)[^`]*` and rank"
+    ):
         unisono.launch(predict_on_one_rank, workers=2)
 
 
@@ -557,6 +561,6 @@ def test_fit_works_again_inside_the_handler_of_its_error():
     dataset.tensors[0][0] = float("inf")
     try:
         trainer.fit(dataset, batch_size=10, epochs=1)
-    except unisono.NonFiniteLossError:
+    except unisono.errors.NonFiniteLossError:
         dataset.tensors[0][0] = 0.0
         assert trainer.fit(dataset, batch_size=10, epochs=1).steps > 0

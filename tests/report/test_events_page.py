@@ -45,7 +45,7 @@ def test_all_that_a_run_writes_is_described(tmp_path):
         checkpoint_every=2,
     )
     trainer.fit(data, batch_size=10, epochs=1, validate=data)
-    with pytest.raises(unisono.NonFiniteLossError):
+    with pytest.raises(unisono.errors.NonFiniteLossError):
         nan = TensorDataset(torch.full((20, 6), torch.nan), torch.zeros(20, dtype=torch.int64))
         trainer.fit(nan, batch_size=10, epochs=3)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()

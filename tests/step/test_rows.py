@@ -38,6 +38,6 @@ def test_a_scalar_counts_as_it_is_when_its_shard_is_done():
 def test_a_loss_that_is_not_a_number_is_named_before_it_is_differentiated():
     with (
         torch.autograd.set_detect_anomaly(True, check_nan=True),
-        pytest.raises(unisono.NonFiniteLossError, match="nan in step 0 for shard 0"),
+        pytest.raises(unisono.errors.NonFiniteLossError, match="nan in step 0 for shard 0"),
     ):
         train_with(lambda model, batch: (0 * model(batch[0])).mean().log() * float("nan"))

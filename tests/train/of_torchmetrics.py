@@ -253,7 +253,8 @@ def other_metrics():
 
 def test_workers_with_other_metrics_are_told_so():
     with pytest.raises(
-        unisono.MismatchError, match=r"`metrics` must be the same .* None on rank 0 and {'it'"
+        unisono.errors.MismatchError,
+        match=r"`metrics` must be the same .* None on rank 0 and {'it'",
     ):
         unisono.launch(other_metrics, workers=2)
 

@@ -76,7 +76,9 @@ def test_checkpoints_come_at_their_interval_and_at_the_end(tmp_path, capsys):
 
 def test_a_directory_that_is_a_file_is_refused_in_words(tmp_path):
     (tmp_path / "a file").touch()
-    with pytest.raises(unisono.CheckpointError, match="`directory` must be a folder that can be"):
+    with pytest.raises(
+        unisono.errors.CheckpointError, match="`directory` must be a folder that can be"
+    ):
         fit(tmp_path / "a file", 1)
 
 
@@ -122,7 +124,7 @@ def test_a_whole_checkpoint_is_never_given_up_for_a_damaged_one(tmp_path):
 )
 def test_another_run_is_refused_by_name(tmp_path, options, message):
     fit(tmp_path, 3)
-    with pytest.raises(unisono.CheckpointError, match=message):
+    with pytest.raises(unisono.errors.CheckpointError, match=message):
         fit(tmp_path, 6, **options)
 
 
@@ -192,7 +194,7 @@ def test_the_directory_that_the_lead_has_named_is_held(tmp_path):
         fit_where_no_other_process_would(folder)
         if unisono.world().rank == 1:
             (directory,) = folder.iterdir()
-            with pytest.raises(unisono.CheckpointError, match="is in use by process"):
+            with pytest.raises(unisono.errors.CheckpointError, match="is in use by process"):
                 lock_directory(directory)
 
     unisono.launch(begin_and_look, tmp_path, workers=2)
@@ -275,7 +277,7 @@ def test_calls_that_have_nothing_to_do_look_for_a_checkpoint_once(tmp_path, caps
 def test_another_seed_is_refused_where_there_is_nothing_to_do(tmp_path):
     fit(tmp_path, 5)
     assert fit(tmp_path, 3, batch_size=8)[0] == 0
-    with pytest.raises(unisono.CheckpointError, match="`seed` must be 5"):
+    with pytest.raises(unisono.errors.CheckpointError, match="`seed` must be 5"):
         fit(tmp_path, 3, seed=6)
 
 
@@ -299,7 +301,7 @@ def test_a_run_that_updates_other_parameters_is_told(tmp_path, capsys):
 @pytest.mark.slow
 def test_every_worker_is_told_of_a_refusal(tmp_path):
     fit(tmp_path, 3)
-    with pytest.raises(unisono.CheckpointError, match="`seed` must be 5"):
+    with pytest.raises(unisono.errors.CheckpointError, match="`seed` must be 5"):
         unisono.launch(lambda: fit(tmp_path, 6, seed=6), workers=2)
 
 

@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite_ends_the_step_in_any_evaluation():
     before = {name: value.clone() for name, value in model.named_parameters()}
     optimizer = closures.SAM(model.parameters(), lr=0.1)
     made = unisono.Trainer(model, optimizer, loss, shards=2, closure=True)
-    with pytest.raises(unisono.NonFiniteLossError):
+    with pytest.raises(unisono.errors.NonFiniteLossError):
         made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=2, shuffle=False)
     # The optimizer had moved them by then.
     for name, value in model.named_parameters():

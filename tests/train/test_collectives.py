@@ -144,7 +144,9 @@ def test_an_optimizer_that_calls_a_collective_is_refused(group):
         trainer_of(optimizer=Exchanging).fit(data(), batch_size=6, steps=1)
 
 
-@pytest.mark.parametrize("wrap", [DistributedDataParallel, unisono.DistributedDataParallel])
+@pytest.mark.parametrize(
+    "wrap", [DistributedDataParallel, unisono.distributed.DistributedDataParallel]
+)
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_model_in_ddp_is_refused_with_the_way_out(group, wrap, inside):
     model = wrap(nn.Linear(4, 2))

@@ -399,7 +399,7 @@ def refusals_of_shared():
         )
         try:
             trainer.fit(data, batch_size=16, steps=3)
-        except (RuntimeError, unisono.LoadingError) as error:
+        except (RuntimeError, unisono.errors.LoadingError) as error:
             told[name] = str(error)
     return told
 

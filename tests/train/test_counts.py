@@ -83,7 +83,11 @@ def test_what_is_a_count_now_and_then_is_refused(name):
 
     data = torch.utils.data.TensorDataset(torch.ones(8, 8), torch.tensor([3, 0, 0, 0] * 2))
     how = {"steps": 1, "shuffle": False} if name == "fit" else {}
-    with pytest.raises(unisono.MismatchError, match=r"an integer \(a count\) always or never"):
+    with pytest.raises(
+        unisono.errors.MismatchError, match=r"an integer \(a count\) always or never"
+    ):
         getattr(make(loss, shards=2), name)(data, batch_size=8, **how)
-    with pytest.raises(unisono.MismatchError, match=r"an integer \(a count\) always or never"):
+    with pytest.raises(
+        unisono.errors.MismatchError, match=r"an integer \(a count\) always or never"
+    ):
         make(loss, shards=1).evaluate(data, batch_size=1)  # in one shard

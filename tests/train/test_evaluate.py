@@ -111,7 +111,7 @@ def test_what_addition_in_any_order_would_lose_is_kept():
 
 def test_the_names_must_be_the_same_for_every_shard():
     trainer = make(lambda model, batch: {"loss": batch[0].sum(), f"{len(batch[1])}": 1.0}, shards=2)
-    with pytest.raises(unisono.MismatchError, match="the same names for every shard"):
+    with pytest.raises(unisono.errors.MismatchError, match="the same names for every shard"):
         trainer.evaluate(data(3), batch_size=3)
 
 

@@ -117,7 +117,7 @@ CALLS = {
 def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call):
     trainer, _ = make("sim", nn.ReLU(), Forward())
     before = switches()
-    with pytest.raises(unisono.NondeterministicError) as seen:
+    with pytest.raises(unisono.errors.NondeterministicError) as seen:
         CALLS[call](trainer)
     assert seen.value.module == "rest.1"
     assert "`put_` has none: it is called in `rest.1` of the model (Forward), " in str(seen.value)
@@ -133,7 +133,7 @@ def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call)
 def test_a_backward_pass_without_one_is_named_after_one_more_pass(accelerator):
     trainer, _ = make("sim", nn.ReLU(), Backward())
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    with pytest.raises(unisono.NondeterministicError) as seen:
+    with pytest.raises(unisono.errors.NondeterministicError) as seen:
         CALLS["fit"](trainer)
     assert seen.value.module == "rest.1"
     assert "in the backward pass of `rest.1` of the model (Backward), " in str(seen.value)
@@ -198,7 +198,7 @@ def refused_only_once(step, model):
 def test_whatever_a_loop_does_the_operation_is_named(accelerator, act, module):
     model = Model(Backward(), nn.Linear(3, 1))  # the latter has its gradients by then
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
-    with pytest.raises(unisono.NondeterministicError, match="`put_` has none") as seen:
+    with pytest.raises(unisono.errors.NondeterministicError, match="`put_` has none") as seen:
         loop(act, model, run)
     assert seen.value.module == module
     assert not torch.is_anomaly_enabled()

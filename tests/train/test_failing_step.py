@@ -63,7 +63,7 @@ def failing(middle=None, loss=mean, dataset=None, prepare=None, device="cpu", **
         prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trainer = unisono.Trainer(model, optimizer, loss, shards=2, seed=0, device=device, **options)
-    with pytest.raises(unisono.NonFiniteLossError) as caught:
+    with pytest.raises(unisono.errors.NonFiniteLossError) as caught:
         trainer.fit(dataset or data(), batch_size=8, epochs=1, shuffle=False)
     return caught.value, model
 
@@ -189,10 +189,10 @@ def steps_of(model, loss, **options):
 
 
 def test_in_a_loop_of_ones_own_modules_and_parameters_are_named():
-    with pytest.raises(unisono.NonFiniteLossError) as caught:
+    with pytest.raises(unisono.errors.NonFiniteLossError) as caught:
         steps_of(Model(Log()), mean)
     assert caught.value.module == "middle"
-    with pytest.raises(unisono.NonFiniteLossError) as caught:
+    with pytest.raises(unisono.errors.NonFiniteLossError) as caught:
         steps_of(Model(Root()), mean, clip_norm=1.0)
     assert len(caught.value.parameters) == 4
 

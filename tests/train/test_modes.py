@@ -199,7 +199,9 @@ def test_who_replaces_a_lost_worker_has_the_layers_as_they_were(kind, monkeypatc
 
 
 def test_extra_state_that_cannot_be_kept_is_refused_by_name(tmp_path):
-    with pytest.raises(unisono.CheckpointError, match=r"`extra_state/3` in `run.state` must be"):
+    with pytest.raises(
+        unisono.errors.CheckpointError, match=r"`extra_state/3` in `run.state` must be"
+    ):
         train(CoolOpaque, [1], tmp_path)
 
 
@@ -217,5 +219,5 @@ def freeze_on_one_rank():
 @pytest.mark.slow
 def test_what_one_rank_alone_has_frozen_is_refused():
     words = r"`requires_grad=False` must be .* is 'none' on rank 0 and '`0.bias`' on rank 1"
-    with pytest.raises(unisono.MismatchError, match=words):
+    with pytest.raises(unisono.errors.MismatchError, match=words):
         unisono.launch(freeze_on_one_rank, workers=2)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono import OutOfMemoryError
 from unisono.callbacks import Callback
+from unisono.errors import OutOfMemoryError
 
 ROOM = 1_000_000
 DATA = TensorDataset(torch.randn(32, 6), torch.zeros(32, dtype=torch.int64))

@@ -259,7 +259,7 @@ def test_a_job_that_is_ended_leaves_no_file(tmp_path):
     path.write_bytes(b"old")
     with pytest.raises(KeyboardInterrupt):
         unisono.launch(end_while_predicting, os.getpid(), signal.SIGINT, path, workers=2)
-    with pytest.raises(unisono.WorkerError):
+    with pytest.raises(unisono.errors.WorkerError):
         unisono.launch(end_while_predicting, None, signal.SIGKILL, path, workers=2, restarts=0)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

@@ -177,7 +177,9 @@ def test_wrong_input_is_refused_before_any_training(options, error, message):
 def test_a_nan_loss_is_named_and_reaches_no_parameter():
     run = make()
     before = run.model.weight.clone()
-    with pytest.raises(unisono.NonFiniteLossError, match="is nan in step 0 for shard 1") as caught:
+    with pytest.raises(
+        unisono.errors.NonFiniteLossError, match="is nan in step 0 for shard 1"
+    ) as caught:
         for step in run.steps(data(), batch_size=4, steps=3):
             with step:
                 for number, batch in enumerate(step.shards):

@@ -105,7 +105,7 @@ def attempts():
                 try:
                     act(dataset, batch_size=6, loader_workers=workers, **options)
                     said[key] = ""
-                except unisono.MismatchError as error:
+                except unisono.errors.MismatchError as error:
                     said[key] = str(error)
     return said
 

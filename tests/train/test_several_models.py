@@ -247,7 +247,7 @@ def test_a_loss_must_depend_on_the_parameters_that_its_update_changes():
 
 def test_a_loss_that_is_not_finite_says_that_other_updates_stay():
     program, run = pairs.run_of("Distillation")
-    with pytest.raises(unisono.NonFiniteLossError) as raised:
+    with pytest.raises(unisono.errors.NonFiniteLossError) as raised:
         for step in run.steps(pairs.data(), batch_size=12, steps=2):
             with step:
                 update(step, "student", lambda batch: program.of_student(run.model, batch))

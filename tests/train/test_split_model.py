@@ -178,7 +178,7 @@ def test_a_model_that_does_not_fit_on_one_device_fits_on_two(accelerator):
 
 @pytest.mark.slow
 def test_on_one_device_it_is_told_what_to_do(accelerator):
-    with pytest.raises(unisono.OutOfMemoryError) as caught:
+    with pytest.raises(unisono.errors.OutOfMemoryError) as caught:
         fit_large(accelerator, ["sim:1"])
     assert caught.value.device == "sim:1"
     words = str(caught.value)
@@ -188,7 +188,7 @@ def test_on_one_device_it_is_told_what_to_do(accelerator):
 
 def test_also_if_its_parameters_alone_do_not_fit(accelerator):
     with pytest.raises(
-        unisono.OutOfMemoryError, match=r"the move of the model needs.*`unisono\.spl"
+        unisono.errors.OutOfMemoryError, match=r"the move of the model needs.*`unisono\.spl"
     ):
         fit_large(accelerator, ["sim:1"], 6 << 20)
 
@@ -197,7 +197,7 @@ def test_also_if_its_parameters_alone_do_not_fit(accelerator):
 def test_of_several_the_full_device_is_named(accelerator):
     trainer = trainer_of(Large, ["sim:0", "sim:1"], {0: ["0"], 1: ["2", "3"]}, shards=2)
     accelerator.limit(1, 20 << 20)
-    with pytest.raises(unisono.OutOfMemoryError) as caught:
+    with pytest.raises(unisono.errors.OutOfMemoryError) as caught:
         trainer.fit(data(Large), batch_size=4, steps=3)
     assert caught.value.device == "sim:1"
     assert 8 << 20 <= caught.value.needed["parameters"] < 9 << 20
@@ -211,7 +211,7 @@ def test_what_is_not_finite_is_found_in_a_split_model(accelerator):
             return super().forward(tokens) / (tokens.float().sum() * 0)
 
     trainer = trainer_of(Bad, ["sim:0", "sim:1"])
-    with pytest.raises(unisono.NonFiniteLossError, match=r"is nan|is inf"):
+    with pytest.raises(unisono.errors.NonFiniteLossError, match=r"is nan|is inf"):
         trainer.fit(data(Bad), batch_size=BATCH_SIZE, steps=2)
 
 
@@ -226,7 +226,7 @@ def test_operations_without_a_deterministic_form_are_found(accelerator):
 
     trainer = trainer_of(make, ["sim:0", "sim:1"])
     assert str(trainer.run.model[2].weight.device) == "sim:1"
-    with pytest.raises(unisono.NondeterministicError) as caught:
+    with pytest.raises(unisono.errors.NondeterministicError) as caught:
         trainer.fit(data(CNN), batch_size=BATCH_SIZE, steps=2)
     assert (caught.value.operation, caught.value.module) == ("put_", "2")
 

@@ -76,7 +76,7 @@ def test_any_number_of_workers_goes_on(kind, tmp_path):
     ],
 )
 def test_state_that_cannot_be_kept_is_refused_before_the_second_step(kind, words, tmp_path):
-    with pytest.raises(unisono.CheckpointError, match=words):
+    with pytest.raises(unisono.errors.CheckpointError, match=words):
         whole.train(kind, [1000], tmp_path)
 
 
@@ -120,5 +120,5 @@ def with_complex(place):
 def test_what_no_file_can_hold_is_refused_before_any_training(place, tmp_path):
     run = unisono.Run(*with_complex(place), shards=1, directory=tmp_path)
     data = torch.utils.data.TensorDataset(torch.randn(8, 3))
-    with pytest.raises(unisono.CheckpointError, match=r"`phase.* but is torch\.complex"):
+    with pytest.raises(unisono.errors.CheckpointError, match=r"`phase.* but is torch\.complex"):
         next(run.steps(data, batch_size=4, steps=1))

@@ -34,7 +34,7 @@ from torch.utils.data import Subset, TensorDataset
 from unisono.runtime.device import generators_put_back, is_on_host
 from unisono.runtime.dtypes import dtype_name, dtype_of
 from unisono.runtime.workers.context import context
-from unisono.runtime.workers.launcher_messages import DATA_KEYS
+from unisono.runtime.workers.launcher_messages import DATA_KEYS, Ready
 from unisono.runtime.workers.memory import Memory, aligned, give_freed_memory_back
 from unisono.runtime.workers.team import Team
 
@@ -74,6 +74,7 @@ def share(make: Callable[[], Value]) -> Value:
             f"`make` must be a function that makes the data set, but is {type(make).__name__}: "
             f"pass `lambda: …`, so that only one worker of a host makes it."
         )
+    context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
     calls = context().join()
     if not calls.is_told:
         raise RuntimeError("`unisono.share` must be called before a loop over steps, not in it.")

@@ -56,7 +56,7 @@ NOTICE = Timeout("UNISONO_NOTICE_AFTER", 10.0)
 RENDEZVOUS = Timeout("UNISONO_RENDEZVOUS_TIMEOUT", 300.0)
 # Workers of a step give up on one that is still there.
 MEETING = Timeout("UNISONO_MEETING_TIMEOUT", 1800.0)
-# Ranks give up on one in `unisono.init`, and in collectives of its group.
+# Ranks give up on one in `unisono.distributed.init`, and in collectives of its group.
 GROUP = Timeout("UNISONO_GROUP_TIMEOUT", 1800.0)
 # Our launcher ends a worker that stands still while others wait for it.
 STALL = Timeout("UNISONO_STALL_TIMEOUT", 60.0)

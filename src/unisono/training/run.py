@@ -73,9 +73,9 @@ class Run:
     with ``step.is_done`` False.
 
     Under another launcher (``torchrun``, Slurm's ``srun``, Open MPI's ``mpirun``) the bits are the
-    same, but lost workers are not replaced: the others raise :class:`unisono.PeerLostError`, and
-    the run resumes from its `directory` when it is started again. The first run that a program
-    makes there waits for all ranks.
+    same, but lost workers are not replaced: the others raise
+    :class:`unisono.errors.PeerLostError`, and the run resumes from its `directory` when it is
+    started again. The first run that a program makes there waits for all ranks.
 
     Arguments that are not listed are those of :class:`unisono.Trainer`. Several optimizers are
     clipped separately, by one value or by a dict of values by name.
@@ -139,6 +139,7 @@ class Run:
 
     def _set_up(self, models: Models, optimizers: Optimizers, options: RunOptions) -> None:
         model, optimizer = joined(models, optimizers)
+        context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
         self.joint_calls = context().join()
         self.team = self.joint_calls.team
         self.world = self.team.world
@@ -204,7 +205,6 @@ class Run:
         if options.directory is not None:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self.context.checkpoints = self.checkpoints
-        self.team.supervisor.tell(Ready())
 
     @property
     def shards(self) -> int | None:

@@ -105,8 +105,8 @@ class Trainer:
             ``"auto"``: the default, or the value of the variable UNISONO_EXCHANGE.
         exact: whether results on an accelerator have the same bits in every run: torch then uses
             deterministic kernels in this trainer's computations, and an operation that has none
-            raises :class:`unisono.NondeterministicError`. False: the program's settings apply. No
-            effect on the CPU.
+            raises :class:`unisono.errors.NondeterministicError`. False: the program's settings
+            apply. No effect on the CPU.
         on_gradients: a function of (step, mean gradients by name), called once a step before
             clipping. It changes gradients in place, or returns others by name. It is called on
             every worker with the same bits and must do the same on each; generators are seeded.

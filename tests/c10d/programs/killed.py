@@ -25,7 +25,7 @@ try:
         dist.all_reduce(torch.ones(100_000))
         if step == 5 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-except unisono.PeerLostError as error:
+except unisono.errors.PeerLostError as error:
     print(error)
     dist.destroy_process_group()
 else:

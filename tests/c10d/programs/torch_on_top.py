@@ -105,7 +105,7 @@ def hooks_of_torch_in_cpp_do_what_those_in_python_do():
         (BuiltinCommHookType.FP16_COMPRESS, fp16_compress_hook),
     ):
         seen = []
-        for ddp in (DistributedDataParallel, unisono.DistributedDataParallel):
+        for ddp in (DistributedDataParallel, unisono.distributed.DistributedDataParallel):
             for options in ({}, {"bucket_cap_mb": 0.01}, {"gradient_as_bucket_view": True}):
                 model = ddp(net(), **options)
                 model._register_builtin_comm_hook(builtin)

@@ -36,7 +36,7 @@ import unisono  # noqa: E402
 COMBINATIONS = [("gloo", "torch"), ("gloo", "ours"), ("unisono", "torch"), ("unisono", "ours")]
 CLASSES = {
     "torch": torch.nn.parallel.DistributedDataParallel,
-    "ours": unisono.DistributedDataParallel,
+    "ours": unisono.distributed.DistributedDataParallel,
 }
 _LIMIT_S = 300.0
 

@@ -20,7 +20,7 @@ def train(wrapper):
 
 wrappers = {
     "torch": nn.parallel.DistributedDataParallel,
-    "unisono": unisono.DistributedDataParallel,
+    "unisono": unisono.distributed.DistributedDataParallel,
 }
 for _ in range(30):
     train(wrappers[sys.argv[1]])

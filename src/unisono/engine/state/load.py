@@ -44,7 +44,7 @@ _NAMES_AT_MOST = 4  # in a message
 _NOT_OF_THE_MODEL = "optimizer."  # parameters that only the optimizer of a checkpoint's run has
 
 
-def load_model(
+def load_weights(
     path: str | os.PathLike[str], model: nn.Module, *, strict: bool = True
 ) -> tuple[list[str], list[str]]:
     """Give a model the weights of a file, or leave it as it is.

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 Watch = Callable[[float], None]
 
 _TOKEN_BYTES = 16
-_WHERE = "the first `Trainer`, `Run` or `unisono.init`"
+_WHERE = "the first `Trainer`, `Run` or `unisono.distributed.init`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ CHECKS = {
     "evaluation-partial": "`all_reduce` sums and counts before dividing, or evaluate all of it on "
     "one rank.",
     "evaluation-counts-twice": "Evaluate `indices[rank::world_size]` without padding, for example "
-    "with `unisono.DistributedSampler(..., exact=True)`.",
+    "with `unisono.distributed.DistributedSampler(..., exact=True)`.",
 }
 CAUSES_FIRST = tuple(CHECKS)
 _ORDER = {WRONG: 0, UNKNOWN: 1, OK: 2}

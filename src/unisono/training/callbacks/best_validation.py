@@ -127,7 +127,7 @@ NAME = "best.safetensors"
 
 
 class BestCheckpoint(Callback):
-    """Saves the weights that validated best; ``unisono.load_model`` reads the file. Final.
+    """Saves the weights that validated best; ``unisono.load_weights`` reads the file. Final.
 
     At any moment the file is the old one or the whole new one. It is written before training
     continues; if the worker that writes is lost, the next one does it. A full disk ends no run: it

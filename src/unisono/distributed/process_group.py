@@ -2,7 +2,7 @@
 
 ::
 
-    with unisono.init() as here:
+    with unisono.distributed.init() as here:
         model = DistributedDataParallel(Net().to(here.device))
         ...
         if here.rank == 0:
@@ -10,7 +10,7 @@
 
 The same program runs alone, under `unisono run`, ``torchrun``, Slurm and Open MPI, and by hand.
 
-Decisions of ``unisono.init``: each rank's device and backend, and what all ranks agree on.
+Decisions of :func:`init`: each rank's device and backend, and what all ranks agree on.
 
 Only :func:`num_gpus` asks for GPUs. (The launcher, which must not initialize CUDA, asks the driver:
 ``launch/gpus.py``.) What all ranks agree on they decide alike, from what each has told the others:
@@ -210,8 +210,9 @@ def init(
     _check(backend, seed, timeout_s)
     if dist.is_initialized():
         raise RuntimeError(
-            "`unisono.init` must be called once before the program ends its process group, but "
-            "there is one already: use what the first call returned, and close it before the next."
+            "`unisono.distributed.init` must be called once before the program ends its process "
+            "group, but there is one already: use what the first call returned, and close it "
+            "before the next."
         )
     place = context().world
     timeout_s = GROUP.in_s() if timeout_s is None else timeout_s
@@ -220,7 +221,7 @@ def init(
             context().supervisor.tell(MakesGroup())
         rendezvous = context().rendezvous(timeout_s)
         ranks = rendezvous.gathering(
-            "`unisono.init`",
+            "`unisono.distributed.init`",
             timeout_s,
             speaks=not context().supervisor.explains_waits,
             watch=lambda waited_s: shown.look(waited_s, lambda: IN_INIT),
@@ -386,8 +387,8 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
             raise MismatchError(
                 f"`seed` must be the same on every rank, so that all make the same model, but is "
                 f"{first.seed} on rank 0 and {choice.seed} on rank {rank}: pass the same "
-                f"everywhere, and call `seed_apart()` of what `unisono.init` returns where ranks "
-                f"are to differ."
+                f"everywhere, and call `seed_apart()` of what `unisono.distributed.init` returns "
+                f"where ranks are to differ."
             )
         if choice.gpu and owners.setdefault(choice.gpu, rank) != rank:
             raise ValueError(

@@ -16,9 +16,8 @@ from tests.warm.processes import start
 from tests.workers.forked import Job
 
 import unisono
-from unisono.distributed import init
-from unisono.distributed import init as device
-from unisono.distributed.init import Choice, agreed_seed, choose, num_gpus, place_among
+from unisono.distributed import process_group
+from unisono.distributed.process_group import Choice, agreed_seed, choose, num_gpus, place_among
 from unisono.errors import MismatchError
 from unisono.runtime.workers import rendezvous
 from unisono.runtime.workers.rendezvous import RankPlaces
@@ -76,7 +75,7 @@ def draws():
 
 def test_alone_there_is_a_group_of_one():
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    with unisono.init() as here:
+    with unisono.distributed.init() as here:
         assert (here.rank, here.world_size, here.local_rank) == (0, 1, 0)
         assert (here.world, here.device, here.backend) == (World(), CPU, "unisono")
         assert total(0) == 1
@@ -90,7 +89,7 @@ def test_alone_there_is_a_group_of_one():
 def in_a_launched_worker():
     said = []
     for _ in range(2):
-        with unisono.init(seed=None) as here:
+        with unisono.distributed.init(seed=None) as here:
             said.append([total(here.rank), here.seed])
     return said
 
@@ -112,7 +111,7 @@ def test_ranks_find_each_other_again_and_again(request, workers, world_size, bac
     def work(rank):
         said, inherited = [], listening()
         for _ in range(3):
-            with unisono.init(backend) as here:
+            with unisono.distributed.init(backend) as here:
                 listens = listening() if backend is None else inherited
                 listens = [row for row in listens if row not in inherited]
                 said.append([total(rank), here.world.rank, here.backend, listens])
@@ -131,7 +130,7 @@ def test_ranks_find_each_other_again_and_again(request, workers, world_size, bac
 
 def test_who_has_nothing_to_do_waits_for_nobody_at_the_end(alike):
     def work(rank):
-        unisono.init()
+        unisono.distributed.init()
         return rank
 
     for _ in range(2):
@@ -141,7 +140,7 @@ def test_who_has_nothing_to_do_waits_for_nobody_at_the_end(alike):
 
 def test_all_ranks_draw_the_same_at_first_and_then_apart(alike):
     def work(rank):
-        with unisono.init(seed=5) as here:
+        with unisono.distributed.init(seed=5) as here:
             return [draws(), here.seed_apart(), draws()]
 
     first, second = (alike.run(work, 2) for _ in range(2))
@@ -153,7 +152,7 @@ def test_all_ranks_draw_the_same_at_first_and_then_apart(alike):
 
 def test_a_seed_that_nobody_gives_is_rank_0s(alike):
     def work(rank):
-        with unisono.init(seed=None) as here:
+        with unisono.distributed.init(seed=None) as here:
             return [here.seed, draws()]
 
     first, second = (alike.run(work, 3) for _ in range(2))
@@ -163,7 +162,7 @@ def test_a_seed_that_nobody_gives_is_rank_0s(alike):
 
 @pytest.mark.parametrize("seeds", [(1, 2, 1), (None, 0, 0)])
 def test_different_seeds_are_refused_on_every_rank(alike, seeds):
-    said = alike.run(lambda rank: unisono.init(seed=seeds[rank]), 3)
+    said = alike.run(lambda rank: unisono.distributed.init(seed=seeds[rank]), 3)
     for one in said:
         assert one.error == "MismatchError", one
         assert f"is {seeds[0]} on rank 0 and " in one.text
@@ -171,9 +170,9 @@ def test_different_seeds_are_refused_on_every_rank(alike, seeds):
 
 def test_workers_that_see_one_gpu_between_them_are_refused(alike):
     def work(rank):
-        init.num_gpus = lambda: 1
-        init.name_of = lambda device: f"GPU-ab of {device.type}"
-        unisono.init()
+        process_group.num_gpus = lambda: 1
+        process_group.name_of = lambda device: f"GPU-ab of {device.type}"
+        unisono.distributed.init()
 
     for one in alike.run(work, 2):
         assert one.error == "ValueError", one
@@ -196,7 +195,7 @@ def test_choices_that_do_not_fit_together_are_refused(choices, error, words):
 def test_choices_that_fit_give_one_seed():
     assert agreed_seed([Choice("nccl", None, 7, "a"), Choice("nccl", None, 8, "b")]) == 7
     assert agreed_seed([Choice("unisono", 5, 7), Choice("unisono", 5, 8)]) == 5
-    assert device.name_of(CPU) == ""
+    assert process_group.name_of(CPU) == ""
 
 
 BY_HAND = World(2, 4, 2, 4, "somebody")
@@ -224,8 +223,10 @@ def test_ranks_are_counted_per_host_where_nobody_has(here, networks, environ, ex
 def test_gloo_keeps_to_the_loopback_only_on_one_host(of_an_agent, networks, is_pinned):
     def work(rank):
         rendezvous.network_name = lambda: networks[rank]
-        init.dist.init_process_group = lambda *_, **__: None  # other hosts are not to be had
-        here = unisono.init("gloo")
+        process_group.dist.init_process_group = lambda *_, **__: (
+            None
+        )  # other hosts are not to be had
+        here = unisono.distributed.init("gloo")
         return os.environ.get("GLOO_SOCKET_IFNAME"), here.local_rank
 
     said = [one.value for one in of_an_agent.run(work, 2)]
@@ -234,7 +235,7 @@ def test_gloo_keeps_to_the_loopback_only_on_one_host(of_an_agent, networks, is_p
 
 def test_a_store_that_outlives_a_program_is_used_by_the_next_one(of_an_agent):
     def work(rank, seed):
-        with unisono.init(seed=seed, timeout_s=20) as here:
+        with unisono.distributed.init(seed=seed, timeout_s=20) as here:
             return here.seed, total(rank)
 
     for seed in (1, 2, 2):
@@ -247,7 +248,7 @@ def test_a_job_that_is_started_again_waits_for_nobody_of_the_first_attempt(of_an
     def work(rank, attempt):
         if (rank, attempt) == (absent, 0):
             return None
-        with unisono.init(timeout_s=20 if attempt else 0.5):
+        with unisono.distributed.init(timeout_s=20 if attempt else 0.5):
             return total(rank)
 
     for attempt, error in enumerate(["WaitTimeoutError", "", ""]):
@@ -265,8 +266,8 @@ def test_a_job_that_is_started_again_waits_for_nobody_of_the_first_attempt(of_an
 def test_who_dies_while_the_others_wait_in_init_is_named(alike, dying):
     def work(rank):
         if rank == dying:
-            init.choose = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        unisono.init()
+            process_group.choose = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        unisono.distributed.init()
 
     said = alike.run(work, 3)
     for rank in {0, 1, 2} - {dying}:
@@ -284,10 +285,10 @@ def test_who_waits_long_says_for_whom(request, workers):
         if rank == 0:
             told = io.StringIO()
             told.flush = lambda: os.write(writing, b"x") if told.getvalue() else None
-            with contextlib.redirect_stderr(told), unisono.init():
+            with contextlib.redirect_stderr(told), unisono.distributed.init():
                 return told.getvalue()
-        init.choose = lambda *args: (os.read(reading, 1), choose(*args))[1]  # not before
-        with unisono.init():
+        process_group.choose = lambda *args: (os.read(reading, 1), choose(*args))[1]  # not before
+        with unisono.distributed.init():
             return ""
 
     said = workers.run(late, 2)
@@ -296,17 +297,17 @@ def test_who_waits_long_says_for_whom(request, workers):
     assert [one.error for one in said] == ["", ""], said
     (line,) = said[0].value.splitlines()
     assert line.startswith("unisono: rank 0 has waited ")
-    assert line.endswith("in `unisono.init` for rank 1.")
+    assert line.endswith("in `unisono.distributed.init` for rank 1.")
 
 
 def test_a_second_one_is_refused_until_the_first_is_closed():
     def in_a_fork(rank):
-        here = unisono.init()
+        here = unisono.distributed.init()
         with pytest.raises(RuntimeError, match="there is one already"):
-            unisono.init()
+            unisono.distributed.init()
         here.close()
         here.close()
-        with unisono.init() as again:
+        with unisono.distributed.init() as again:
             again.close()
         return dist.is_initialized()
 
@@ -316,9 +317,9 @@ def test_a_second_one_is_refused_until_the_first_is_closed():
 
 def test_a_group_that_the_program_has_destroyed_is_closed():
     def in_a_fork(rank):
-        with unisono.init():
+        with unisono.distributed.init():
             dist.destroy_process_group()
-        with unisono.init():
+        with unisono.distributed.init():
             return total(0)
 
     (said,) = Job({}).run(in_a_fork, 1)
@@ -337,10 +338,10 @@ def test_a_rank_that_fails_ends_and_the_others_learn_it(alike, backend, form):
 
     def work(rank):
         if form == "call":
-            here = unisono.init(backend)
+            here = unisono.distributed.init(backend)
             program(rank)
             return here.rank
-        with unisono.init(backend):
+        with unisono.distributed.init(backend):
             program(rank)
         return rank
 
@@ -353,7 +354,7 @@ def test_a_rank_that_fails_ends_and_the_others_learn_it(alike, backend, form):
 
 def test_a_rank_that_is_killed_does_not_keep_the_others(alike):
     def work(rank):
-        with unisono.init():
+        with unisono.distributed.init():
             total(rank)
             if rank == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -367,7 +368,7 @@ def test_a_rank_that_is_killed_does_not_keep_the_others(alike):
 
 def test_what_a_rank_forks_does_not_close_its_group(alike):
     def work(rank):
-        here = unisono.init()
+        here = unisono.distributed.init()
         fork = os.fork()
         if not fork:
             here.close()
@@ -379,7 +380,7 @@ def test_what_a_rank_forks_does_not_close_its_group(alike):
 
 
 def test_who_does_not_come_is_named(of_an_agent):
-    for said in of_an_agent.together(lambda: unisono.init(timeout_s=0.8), (0, 2), 3):
+    for said in of_an_agent.together(lambda: unisono.distributed.init(timeout_s=0.8), (0, 2), 3):
         assert said.error == "WaitTimeoutError"
         assert "within 0.8 s, but rank 1 has not" in said.text
 
@@ -402,13 +403,13 @@ def test_wrong_arguments_are_refused(arguments, error, words):
     if arguments.get("backend") == "nccl" and num_gpus():
         pytest.skip("there are GPUs")
     with pytest.raises(error, match=words):
-        unisono.init(**arguments)
+        unisono.distributed.init(**arguments)
     assert not dist.is_initialized()
 
 
 def test_a_backend_that_torch_does_not_know_leaves_nothing_behind():
     with pytest.raises(UserWarning, match="nonesuch"):  # which is an error in tests
-        unisono.init("nonesuch")
+        unisono.distributed.init("nonesuch")
     assert not dist.is_initialized()
 
 
@@ -454,9 +455,9 @@ def test_workers_that_share_gpus_have_no_nccl():
 
 def test_workers_that_share_gpus_are_told_by_the_launcher(alike):
     def work(rank):
-        init.num_gpus = lambda: 1
+        process_group.num_gpus = lambda: 1
         os.environ["UNISONO_WORKERS_PER_GPU"] = "2"
-        unisono.init()
+        unisono.distributed.init()
 
     for one in alike.run(work, 2):
         assert one.error == "ValueError", one
@@ -466,7 +467,7 @@ def test_workers_that_share_gpus_are_told_by_the_launcher(alike):
 PROGRAM = """
 import torch, unisono
 from torch.nn.parallel import DistributedDataParallel
-here = unisono.init("gloo")
+here = unisono.distributed.init("gloo")
 model = DistributedDataParallel(torch.nn.Linear(2, 2))
 model(torch.ones(1, 2)).sum().backward()
 torch.save  # the model lives to the very end
