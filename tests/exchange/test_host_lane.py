@@ -10,7 +10,7 @@ import torch
 from tests.exchange.fake_hosts import HostsJob
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.engine.exchange import host_lane as lane_turn
+from unisono.engine.exchange import host_lane
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, connect_lane
@@ -100,7 +100,8 @@ def ready_buckets(number=1):
 
 
 def test_a_bucket_leaves_as_soon_as_this_worker_has_come_to_it(monkeypatch, lanes):
-    monkeypatch.setattr(lane_turn, "_LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr(host_lane, "_LOOK_AT_TURN_EVERY_S", 60.0)
+    monkeypatch.setattr(host_lane, "_LOOK_EVERY_WHILE_IDLE_S", 60.0)
     sent, ready = Queue(), ready_buckets(2)
 
     class Pipeline:
