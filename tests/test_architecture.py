@@ -219,8 +219,11 @@ def test_public_names_are_these():
     import unisono
 
     assert unisono.__all__ == [
+        "Checkpoint",
         "DataParallel",
+        "Precision",
         "Run",
+        "Schedule",
         "Trainer",
         "UnisonoError",
         "__version__",

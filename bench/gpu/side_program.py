@@ -208,15 +208,15 @@ def unisono(task: GpuTask) -> None:
 
 
 def unisono_loose(task: GpuTask) -> None:
-    _train_unisono(task, shards=1, exact=False)
+    _train_unisono(task, shards=1, is_exact=False)
 
 
 def shards(task: GpuTask) -> None:
     _train_unisono(task, shards=2)
 
 
-def _train_unisono(task: GpuTask, **options: Any) -> None:
-    from unisono import Trainer
+def _train_unisono(task: GpuTask, *, is_exact: bool = True, **options: Any) -> None:
+    from unisono import Precision, Trainer
     from unisono.callbacks import Callback
 
     model = task.workload.model()
@@ -238,7 +238,7 @@ def _train_unisono(task: GpuTask, **options: Any) -> None:
     trainer = Trainer(
         *(model, task.workload.optimizer(model.parameters()), loss),
         seed=SEED,
-        precision="bf16",
+        precision=Precision("bf16", exact=is_exact),
         callbacks=[Ticks()],
         device=task.device.type,
         **options,

@@ -27,7 +27,7 @@ def train(directory, epochs, steps=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Dropout(0.2), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    # There is a checkpoint at the end; `checkpoint_every=` asks for more on the way.
+    # There is a checkpoint at the end; `checkpoint=` asks for more on the way.
     trainer = unisono.Trainer(model, optimizer, loss, shards=4, directory=directory)
     trainer.fit(digits(), batch_size=32, epochs=epochs, steps=steps)
     return trainer.digest()

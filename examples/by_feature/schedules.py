@@ -19,16 +19,14 @@ WARMUP, STEPS = 20, 200
 def warmup(optimizer):
     rise = LinearLR(optimizer, 0.05, total_iters=WARMUP)
     fall = CosineAnnealingLR(optimizer, STEPS - WARMUP, eta_min=1e-5)
-    return {
-        "schedule": SequentialLR(optimizer, [rise, fall], milestones=[WARMUP]),
-        "schedule_every": "step",
-    }
+    rates = SequentialLR(optimizer, [rise, fall], milestones=[WARMUP])
+    return unisono.Schedule(rates, every="step")
 
 
 def plateau(optimizer):
-    # It steps after each validation, with the mean that `schedule_monitor` names.
-    schedule = ReduceLROnPlateau(optimizer, mode="max", factor=0.3, patience=0)
-    return {"schedule": schedule, "schedule_monitor": "accuracy"}
+    # It steps after each validation, with the mean that `monitor` names.
+    rates = ReduceLROnPlateau(optimizer, mode="max", factor=0.3, patience=0)
+    return unisono.Schedule(rates, monitor="accuracy")
 
 
 def loss(model, batch):
@@ -41,12 +39,13 @@ def loss(model, batch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("schedule", nargs="?", choices=["warmup", "plateau"], default="warmup")
-    options = {"warmup": warmup, "plateau": plateau}[parser.parse_args().schedule]
+    make_schedule = {"warmup": warmup, "plateau": plateau}[parser.parse_args().schedule]
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=4, **options(optimizer))
+    schedule = make_schedule(optimizer)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4, schedule=schedule)
     trainer.fit(digits(), batch_size=64, steps=STEPS, validate=digits(train=False))
 
 

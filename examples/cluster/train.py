@@ -31,7 +31,7 @@ def main():
     # A host that is lost costs what was computed since the newest checkpoint.
     every = "1min" if args.directory else None
     trainer = unisono.Trainer(
-        model, optimizer, loss, shards=args.shards, directory=args.directory, checkpoint_every=every
+        model, optimizer, loss, shards=args.shards, directory=args.directory, checkpoint=every
     )
     trainer.fit(digits(), batch_size=64, epochs=args.epochs)
 

@@ -105,7 +105,7 @@ def main():
 
     optimizer = torch.optim.AdamW(groups(model, weight_decay=0.01), args.lr)
     num_steps = args.epochs * -(-len(data["train"]) // args.batch_size)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, num_steps // 10, num_steps)
+    rates = transformers.get_linear_schedule_with_warmup(optimizer, num_steps // 10, num_steps)
     trainer = unisono.Trainer(
         model,
         optimizer,
@@ -113,8 +113,7 @@ def main():
         shards=4,
         seed=0,
         clip_norm=1.0,
-        schedule=schedule,
-        schedule_every="step",
+        schedule=unisono.Schedule(rates, every="step"),
         directory=args.directory,
     )
     trainer.fit(

@@ -125,6 +125,7 @@ def main():
     )
     num_steps = args.epochs * math.ceil(len(train_set) / args.batch_size)
     best = BestCheckpoint(monitor="accuracy", better="higher")
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, num_steps)
     trainer = unisono.Trainer(
         model,
         optimizer,
@@ -132,9 +133,8 @@ def main():
         shards=args.shards,
         seed=0,
         directory=args.directory,
-        checkpoint_every="1 epoch",
-        schedule=torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, num_steps),
-        schedule_every="step",
+        checkpoint="1 epoch",
+        schedule=unisono.Schedule(rates, every="step"),
         callbacks=[best],
     )
     trainer.fit(

@@ -147,6 +147,7 @@ def main():
     warmup = max(1, args.steps // 20)
     rise = LinearLR(optimizer, 0.1, total_iters=warmup)
     fall = CosineAnnealingLR(optimizer, max(1, args.steps - warmup), eta_min=args.lr / 10)
+    rates = SequentialLR(optimizer, [rise, fall], milestones=[warmup])
     trainer = unisono.Trainer(
         model,
         optimizer,
@@ -155,8 +156,7 @@ def main():
         seed=0,
         precision=args.precision,
         clip_norm=1.0,
-        schedule=SequentialLR(optimizer, [rise, fall], milestones=[warmup]),
-        schedule_every="step",
+        schedule=unisono.Schedule(rates, every="step"),
         directory=args.directory,
     )
     trainer.fit(

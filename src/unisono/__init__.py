@@ -26,14 +26,18 @@ if TYPE_CHECKING:
     from unisono.engine.state.load import load_weights
     from unisono.runtime.training_progress import progress
     from unisono.training.loss_function import token_mean
+    from unisono.training.options import Checkpoint, Precision, Schedule
     from unisono.training.run import Run
     from unisono.training.trainer import Trainer
 
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "Checkpoint": "unisono.training.options",
     "DataParallel": "unisono.distributed.data_parallel",
+    "Precision": "unisono.training.options",
     "Run": "unisono.training.run",
+    "Schedule": "unisono.training.options",
     "Trainer": "unisono.training.trainer",
     "load_weights": "unisono.engine.state.load",
     "progress": "unisono.runtime.training_progress",
@@ -44,8 +48,11 @@ _LOADED_ON_FIRST_USE = {
 _ROOMS = ("callbacks", "data", "distributed")
 
 __all__ = [
+    "Checkpoint",
     "DataParallel",
+    "Precision",
     "Run",
+    "Schedule",
     "Trainer",
     "UnisonoError",
     "__version__",

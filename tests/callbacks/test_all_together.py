@@ -110,7 +110,7 @@ def test_all_of_them_are_here():
 def test_lost_workers_leave_the_same_files(tmp_path, monkeypatch, faults):
     alone = train(tmp_path / "alone")
     monkeypatch.setenv("UNISONO_FAULTS", faults)
-    often = functools.partial(train, checkpoint_every=5, keep=2)
+    often = functools.partial(train, checkpoint=unisono.Checkpoint(5, keep=2))
     results = unisono.launch(often, tmp_path / "two", workers=2)
     assert results == [alone] * 2
     expected, found = files_of(tmp_path / "alone"), files_of(tmp_path / "two")

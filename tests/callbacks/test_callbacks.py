@@ -54,7 +54,7 @@ class Seen(Callback):
 
 def test_the_moments_of_a_run(tmp_path):
     seen = Seen()
-    trainer = make(seen, directory=tmp_path, checkpoint_every=3)
+    trainer = make(seen, directory=tmp_path, checkpoint=3)
     trainer.fit(data(), batch_size=6, epochs=2, validate=data(5), validate_every=3)
     assert seen.seen == [
         "begin 0",

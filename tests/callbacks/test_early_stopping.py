@@ -154,12 +154,15 @@ def test_where_a_run_was_split_does_not_change_where_it_ends(tmp_path, splits):
     assert [fit(steps) for steps in splits][-1] == 9
 
 
+KEPT = unisono.Checkpoint(3, keep=1)
+
+
 def train_twice(directory):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     rule = EarlyStopping(2, min_delta=0.02)
-    options = {"directory": directory, "checkpoint_every": 3, "keep": 1, "callbacks": [rule]}
+    options = {"directory": directory, "checkpoint": KEPT, "callbacks": [rule]}
     trainer = unisono.Trainer(model, optimizer, loss, shards=3, **options)
     trainer.fit(data(40), batch_size=10, epochs=40, validate=data(31))
     trainer.callbacks.remove(rule)
@@ -172,7 +175,7 @@ def train_twice(directory):
 def test_a_replacement_knows_of_a_stop_before_the_restart(tmp_path, monkeypatch):
     alone = train_twice(tmp_path / "alone")
     first = unisono.launch(train, workers=2)[0]
-    train(directory=tmp_path / "both", checkpoint_every=3, keep=1)
+    train(directory=tmp_path / "both", checkpoint=KEPT)
     # The second start has nothing to do in its first fit; what says so is gone from the disk.
     monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step={4 * first[0] + 20}")
     assert unisono.launch(train_twice, tmp_path / "both", workers=2) == [alone] * 2

@@ -79,7 +79,7 @@ def numbers(directory):
 
 
 def test_a_run_writes_what_happened(tmp_path):
-    digest = train(tmp_path, checkpoint_every=5, clip_norm=1.0)
+    digest = train(tmp_path, checkpoint=5, clip_norm=1.0)
     kinds = [event["event"] for event in events(tmp_path)]
     assert kinds == [
         "start",
@@ -152,19 +152,19 @@ class Fails(unisono.callbacks.Callback):
 
 def test_a_run_that_is_taken_up_holds_each_step_once(tmp_path):
     with pytest.raises(unisono.errors.CallbackError):
-        train(tmp_path, checkpoint_every=5, callbacks=[Fails()])
+        train(tmp_path, checkpoint=5, callbacks=[Fails()])
     (failure,) = events(tmp_path, "failure")
     assert failure["error"] == "CallbackError"
     assert "Fails" in failure["message"]
     assert (failure["rank"], failure["step"]) == (0, 7)
-    train(tmp_path, checkpoint_every=5)
+    train(tmp_path, checkpoint=5)
     assert numbers(tmp_path) == list(range(12))
     assert [event["step"] for event in events(tmp_path, "start", "failure")] == [0, 7, 7]
 
 
 def test_another_run_leaves_the_file_of_the_first_alone(tmp_path):
     train(tmp_path, epochs=2)
-    train(tmp_path, epochs=1, resume="never")
+    train(tmp_path, epochs=1, checkpoint=unisono.Checkpoint(resume="never"))
     assert numbers(tmp_path) == list(range(4))
     assert len(events(tmp_path, "step", name="events-1.jsonl")) == 8
 
@@ -352,7 +352,7 @@ def fail_before_the_lead_has_begun(directory):
     if unisono.world().rank == 0:
         set_aside = Journal.set_aside
         Journal.set_aside = lambda journal: (time.sleep(0.3), set_aside(journal))
-    train(directory, resume="never", callbacks=[FailsAtFirst()])
+    train(directory, checkpoint=unisono.Checkpoint(resume="never"), callbacks=[FailsAtFirst()])
 
 
 @pytest.mark.slow

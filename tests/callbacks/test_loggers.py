@@ -157,7 +157,7 @@ def test_each_step_is_logged_once(tmp_path, monkeypatch, names):
     expected = train(tmp_path / "alone", CSVLog)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=4,at=updated")
     make = functools.partial(one_of_each, names)
-    fit = functools.partial(train, tmp_path / "run 1", make, checkpoint_every=2)
+    fit = functools.partial(train, tmp_path / "run 1", make, checkpoint=2)
     unisono.launch(fit, 3, workers=2)
     monkeypatch.delenv("UNISONO_FAULTS")
     shutil.rmtree(max((tmp_path / "run 1" / "checkpoints").iterdir()))  # so steps come again
@@ -185,9 +185,9 @@ def check(wanted, curves, num_runs, config):
 @pytest.mark.slow
 def test_tensorboard_forgets_the_steps_that_come_again(tmp_path):
     pytest.importorskip("tensorboard")
-    train(tmp_path, TensorBoard, 2, checkpoint_every=3)
+    train(tmp_path, TensorBoard, 2, checkpoint=3)
     shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))
-    train(tmp_path, TensorBoard, 3, lr=0.2, resume_options="program")
+    train(tmp_path, TensorBoard, 3, lr=0.2, checkpoint=unisono.Checkpoint(options="program"))
     curves, _, _ = tensorboard(tmp_path)
     assert [step for step, _ in curves["train/loss"]] == list(range(9))
     assert [rate for _, rate in curves["learning_rate"]] == pytest.approx([0.1] * 3 + [0.2] * 6)
@@ -268,7 +268,7 @@ def test_a_run_without_a_directory_has_an_event_file_beside_its_logger(tmp_path,
 def test_a_new_run_is_another_run(tmp_path, fake):
     train(tmp_path, fake, 1)
     train(tmp_path, fake, 2)
-    train(tmp_path, fake, 1, resume="never")
+    train(tmp_path, fake, 1, checkpoint=unisono.Checkpoint(resume="never"))
     begun = [line for line in lines(tmp_path) if "begin" in line]
     assert begun == ["begin None 8", "begin mine 8", "begin None 8"]
 

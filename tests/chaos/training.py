@@ -163,7 +163,7 @@ def settings(options: Options) -> dict[str, object]:
         "shards": SHARDS,
         "seed": 5,
         "directory": options.directory or None,
-        "checkpoint_every": options.every or None,
+        "checkpoint": options.every or None,
         "device": options.device,
     }
 

@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.training.run_options import Every
+from unisono.training.options import Every
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_intervals_are_understood(text, expected):
 
 @pytest.mark.parametrize("text", [0, -3, "0 steps", "1.5 epochs", "often", "500", "", "10 parsecs"])
 def test_other_texts_are_refused(text):
-    with pytest.raises(ValueError, match="`checkpoint_every` must be a number of steps"):
+    with pytest.raises(ValueError, match="`checkpoint` must be a number of steps"):
         Every.read(text)
 
 

@@ -340,8 +340,8 @@ def test_a_stream_without_a_length_is_refused_where_epochs_are_counted(dataset):
 
 
 def test_intervals_in_epochs_are_refused_where_none_ends(tmp_path):
-    trainer = augmenting.make(directory=tmp_path, checkpoint_every="1 epoch")
-    with pytest.raises(ValueError, match="`checkpoint_every` must be in steps"):
+    trainer = augmenting.make(directory=tmp_path, checkpoint="1 epoch")
+    with pytest.raises(ValueError, match="`checkpoint` must be in steps"):
         trainer.fit(Unmeasured([1]), batch_size=10, steps=4)
 
 

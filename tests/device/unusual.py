@@ -523,12 +523,11 @@ def schedules(device):
     torch.manual_seed(0)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=7)
-    trainer = unisono.Trainer(
-        model, optimizer, loss_of, shards=4, device=device, schedule=schedule, schedule_every="step"
-    )
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=7)
+    schedule = unisono.Schedule(rates, every="step")
+    trainer = unisono.Trainer(model, optimizer, loss_of, shards=4, device=device, schedule=schedule)
     trainer.fit(data(40), **FIT)
-    return trainer.digest(), schedule.get_last_lr()
+    return trainer.digest(), rates.get_last_lr()
 
 
 @program

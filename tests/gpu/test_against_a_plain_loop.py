@@ -76,8 +76,9 @@ def test_float16_has_the_bits_of_torchs_scaler(case, device):
     theirs = plain_loop(case, device, SCALED_STEPS, around=around, update=update)
     ours = unisono_loop(
         *(case, device, SCALED_STEPS),
-        precision="fp16",
-        grad_scaler=torch.amp.GradScaler(device, init_scale=2.0**22),
+        precision=unisono.Precision(
+            "fp16", scaler=torch.amp.GradScaler(device, init_scale=2.0**22)
+        ),
     )
     assert first_difference(ours, theirs) is None
     begun = weights_of(cases.CASES[case].model(device))
@@ -104,8 +105,9 @@ def test_float16_with_a_fused_optimizer_has_the_bits_of_torchs_scaler(optimizer,
     )
     ours = unisono_loop(
         *("cnn", device, SCALED_STEPS),
-        precision="fp16",
-        grad_scaler=torch.amp.GradScaler(device, init_scale=2.0**22),
+        precision=unisono.Precision(
+            "fp16", scaler=torch.amp.GradScaler(device, init_scale=2.0**22)
+        ),
         **how,
     )
     assert first_difference(ours, theirs) is None
@@ -115,14 +117,14 @@ def test_float16_with_a_fused_optimizer_has_the_bits_of_torchs_scaler(optimizer,
 @pytest.mark.parametrize("case", ["cnn", "gpt"])
 def test_tf32_is_allowed_or_forbidden(case, tf32, device):
     before = settings()
-    ours = unisono_loop(case, device, STEPS, tf32=tf32)
+    ours = unisono_loop(case, device, STEPS, precision=unisono.Precision(tf32=tf32))
     assert settings() == before
     with tf32_allowed(tf32):
         theirs = plain_loop(case, device, STEPS)
     assert first_difference(ours, theirs) is None
     assert settings() == before
     if device == CUDA:
-        other = unisono_loop(case, device, STEPS, tf32=not tf32)
+        other = unisono_loop(case, device, STEPS, precision=unisono.Precision(tf32=not tf32))
         assert first_difference(ours, other) is not None
 
 

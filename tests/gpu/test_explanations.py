@@ -87,7 +87,7 @@ def test_an_operation_without_a_deterministic_form_is_named(operation, device, r
 def test_it_is_computed_where_exactness_is_given_up(operation, device):
     skip_where_it_is_allowed(operation, device)
     torch.manual_seed(0)
-    run = trainer(MODELS[operation](), device, exact=False)
+    run = trainer(MODELS[operation](), device, precision=unisono.Precision(exact=False))
     assert run.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=2).steps == 2
 
 

@@ -36,6 +36,7 @@ def trained(
     steps: int,
     *,
     schedule: Callable[[Any], Any] | None = None,
+    schedule_every: str = "epoch",
     prepare: Callable[[Any], Any] = lambda thing: thing,
     **options: Any,
 ) -> unisono.Trainer:
@@ -47,7 +48,7 @@ def trained(
         return usual_loss(model, [prepare(part) for part in batch])
 
     if schedule is not None:
-        options["schedule"] = schedule(optimizer)
+        options["schedule"] = unisono.Schedule(schedule(optimizer), every=schedule_every)
     trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5, **options)
     trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
     return trainer

@@ -27,8 +27,9 @@ def scaler(**options):
 
 
 def train(precision, interval, shards):
-    options = {"grad_scaler": scaler()} if precision == "fp16" else {}
-    options |= {"schedule": cosine, "schedule_every": interval, "clip_norm": CLIP_NORM}
+    if precision == "fp16":
+        precision = unisono.Precision("fp16", scaler=scaler())
+    options = {"schedule": cosine, "schedule_every": interval, "clip_norm": CLIP_NORM}
     return trained("cnn with norm", "adamw", shards, STEPS, precision=precision, **options)
 
 
@@ -39,7 +40,8 @@ def found_by_all():
         found.append(trained("cnn", optimizer, 4, 7, **clip).digest())
     for optimizer in OPTIMIZERS:
         grad_scaler = scaler(growth_interval=3)
-        options = {"precision": "fp16", "grad_scaler": grad_scaler, "clip_norm": CLIP_NORM}
+        precision = unisono.Precision("fp16", scaler=grad_scaler)
+        options = {"precision": precision, "clip_norm": CLIP_NORM}
         found.append(trained("cnn", optimizer, 4, 12, **options).digest())
         found.append(grad_scaler.state_dict())
     return found

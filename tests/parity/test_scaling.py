@@ -21,7 +21,7 @@ def scaler():
 
 def train(optimizer_name, shards, steps=STEPS, model_name="cnn", **options):
     grad_scaler = scaler()
-    options |= {"precision": "fp16", "grad_scaler": grad_scaler}
+    options["precision"] = unisono.Precision("fp16", scaler=grad_scaler)
     trainer = trained(model_name, optimizer_name, shards, steps, **options)
     return trainer, grad_scaler.state_dict()
 
@@ -89,7 +89,7 @@ def own_loop(scale, loss):
     torch.nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    run = unisono.Run(model, optimizer, shards=2, clip_norm=1.0, grad_scaler=grad_scaler)
+    run = unisono.Run(model, optimizer, shards=2, clip_norm=1.0, scaler=grad_scaler)
     said = []
     for step in run.steps(torch.ones(8, 3), batch_size=4, steps=3, shuffle=False):
         with step:
@@ -130,17 +130,17 @@ def test_the_user_is_told_once(capsys):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "grad_scaler", "kind", "words"),
+    ("dtype", "scaler", "kind", "words"),
     [
-        (torch.float32, 3, TypeError, "`grad_scaler` must be a torch.amp.GradScaler"),
+        (torch.float32, 3, TypeError, "`scaler` must be a torch.amp.GradScaler"),
         (torch.float16, scaler(), ValueError, "must not be in float16"),
     ],
 )
-def test_what_cannot_be_scaled_is_refused(dtype, grad_scaler, kind, words):
+def test_what_cannot_be_scaled_is_refused(dtype, scaler, kind, words):
     model = torch.nn.Linear(2, 1, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(kind, match=words):
-        unisono.Run(model, optimizer, shards=1, grad_scaler=grad_scaler)
+        unisono.Run(model, optimizer, shards=1, scaler=scaler)
 
 
 def test_the_default_dtype_has_no_part_in_scaling():
@@ -148,7 +148,7 @@ def test_the_default_dtype_has_no_part_in_scaling():
         torch.manual_seed(3)
         model = torch.nn.Linear(4, 2, dtype=torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = unisono.Run(model, optimizer, shards=2, grad_scaler=scaler())
+        run = unisono.Run(model, optimizer, shards=2, scaler=scaler())
         for step in run.steps(torch.ones(8, 4, dtype=torch.float32), batch_size=4, steps=12):
             with step:
                 for batch in step.shards:

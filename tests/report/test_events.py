@@ -6,7 +6,7 @@ import math
 import pytest
 
 from unisono.training.events.events import (
-    Checkpoint,
+    CheckpointRequest,
     End,
     Evaluation,
     Failure,
@@ -54,7 +54,7 @@ def test_a_step_has_its_columns():
     ("line", "event"),
     [
         ({"event": "went_back", "time_unix_s": 1, "step": 3}, WentBack(1.0, 3, None)),
-        ({"event": "checkpoint", "time_unix_s": 1, "step": 3}, Checkpoint(1.0, 3)),
+        ({"event": "checkpoint", "time_unix_s": 1, "step": 3}, CheckpointRequest(1.0, 3)),
         (
             {"event": "evaluation", "time_unix_s": 1, "step": 3, "means": {"loss": 2}},
             Evaluation(1.0, 3, None, {"loss": 2.0}),

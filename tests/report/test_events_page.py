@@ -42,7 +42,7 @@ def test_all_that_a_run_writes_is_described(tmp_path):
         loss,
         shards=2,
         directory=tmp_path,
-        checkpoint_every=2,
+        checkpoint=2,
     )
     trainer.fit(data, batch_size=10, epochs=1, validate=data)
     with pytest.raises(unisono.errors.NonFiniteLossError):

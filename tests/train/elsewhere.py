@@ -33,7 +33,7 @@ def train(directory: str | None = None, *, loader_workers: int = 0, steps: int =
         shards=4,
         seed=3,
         directory=directory,
-        checkpoint_every=every,
+        checkpoint=every,
     )
     data = cases.images()
     sizes = {"batch_size": cases.BATCH_SIZE, "loader_workers": loader_workers}

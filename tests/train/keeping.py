@@ -130,7 +130,7 @@ def train_one(name, totals, directory, exchange):
         loss,
         shards=4,
         directory=directory,
-        checkpoint_every=1 if directory else None,
+        checkpoint=1 if directory else None,
         exchange=exchange,
         callbacks=[callback()] if callback else [],
     )

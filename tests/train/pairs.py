@@ -119,7 +119,7 @@ class Scaled(Distillation):
     @property
     def options(self):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
-        return {"grad_scaler": {"teacher": scaler}}
+        return {"scaler": {"teacher": scaler}}
 
 
 PROGRAMS = {kind.__name__: kind for kind in (Gan, ActorCritic, Distillation, FrozenTeacher, Scaled)}
@@ -152,7 +152,7 @@ def in_one_process(name):
                 optimizer.zero_grad()
             loss = loss_of(program.parts(), batch)
             loss = loss["loss"] if isinstance(loss, dict) else loss
-            scaler = options.get("grad_scaler", {}).get(names[0])
+            scaler = options.get("scaler", {}).get(names[0])
             (loss if scaler is None else scaler.scale(loss)).backward()
             for each in names:
                 optimizer = program.optimizers[each]

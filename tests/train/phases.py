@@ -35,7 +35,7 @@ def unfreezes(directory: Path | None, files: Path, last: int = 12) -> str:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     optimizer = torch.optim.Adam(model[3].parameters(), lr=1e-2)
     trainer = unisono.Trainer(
-        *(model, optimizer, cases.classify), shards=4, **kept(directory, checkpoint_every=2)
+        *(model, optimizer, cases.classify), shards=4, **kept(directory, checkpoint=2)
     )
     data = torch.utils.data.Subset(cases.images(), range(40))
     for name, steps in (("head", 8), ("more", 7), ("all", last)):
@@ -57,7 +57,7 @@ def breaks(directory: Path | None, files: Path, last: int = 12) -> str:
     torch.manual_seed(12)
     model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = unisono.Run(model, optimizer, shards=4, **kept(directory, checkpoint_every=1))
+    run = unisono.Run(model, optimizer, shards=4, **kept(directory, checkpoint=1))
     run.state["seen"] = 0
     data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.arange(24) % 2)
     for number, steps in enumerate((9, last)):
@@ -78,7 +78,8 @@ def breaks(directory: Path | None, files: Path, last: int = 12) -> str:
 
 def takes_whole(directory: Path | None, files: Path, last: int = 12) -> str:
     """Have an optimizer that is not element-wise, and predict in between."""
-    trainer = whole.trained(whole.Madgrad, [2], **kept(directory, keep=1, checkpoint_every=1))
+    saving = unisono.Checkpoint(1, keep=1)
+    trainer = whole.trained(whole.Madgrad, [2], **kept(directory, checkpoint=saving))
     for number, steps in enumerate((5, last)):
         outputs = trainer.predict(whole.images(), batch_size=10)
         note(files, f"before {number}", trainer.run.model, outputs=outputs, digest=trainer.digest())

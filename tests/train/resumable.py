@@ -19,7 +19,7 @@ def main():
     model = cases.Cnn(norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     trainer = unisono.Trainer(
-        model, optimizer, cases.classify, shards=4, directory=sys.argv[1], checkpoint_every=1
+        model, optimizer, cases.classify, shards=4, directory=sys.argv[1], checkpoint=1
     )
     with contextlib.redirect_stdout(io.StringIO()):
         digest = trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=100).digest

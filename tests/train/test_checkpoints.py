@@ -67,7 +67,7 @@ def test_a_run_that_stopped_ends_with_the_same_bits(tmp_path, optimizer, stop):
 
 @pytest.mark.slow
 def test_checkpoints_come_at_their_interval_and_at_the_end(tmp_path, capsys):
-    fit(tmp_path, 8, checkpoint_every=3, keep=9)
+    fit(tmp_path, 8, checkpoint=unisono.Checkpoint(3, keep=9))
     names = sorted(os.listdir(tmp_path / "checkpoints"))
     assert names == [f"step-{step:012}" for step in (3, 6, 8)]
     fit(tmp_path, 8)
@@ -85,7 +85,7 @@ def test_a_directory_that_is_a_file_is_refused_in_words(tmp_path):
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
     whole = fit(None, 12)
-    fit(tmp_path, 8, checkpoint_every=3)
+    fit(tmp_path, 8, checkpoint=3)
     (tmp_path / "checkpoints" / "step-000000000008" / "run.json").write_bytes(b"{}")
     assert fit(tmp_path, 12) == (6, whole[1])
     out = capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
 @pytest.mark.slow
 def test_never_resuming_begins_anew(tmp_path):
     fit(tmp_path, 5)
-    assert fit(tmp_path, 3, resume="never")[0] == 3
+    assert fit(tmp_path, 3, checkpoint=unisono.Checkpoint(resume="never"))[0] == 3
     names = ["aside-1-step-000000000005", "step-000000000003"]
     assert sorted(os.listdir(tmp_path / "checkpoints")) == names
     assert fit(tmp_path, 4)[0] == 1
@@ -104,10 +104,10 @@ def test_never_resuming_begins_anew(tmp_path):
 
 @pytest.mark.slow
 def test_a_whole_checkpoint_is_never_given_up_for_a_damaged_one(tmp_path):
-    fit(tmp_path, 8, checkpoint_every=4)
+    fit(tmp_path, 8, checkpoint=4)
     (tmp_path / "checkpoints" / "step-000000000008" / "run.json").write_bytes(b"{}")
-    fit(tmp_path, 6, keep=1)
-    assert fit(tmp_path, 7, keep=1)[0] == 1
+    fit(tmp_path, 6, checkpoint=unisono.Checkpoint(keep=1))
+    assert fit(tmp_path, 7, checkpoint=unisono.Checkpoint(keep=1))[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_trainers_that_take_turns_need_a_directory_each(tmp_path):
 
 
 def fit_where_no_other_process_would(folder):
-    return fit(folder / f"run of {os.getpid()}", 17, checkpoint_every=2, keep=99)
+    return fit(folder / f"run of {os.getpid()}", 17, checkpoint=unisono.Checkpoint(2, keep=99))
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def train_in_phases(kind, directory, *, last=20):
     head = model[2] if kind == "another group" else model
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
     trainer = unisono.Trainer(
-        *(model, optimizer, cases.classify), shards=2, directory=directory, checkpoint_every=1
+        *(model, optimizer, cases.classify), shards=2, directory=directory, checkpoint=1
     )
     data, batch_size = cases.images(), cases.BATCH_SIZE
     first = Subset(data, range(30)) if kind == "other data" else data
@@ -320,7 +320,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folder, "_write_synced", full)
-    assert fit(tmp_path, 6, checkpoint_every=2) == (6, whole[1])
+    assert fit(tmp_path, 6, checkpoint=2) == (6, whole[1])
     out = capsys.readouterr().out
     assert out.count("no checkpoint: the disk must have") == 3  # after 2, 4, and 6, the end
     assert "training goes on, the next one is tried" in out
@@ -388,5 +388,5 @@ def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsy
         return write(path, content)
 
     monkeypatch.setattr(folder, "_write_synced", slowly)
-    assert fit(tmp_path, 4, checkpoint_every=1)[0] == 4
+    assert fit(tmp_path, 4, checkpoint=1)[0] == 4
     assert "for the disk to take the checkpoint before" in capsys.readouterr().out

@@ -100,7 +100,7 @@ class NoClosure(torch.optim.Optimizer):
         (torch.optim.LBFGS, {"closure": False}, "`closure` must be left out for LBFGS"),
         (NoClosure, {"closure": True}, "that of NoClosure does not"),
         (torch.optim.LBFGS, {"exchange": "shared"}, "`closure` needs one for each"),
-        (torch.optim.LBFGS, {"grad_scaler": torch.amp.GradScaler("cpu")}, "without `grad_scaler`"),
+        (torch.optim.LBFGS, {"scaler": torch.amp.GradScaler("cpu")}, "without `scaler`"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_training(make, options, words):

@@ -62,6 +62,7 @@ def use(trainer):
     trainer.predict(DATA, batch_size=8)
 
 
+INEXACT = unisono.Precision(exact=False)
 EXACT = [True, False, False, False, True]
 
 
@@ -69,7 +70,7 @@ EXACT = [True, False, False, False, True]
 def test_deterministic_kernels_are_chosen_while_a_run_computes(accelerator, exact):
     torch.backends.cudnn.benchmark = True
     before = switches()
-    trainer, seen = make("sim", exact=exact)
+    trainer, seen = make("sim", precision=unisono.Precision(exact=exact))
     use(trainer)
     assert seen
     assert all(each == (EXACT if exact else before) for each in seen)
@@ -96,7 +97,7 @@ def test_on_the_cpu_nothing_changes(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before, digests = switches(), []
     for exact in (True, False):
-        trainer, seen = make("cpu", exact=exact, tf32=True)
+        trainer, seen = make("cpu", precision=unisono.Precision(exact=exact, tf32=True))
         use(trainer)
         assert seen
         assert all(each == before for each in seen)
@@ -126,7 +127,7 @@ def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call)
     assert switches() == before
     # The same on the CPU, and where it is allowed.
     CALLS[call](make("cpu", nn.ReLU(), Forward())[0])
-    CALLS[call](make("sim", nn.ReLU(), Forward(), exact=False)[0])
+    CALLS[call](make("sim", nn.ReLU(), Forward(), precision=INEXACT)[0])
 
 
 @pytest.mark.slow
@@ -220,7 +221,7 @@ def test_an_interrupt_in_the_second_pass_stays_one(accelerator):
 
 
 def test_that_a_run_is_not_exact_is_said_once(accelerator, capfd):
-    trainer, _ = make("sim", exact=False)
+    trainer, _ = make("sim", precision=INEXACT)
     trainer.fit(DATA, batch_size=8, steps=1)
     trainer.fit(DATA, batch_size=8, steps=2)
     said = capfd.readouterr()
@@ -232,4 +233,4 @@ def test_that_a_run_is_not_exact_is_said_once(accelerator, capfd):
     ("tf32", "told"), [(True, "products, convolutions, recurrent layers"), (False, "off")]
 )
 def test_tf32_belongs_to_the_identity_on_accelerators(accelerator, tf32, told):
-    assert make("sim", tf32=tf32)[0].run.fixed["tf32"] == told
+    assert make("sim", precision=unisono.Precision(tf32=tf32))[0].run.fixed["tf32"] == told

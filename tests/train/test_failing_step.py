@@ -199,11 +199,11 @@ def test_in_a_loop_of_ones_own_modules_and_parameters_are_named():
 
 def test_gradients_with_any_scale_are_explained_too():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-16)
-    error, _ = failing(Root(), precision="fp16", grad_scaler=scaler)
+    error, _ = failing(Root(), precision=unisono.Precision("fp16", scaler=scaler))
     assert "though it has come down to" in str(error)
     assert error.parameters == ("norm.weight", "norm.bias", "first.weight", "first.bias")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-16)
-    error, _ = failing(Log(), precision="fp16", grad_scaler=scaler)
+    error, _ = failing(Log(), precision=unisono.Precision("fp16", scaler=scaler))
     assert error.module == "middle"
 
 

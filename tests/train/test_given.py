@@ -40,10 +40,13 @@ def make(directory, optimizer=SGD, *, groups=(), schedule=None, fixed=False, eve
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     model[1].bias.requires_grad_(not fixed)
-    options = {name: rest.pop(name) for name in [*rest] if name not in ("resume", "resume_options")}
+    options = {name: rest.pop(name) for name in [*rest] if name != "checkpoint"}
     made = optimizer(groups_of(model, groups), **{"lr": 0.1, **options})
-    rest |= {} if schedule is None else {"schedule": schedule(made), "schedule_every": every}
+    rest |= {} if schedule is None else {"schedule": unisono.Schedule(schedule(made), every=every)}
     return unisono.Trainer(model, made, loss, shards=2, directory=directory, **rest)
+
+
+PROGRAMS = unisono.Checkpoint(options="program")
 
 
 def train(directory, steps, **options):
@@ -96,7 +99,7 @@ def test_what_is_given_and_overruled_is_said_once(tmp_path, capsys, before, now,
     kept = train(tmp_path, 6, **now)
     (line,) = told(capsys)
     assert line.startswith("the run goes on with the options that it began with: " + said)
-    assert '`resume_options="program"`' in line
+    assert "`checkpoint=PROGRAMS`" in line
     assert kept == train(None, 6, **before)
     train(tmp_path, 7, **now)
     assert len(told(capsys)) == 1  # still overruled
@@ -132,7 +135,7 @@ def test_how_far_a_schedule_has_come_is_no_change_of_the_program(tmp_path, capsy
 def test_what_the_program_gives_is_taken_where_it_asks_for_that(tmp_path, capsys, schedule):
     options = {"schedule": SCHEDULES[schedule], "momentum": 0.9}
     train(tmp_path, 5, **options)
-    trainer = make(tmp_path, resume_options="program", lr=0.02, weight_decay=0.1, **options)
+    trainer = make(tmp_path, checkpoint=PROGRAMS, lr=0.02, weight_decay=0.1, **options)
     trainer.fit(data(), batch_size=10, steps=5)
     assert "lr: 0.02, was 0.1" in (out := capsys.readouterr().out) or schedule == "one cycle"
     assert "weight_decay: 0.1, was 0" in out
@@ -153,7 +156,7 @@ def test_what_the_program_has_not_changed_stays_as_it_was_in_the_checkpoint(tmp_
     trainer = make(tmp_path, momentum=0.9)
     for _ in taken(trainer.run, loss, data(), batch_size=10, steps=3):
         trainer.run.optimizer.param_groups[0]["momentum"] *= 0.5
-    trainer = make(tmp_path, momentum=0.9, lr=0.3, fixed=True, resume_options="program")
+    trainer = make(tmp_path, momentum=0.9, lr=0.3, fixed=True, checkpoint=PROGRAMS)
     trainer.fit(data(), batch_size=10, steps=3)
     (group,) = trainer.run.optimizer.param_groups
     assert (group["lr"], group["momentum"]) == (0.3, 0.9 * 0.5**3)
@@ -169,7 +172,7 @@ def test_a_plateaus_rate_changes_in_proportion(tmp_path):
 
     rate = fit(0.1)
     assert rate < 0.1
-    assert fit(0.2, resume_options="program") == pytest.approx(2 * rate)
+    assert fit(0.2, checkpoint=PROGRAMS) == pytest.approx(2 * rate)
 
 
 def test_a_run_says_what_is_overruled(tmp_path, capsys):
@@ -189,7 +192,7 @@ def test_a_sweep_in_one_directory_is_told_that_the_run_is_finished(tmp_path, cap
     out = capsys.readouterr().out
     assert "lr: 0.2 given, 0.1 kept" in out
     assert out.count("the run is already finished: nothing to do, as step 3 is all of") == 1
-    assert 'to train anew, pass `resume="never"`' in out
+    assert 'to train anew, pass `Checkpoint(resume="never")`' in out
 
 
 def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
@@ -205,14 +208,9 @@ def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
     assert "the run has come to step 8, past `epochs=1`" in capsys.readouterr().out
 
 
-def test_another_word_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="`resume_options` must be one of"):
-        make(tmp_path, resume_options="new")
-
-
 def resumed(directory, lr):
     train(directory, 3)
-    return train(directory, 6, lr=lr, resume_options="program")
+    return train(directory, 6, lr=lr, checkpoint=PROGRAMS)
 
 
 @pytest.mark.slow

@@ -101,8 +101,7 @@ def test_it_is_not_called_in_a_step_that_is_skipped():
         torch.optim.SGD(model.parameters(), lr=0.01),
         loss,
         shards=2,
-        precision="fp16",
-        grad_scaler=scaler,
+        precision=unisono.Precision("fp16", scaler=scaler),
         on_gradients=lambda step, gradients: seen.append(
             all(bool(gradient.isfinite().all()) for gradient in gradients.values())
         ),

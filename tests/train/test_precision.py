@@ -82,17 +82,17 @@ DISABLED = torch.amp.GradScaler("cpu", enabled=False)
 
 
 @pytest.mark.parametrize(
-    ("precision", "grad_scaler", "words"),
+    ("precision", "scaler", "words"),
     [
         ("fp8", None, r"`precision` must be one of \('fp32', 'bf16', 'fp16'\)"),
-        ("bf16", ENABLED, r"must be left out unless `precision=\"fp16\"`, but precision is 'bf16'"),
-        ("fp16", DISABLED, "`grad_scaler` must be enabled"),
+        ("bf16", ENABLED, r"must be left out unless the precision is \"fp16\", but that is 'bf16'"),
+        ("fp16", DISABLED, "`scaler` must be enabled"),
     ],
 )
-def test_wrong_precisions_are_refused(precision, grad_scaler, words):
+def test_wrong_precisions_are_refused(precision, scaler, words):
     with pytest.raises(ValueError, match=words):
-        make(precision, 1, grad_scaler=grad_scaler)
+        unisono.Precision(precision, scaler=scaler)
 
 
 def test_a_scaler_that_is_not_enabled_goes_with_any_other_precision():
-    make("fp32", 1, grad_scaler=DISABLED).fit(data(), batch_size=10, steps=1)
+    make(unisono.Precision(scaler=DISABLED), 1).fit(data(), batch_size=10, steps=1)

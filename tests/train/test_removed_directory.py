@@ -85,7 +85,7 @@ def test_all_of_it_is_taken_up_again(tmp_path, capsys, is_moved):
 
     callbacks = At(3, go_away), At(LAST - 1, lambda: seen.append(is_locked(run)))
     whole = fit(tmp_path / "whole", BestCheckpoint())
-    assert fit(run, *callbacks, BestCheckpoint(), checkpoint_every=3) == whole
+    assert fit(run, *callbacks, BestCheckpoint(), checkpoint=3) == whole
     told = capsys.readouterr()
     check_taken_up(run, told.out + told.err)
     assert seen == [True]
@@ -104,7 +104,7 @@ def test_a_directory_that_another_job_holds_by_then_is_left_alone(tmp_path, caps
         fds.append(os.open(run, os.O_RDONLY))
         fcntl.flock(fds[0], fcntl.LOCK_EX)
 
-    fit(run, At(3, another_job), BestCheckpoint(), CSVLog(), checkpoint_every=2)
+    fit(run, At(3, another_job), BestCheckpoint(), CSVLog(), checkpoint=2)
     told = capsys.readouterr()
     assert "must belong to one job at a time" in told.out + told.err
     assert "training goes on" in told.out + told.err
@@ -115,7 +115,7 @@ def test_a_directory_that_another_job_holds_by_then_is_left_alone(tmp_path, caps
 
 def test_a_file_alone_that_is_removed_is_begun_anew(tmp_path, capsys):
     run = tmp_path / "run"
-    fit(run, At(3, (run / "events.jsonl").unlink), checkpoint_every=3)
+    fit(run, At(3, (run / "events.jsonl").unlink), checkpoint=3)
     told = capsys.readouterr()
     assert (told.out + told.err).count("events.jsonl was removed or replaced") == 1
     assert events(run)[0]["event"] == "start"
@@ -129,7 +129,7 @@ def train_and_remove(directory):
         directory,
         At(3, lambda: directory.rename(directory.with_name("moved"))),
         At(LAST - 1, lambda: seen.append(is_locked(directory))),
-        checkpoint_every=3,
+        checkpoint=3,
     )
     return seen
 
@@ -163,7 +163,7 @@ def test_a_directory_that_cannot_be_seen_for_a_moment_makes_nothing_due(tmp_path
         def on_checkpoint(self, fit, step):
             seen.append(step)
 
-    fit(run, Looks(), checkpoint_every=3)
+    fit(run, Looks(), checkpoint=3)
     assert seen == [3, 6, LAST]
     assert [event["step"] for event in events(run) if event["event"] == "step"] == list(range(LAST))
 

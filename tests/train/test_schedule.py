@@ -60,8 +60,7 @@ def make(name, shards, **options):
         optimizer,
         loss,
         shards=shards,
-        schedule=make_schedule(optimizer),
-        schedule_every=interval,
+        schedule=unisono.Schedule(make_schedule(optimizer), every=interval),
         **options,
     )
 
@@ -149,12 +148,9 @@ def test_a_plateau_may_look_at_another_mean(mode, rate):
         count = 0 if model.training else next(grows)
         return {"loss": loss(model, batch), "count": float(count)}
 
-    trainer = unisono.Trainer(
-        *(model, optimizer, loss_and_count),
-        shards=1,
-        schedule=lr_scheduler.ReduceLROnPlateau(optimizer, mode, patience=0),
-        schedule_monitor="count",
-    )
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer, mode, patience=0)
+    schedule = unisono.Schedule(plateau, monitor="count")
+    trainer = unisono.Trainer(model, optimizer, loss_and_count, shards=1, schedule=schedule)
     trainer.fit(data(), batch_size=BATCH, epochs=3, validate=data(16))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
     assert trainer.run.fixed["schedule"] == "ReduceLROnPlateau every epoch, of count"
@@ -163,52 +159,42 @@ def test_a_plateau_may_look_at_another_mean(mode, rate):
 def test_what_a_plateau_looks_at_must_be_there():
     model = torch.nn.Linear(6, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    trainer = unisono.Trainer(
-        *(model, optimizer, loss),
-        shards=1,
-        schedule=lr_scheduler.ReduceLROnPlateau(optimizer, "max"),
-        schedule_monitor="accuracy",
-    )
-    with pytest.raises(ValueError, match=r"`schedule_monitor` must be one of .*\['loss'\]"):
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer, "max")
+    schedule = unisono.Schedule(plateau, monitor="accuracy")
+    trainer = unisono.Trainer(model, optimizer, loss, shards=1, schedule=schedule)
+    with pytest.raises(ValueError, match=r"`monitor` must be one of .*\['loss'\]"):
         trainer.fit(data(), batch_size=BATCH, epochs=1, validate=data(16))
 
 
-def wrong_options():
-    optimizer, other = (
-        torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1) for _ in range(2)
-    )
+def wrong_schedules():
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+    constant = lr_scheduler.ConstantLR(optimizer)
+    grows = lr_scheduler.ReduceLROnPlateau(optimizer, "max")
     return [
-        (optimizer, {"schedule": 3}, TypeError, "must be one of torch.optim.lr_scheduler"),
+        ({"scheduler": 3}, TypeError, "must be one of torch.optim.lr_scheduler"),
+        ({"scheduler": plateau, "every": "step"}, ValueError, "Plateau steps after each"),
         (
-            optimizer,
-            {"schedule": lr_scheduler.ConstantLR(other)},
+            {"scheduler": grows},
             ValueError,
-            "belongs to another one",
+            "but looks at the loss: pass `Schedule",
         ),
-        (
-            optimizer,
-            {"schedule": plateau, "schedule_every": "step"},
-            ValueError,
-            "Plateau steps after each",
-        ),
-        (
-            optimizer,
-            {"schedule": lr_scheduler.ReduceLROnPlateau(optimizer, "max")},
-            ValueError,
-            "but looks at the loss: pass `schedule_monitor=",
-        ),
-        (optimizer, {"schedule_monitor": "accuracy"}, ValueError, "without one: leave it out"),
-        (optimizer, {"schedule_every": "hour"}, ValueError, "`schedule_every` must be one of"),
+        ({"scheduler": constant, "monitor": "accuracy"}, ValueError, "without one: leave it out"),
+        ({"scheduler": constant, "every": "hour"}, ValueError, "`every` must be one of"),
     ]
 
 
-@pytest.mark.parametrize(("optimizer", "options", "kind", "words"), wrong_options())
-def test_wrong_schedules_are_refused(optimizer, options, kind, words):
-    model = torch.nn.Linear(1, 1)
-    optimizer.param_groups[0]["params"] = list(model.parameters())
+@pytest.mark.parametrize(("given", "kind", "words"), wrong_schedules())
+def test_wrong_schedules_are_refused(given, kind, words):
     with pytest.raises(kind, match=words):
-        unisono.Trainer(model, optimizer, loss, shards=1, **options)
+        unisono.Schedule(**given)
+
+
+def test_a_schedule_of_another_optimizer_is_refused():
+    model = torch.nn.Linear(1, 1)
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    with pytest.raises(ValueError, match="belongs to another one"):
+        unisono.Trainer(model, optimizer, loss, schedule=lr_scheduler.ConstantLR(other))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +231,9 @@ def of(make_schedule, *, every="epoch", lr=0.05, steps=None, epochs=3):
     model = torch.nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     trainer = unisono.Trainer(
-        *(model, optimizer, loss), shards=1, schedule=make_schedule(optimizer), schedule_every=every
+        *(model, optimizer, loss),
+        shards=1,
+        schedule=unisono.Schedule(make_schedule(optimizer), every=every),
     )
     trainer.fit(data(), batch_size=BATCH, steps=steps, epochs=epochs, validate=data(9))
     return trainer
@@ -280,7 +268,7 @@ def test_a_schedule_that_seems_to_count_steps_gets_one_line(why, capsys):
         for every in ("epoch", "step"):
             of(make_schedule, every=every)
             said = capsys.readouterr().out
-            assert (f'as `schedule_every` is "epoch", but {why}: if it counts steps' in said) == (
+            assert (f"is stepped once an epoch, but {why}: if it counts steps" in said) == (
                 every == "epoch"
             )
 
@@ -291,7 +279,7 @@ def test_a_schedule_that_counts_what_it_is_stepped_by_gets_none(name, capsys):
     of(make_schedule, every=every, steps=2, epochs=None)  # no epoch ends
     if every == "epoch" and name != "plateau":
         of(make_schedule, every=every)
-    assert "schedule_every" not in capsys.readouterr().out
+    assert "if it counts steps" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

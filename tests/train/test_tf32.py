@@ -68,7 +68,8 @@ def compute(tf32):
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=1, tf32=tf32)
+    precision = unisono.Precision(tf32=tf32)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=1, precision=precision)
     data = torch.ones(8, 3)
     trainer.fit(data, batch_size=4, epochs=1, validate=data)
     trainer.evaluate(data, batch_size=4)
@@ -87,7 +88,5 @@ def test_a_run_computes_with_them_and_on_the_cpu_they_change_nothing():
 
 
 def test_another_word_is_refused():
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match="`tf32` must be True or False, or None, but is 'high'"):
-        unisono.Trainer(model, optimizer, torch.sum, shards=1, tf32="high")
+        unisono.Precision(tf32="high")

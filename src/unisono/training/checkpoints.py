@@ -34,7 +34,7 @@ from unisono.runtime.workers.team import Team
 from unisono.runtime.world import per_process
 from unisono.training.identity import compare, of_every_loop
 from unisono.training.loop_plan import Totals
-from unisono.training.run_options import RunOptions
+from unisono.training.options import Checkpoint, Every
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,20 @@ class Checkpoints:
     Args:
         team: the workers.
         directory: the run directory.
-        options: how often, how many stay, and whether to resume.
+        saving: how often, how many stay, and whether to resume.
         say: shows messages to the user.
 
     Attributes:
+        every: the interval; None: only at the end.
         is_on_each_host: whether each of several hosts writes them to a directory of its own.
         kept_step: the steps that the run had done at its newest checkpoint; None before the first.
     """
 
     def __init__(
-        self, team: Team, directory: Path, options: RunOptions, say: Callable[[str], None]
+        self, team: Team, directory: Path, saving: Checkpoint, say: Callable[[str], None]
     ) -> None:
-        self._team, self._options, self._say = team, options, say
+        self._team, self._saving, self._say = team, saving, say
+        self.every = None if saving.every is None else Every.read(saving.every)
         # The program may go to another folder before the first loop.
         self.directory = directory.absolute()
         self._use = DirectoryUse(self.directory)
@@ -81,11 +83,11 @@ class Checkpoints:
     @property
     def facts(self) -> dict[str, Any]:
         """What whoever writes checkpoints has to know."""
-        return {"directory": str(self.directory), "keep": self._options.keep}
+        return {"directory": str(self.directory), "keep": self._saving.keep}
 
     @property
     def _run_directory(self) -> RunDirectory:
-        return RunDirectory(self.directory, self._options.keep)
+        return RunDirectory(self.directory, self._saving.keep)
 
     def take_turn(self) -> None:
         """Go on in the directory, after the first loop; every rank does it.
@@ -129,7 +131,7 @@ class Checkpoints:
         """
         self._use.take()
         self._claim()
-        if self._options.resume == "never":
+        if self._saving.resume == "never":
             self.set_aside(-1)
             return None
         snapshot, entry, passed_over = self._ahead or self._run_directory.newest(
@@ -198,7 +200,7 @@ class Checkpoints:
             OSError: it cannot be read or written.
         """
         self._claim()
-        return {} if self._options.resume == "never" else self._run_directory.digests()
+        return {} if self._saving.resume == "never" else self._run_directory.digests()
 
     def set_aside(self, step: int) -> None:
         """Set checkpoints of later steps than `step` aside; what follows is another past."""
@@ -225,11 +227,11 @@ class Checkpoints:
         if self._kept_by is not None and self._kept_by not in self._team.membership.ranks:
             # The leader before was lost, perhaps before it could ask for what was due.
             return True
-        if self._options.every is None:
+        if self.every is None:
             return False
         ended = after.epoch if after.batch == 0 else 0
         waited_s = time.monotonic() - self._kept_at_s
-        return self._options.every.is_due(steps=after.step, epoch_ended=ended, seconds=waited_s)
+        return self.every.is_due(steps=after.step, epoch_ended=ended, seconds=waited_s)
 
     def keep(
         self, snapshots: Snapshots, slot: int, step: int, *, wait: bool, end: str = ""

@@ -41,46 +41,31 @@ from torch import nn
 
 from unisono.runtime.device import Device
 from unisono.runtime.device import grad_scaler as grad_scaler_of_torch
-
-DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+from unisono.training.options import DTYPES, Precision
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """How passes through a model are computed, in training, evaluation and prediction alike.
+    """How passes through a model are computed, in training, evaluation and prediction alike."""
 
-    Raises:
-        ValueError: there is no such precision.
-        TypeError: `tf32` is neither True nor False.
-    """
-
-    precision: str  # one of `DTYPES`
-    tf32: bool | None  # whether GPUs may round factors to TF32; None: as the program has it
-
-    def __post_init__(self) -> None:
-        if self.precision not in DTYPES:
-            raise ValueError(
-                f"`precision` must be one of {tuple(DTYPES)}, but is {self.precision!r}."
-            )
-        if not (self.tf32 is None or isinstance(self.tf32, bool)):
-            raise TypeError(f"`tf32` must be True or False, or None, but is {self.tf32!r}.")
+    precision: Precision
 
     def fixed_by(self, model: nn.Module, device: Device) -> dict[str, Any]:
         """Say what of it changes bits on a device, by name, as plain JSON, for a run's identity."""
         fixed = {
-            "precision": self.precision,
+            "precision": self.precision.name,
             "channels_last": _has_channels_last(model),
             "compile": compiler_of(model, device),
         }
-        if self.tf32 is not None and not device.is_host:  # else as `identity` finds it
-            fixed[TF32] = tf32_in_words(self.tf32)
+        if self.precision.tf32 is not None and not device.is_host:  # else as `identity` finds it
+            fixed[TF32] = tf32_in_words(self.precision.tf32)
         return fixed
 
     def of(
         self, compute: Callable[[nn.Module, Any], Any], device: Device
     ) -> Callable[[nn.Module, Any], Any]:
         """Have a loss or a forward function computed so."""
-        dtype = DTYPES[self.precision]
+        dtype = DTYPES[self.precision.name]
         if dtype is None:
             return compute
 
@@ -92,33 +77,17 @@ class Computing:
 
         return autocast
 
-    def scaler(self, grad_scaler: Any) -> Any:
-        """Find what scales the loss: in ``"fp16"`` torch's scaler or the user's, else nothing.
-
-        Raises:
-            ValueError: the user's does not fit the precision.
-        """
-        is_given = isinstance(grad_scaler, torch.amp.GradScaler)
-        is_enabled = isinstance(grad_scaler, torch.amp.GradScaler) and grad_scaler.is_enabled()
-        if self.precision != "fp16" and is_enabled:
-            raise ValueError(
-                f'`grad_scaler` must be left out unless `precision="fp16"`, but precision is '
-                f"{self.precision!r}: its gradients do not vanish."
-            )
-        if self.precision == "fp16" and is_given and not is_enabled:
-            raise ValueError(
-                '`grad_scaler` must be enabled with `precision="fp16"`, but is not: pass '
-                '`torch.amp.GradScaler("cpu")`, say, or leave it out.'
-            )
-        if self.precision == "fp16" and grad_scaler is None:
+    def make_scaler(self) -> torch.amp.GradScaler | None:
+        """Find what scales the loss: in ``"fp16"`` torch's scaler or the user's, else nothing."""
+        if self.precision.name == "fp16" and self.precision.scaler is None:
             return grad_scaler_of_torch()
-        return grad_scaler
+        return self.precision.scaler
 
     @contextmanager
     def under_way(self, model: nn.Module) -> Iterator[None]:
         """Have torch's switches set within a block, and put back after it."""
-        compiles = is_compiled(model)
-        with tf32_switched(self.tf32), compiled_in_this_thread() if compiles else nullcontext():
+        compiles = compiled_in_this_thread() if is_compiled(model) else nullcontext()
+        with tf32_switched(self.precision.tf32), compiles:
             yield
 
 

@@ -36,7 +36,7 @@ from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
 from unisono.training.run import Run
 from unisono.training.run_context import Observer
-from unisono.training.schedule import Schedule, Validation
+from unisono.training.schedule import ScheduleUnderWay, Validation
 from unisono.training.step import Step
 from unisono.training.tally import Tally
 
@@ -64,7 +64,7 @@ class FitUnderWay(Observer):
         loss: Callable[[nn.Module, Any], Any],
         callbacks: Callbacks,
         validation: Validation,
-        schedule: Schedule,
+        schedule: ScheduleUnderWay,
         embed: Callable[[nn.Module, Any], Any] | None = None,
     ) -> None:
         self._run, self._plan, self._callbacks = run, plan, callbacks

@@ -120,7 +120,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if name in _MUST_STAY:
             raise CheckpointError(
                 f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
-                f'pass the old value, another `directory`, or `resume="never"`.'
+                f'pass the old value, another `directory`, or `Checkpoint(resume="never")`.'
             )
         if name == SAMPLES:
             there = old[name] if isinstance(old[name], dict) else {}

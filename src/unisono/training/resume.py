@@ -204,7 +204,7 @@ def _nothing_in_common(directory: Path, held: Sequence[HostCheckpoints]) -> str:
     return (
         f"all hosts must have a checkpoint in common to go on from, where each has a `directory` "
         f"of its own, but {has}: copy {directory / name} from host {source} to the others, or "
-        f'pass `resume="never"` to begin anew.'
+        f'pass `Checkpoint(resume="never")` to begin anew.'
     )
 
 

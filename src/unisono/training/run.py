@@ -42,9 +42,9 @@ from unisono.training.checkpoints import Checkpoints
 from unisono.training.identity import fixed_by
 from unisono.training.loop import steps_of
 from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.options import OF_PROGRAM, Checkpoint, RunOptions, Scaler
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.run_context import Observer, RunContext, no_epochs, plan_samples
-from unisono.training.run_options import RunOptions
 from unisono.training.several_models import (
     Models,
     Optimizers,
@@ -78,7 +78,8 @@ class Run:
     started again. The first run that a program makes there waits for all ranks.
 
     Arguments that are not listed are those of :class:`unisono.Trainer`. Several optimizers are
-    clipped separately, by one value or by a dict of values by name.
+    clipped separately, by one value or by a dict of values by name. For a lower precision, compute
+    the loss under ``torch.autocast``, as in any loop.
 
     Args:
         model: the model, on any device; or several, by name, which are then
@@ -86,7 +87,8 @@ class Run:
         optimizer: over the model's parameters; or several, by name, each over its own parameters.
             ``with step:`` computes one loss and steps all of them;
             ``with step.update("generator"):`` within it is for one.
-        grad_scaler: for float16: `Step.backward` scales the loss, gradients are unscaled before
+        exact: see :class:`unisono.Precision`.
+        scaler: for float16: `Step.backward` scales the loss, gradients are unscaled before
             they are clipped, and a step whose gradients are not finite is skipped on all workers,
             with torch's bits. Its state is saved with the run. Several optimizers may have one
             each, in a dict by name.
@@ -114,31 +116,32 @@ class Run:
         *,
         shards: int | None = None,
         seed: int = 0,
-        directory: str | os.PathLike[str] | None = None,
-        checkpoint_every: int | str | None = None,
-        keep: int = 3,
-        resume: str = "auto",
-        resume_options: str = "checkpoint",
+        device: str | torch.device = AUTO,
+        exact: bool = True,
+        scaler: Scaler | Mapping[str, Scaler] | None = None,
         clip_norm: float | Mapping[str, float] | None = None,
         clip_value: float | Mapping[str, float] | None = None,
-        grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
-        device: str | torch.device = AUTO,
-        exchange: str = AUTO,
-        exact: bool = True,
         on_gradients: OnGradients | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        checkpoint: int | str | Checkpoint | None = None,
+        exchange: str = AUTO,
         closure: bool | None = None,
     ) -> None:
-        self._set_up(model, optimizer, RunOptions.among(locals()))
-
-    @classmethod
-    def of(cls, model: Models, optimizer: Optimizers, options: RunOptions) -> Run:
-        """Make a run of its options, which are the arguments of the same names."""
-        run = cls.__new__(cls)
-        run._set_up(model, optimizer, options)
-        return run
-
-    def _set_up(self, models: Models, optimizers: Optimizers, options: RunOptions) -> None:
-        model, optimizer = joined(models, optimizers)
+        options = RunOptions(
+            shards=shards,
+            seed=seed,
+            device=device,
+            exact=exact,
+            scaler=scaler,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            on_gradients=on_gradients,
+            directory=directory,
+            checkpoint=checkpoint,
+            exchange=exchange,
+            closure=closure,
+        )
+        model, optimizer = joined(model, optimizer)
         context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
         self.joint_calls = context().join()
         self.team = self.joint_calls.team
@@ -181,7 +184,7 @@ class Run:
             fixed["closure"] = True
         self.context = RunContext(
             options,
-            RunState(model, optimizer, options.resume_options),
+            RunState(model, optimizer, takes_programs=options.saving.options == OF_PROGRAM),
             self.team,
             self.joint_calls,
             scaling,
@@ -195,7 +198,7 @@ class Run:
             place_on(model, optimizer, self.device)
         for name in scaling:
             key = SCALER_KEY
-            if isinstance(options.grad_scaler, Mapping):
+            if isinstance(options.scaler, Mapping):
                 key = f"{SCALER_KEY}.{name}"
             self.state[key] = options.scaler_of(name)
         extra_state = ExtraState(model)
@@ -203,7 +206,9 @@ class Run:
             self.state[EXTRA_STATE_KEY] = extra_state
         self.checkpoints: Checkpoints | None = None
         if options.directory is not None:
-            self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
+            self.checkpoints = Checkpoints(
+                self.team, Path(options.directory), options.saving, self.say
+            )
             self.context.checkpoints = self.checkpoints
 
     @property
@@ -301,9 +306,9 @@ class Run:
             functions: all of the program's that run in passes, as far as known.
             named: what a loop of the program's own may use, by name.
         """
-        every = self.context.options.every
+        every = None if self.checkpoints is None else self.checkpoints.every
         if plan.samples.is_endless and every is not None and every.epochs is not None:
-            raise no_epochs("checkpoint_every")
+            raise no_epochs("checkpoint")
         self.context.loss, self.context.functions = loss, functions
         self.context.named = named or {}
         if observer is not None:

@@ -34,7 +34,7 @@ from unisono.runtime.workers.joint_calls import JointCalls
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints
 from unisono.training.loop_plan import LoopPlan, Totals
-from unisono.training.run_options import RunOptions
+from unisono.training.options import RunOptions
 
 
 class Observer:
@@ -185,7 +185,7 @@ def no_epochs(name: str) -> ValueError:
     """Refuse an interval in epochs for a stream that does not say how many samples it has."""
     return ValueError(
         f"`{name}` must be in steps where the dataset has no length, as then no epoch ends, but is "
-        f"in epochs: say a number of steps, or give the dataset a `__len__`."
+        f"in epochs: count steps, or give the dataset a `__len__`."
     )
 
 
@@ -224,7 +224,7 @@ def check_order(run: RunContext, samples: SamplePlan) -> None:
         raise MismatchError(
             f"`sampler` must give the order again in which epoch {position.epoch} has begun, but "
             f"{samples.sampler} gives another: give it what it was given, or begin anew with "
-            f'`resume="never"`.'
+            f'`Checkpoint(resume="never")`.'
         )
 
 

@@ -28,60 +28,32 @@ from torch.optim.lr_scheduler import (
 
 from unisono.engine.state.optimizers import members_of
 from unisono.training.callbacks.best_validation import monitored
+from unisono.training.options import LOSS, Every, Schedule
 from unisono.training.run import Run
-from unisono.training.run_options import Every
 
-INTERVALS = ("step", "epoch")
 KEY = "schedule"
-LOSS = "loss"
 
 
-class Schedule:
+class ScheduleUnderWay:
     """A run's schedule, or none. Final.
 
     Args:
-        scheduler: torch's; None: rates stay.
-        interval: ``"step"`` or ``"epoch"``.
+        schedule: torch's, and when it steps; None: rates stay.
         optimizer: the run's.
-        monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
 
     Raises:
-        TypeError: it is no schedule.
-        ValueError: it belongs to another optimizer, `interval` is something else, or `monitor`
-            does not fit it.
+        ValueError: it belongs to another optimizer.
     """
 
-    def __init__(
-        self, scheduler: Any, interval: str, optimizer: Optimizer, monitor: str = LOSS
-    ) -> None:
-        if interval not in INTERVALS:
-            raise ValueError(f"`schedule_every` must be one of {INTERVALS}, but is {interval!r}.")
-        if scheduler is not None and not isinstance(scheduler, LRScheduler):
-            raise TypeError(
-                f"`schedule` must be one of torch.optim.lr_scheduler, but is of type "
-                f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, say."
-            )
+    def __init__(self, schedule: Schedule | None, optimizer: Optimizer) -> None:
+        self._scheduler: LRScheduler | None = None if schedule is None else schedule.scheduler
+        self._interval = "epoch" if schedule is None else schedule.every
+        self._monitor = LOSS if schedule is None else schedule.monitor
         members = members_of(optimizer).values()
-        if scheduler is not None and not any(scheduler.optimizer is each for each in members):
+        if self._scheduler and all(self._scheduler.optimizer is not each for each in members):
             raise ValueError(
                 "`schedule` must belong to the optimizer that trains, but belongs to another one: "
                 "make it with the optimizer that the trainer gets."
-            )
-        if isinstance(scheduler, ReduceLROnPlateau) and interval != "epoch":
-            raise ValueError(
-                "ReduceLROnPlateau steps after each validation, so `schedule_every` must be left "
-                f"out, but is {interval!r}: say when to validate with `validate_every`."
-            )
-        self._scheduler, self._interval, self._monitor = scheduler, interval, monitor
-        if monitor != LOSS and not self.needs_validation:
-            raise ValueError(
-                f"`schedule_monitor` is what ReduceLROnPlateau looks at, but is {monitor!r} "
-                f"without one: leave it out."
-            )
-        if monitor == LOSS and getattr(scheduler, "mode", "min") == "max":
-            raise ValueError(
-                'ReduceLROnPlateau with `mode="max"` must look at something that is to grow, but '
-                'looks at the loss: pass `schedule_monitor="accuracy"`, say.'
             )
 
     @property
@@ -131,8 +103,8 @@ class Schedule:
             return ""
         why = _counts_steps(scheduler, num_steps, num_epochs)
         return why and (
-            f'{type(scheduler).__name__} is stepped once an epoch, as `schedule_every` is "epoch", '
-            f'but {why}: if it counts steps, pass `schedule_every="step"`'
+            f"{type(scheduler).__name__} is stepped once an epoch, but {why}: if it counts steps, "
+            f'pass `schedule=Schedule(scheduler, every="step")`'
         )
 
     def after_step(self) -> None:
@@ -148,7 +120,7 @@ class Schedule:
     def after_validation(self, means: Mapping[str, Any]) -> None:
         """Take notice of what a validation found."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(monitored(means, self._monitor, "schedule_monitor"))
+            self._scheduler.step(monitored(means, self._monitor))
 
 
 def _last_call(scheduler: Any) -> int | None:

@@ -22,7 +22,7 @@ from unisono.engine.state.optimizers import SeveralOptimizers, members_of, needs
 from unisono.runtime.device import AUTO, Device
 from unisono.runtime.world import World
 from unisono.training.computing import Computing, is_compiled
-from unisono.training.run_options import PER_OPTIMIZER, RunOptions
+from unisono.training.options import PER_OPTIMIZER, RunOptions
 
 Models = nn.Module | Mapping[str, nn.Module]
 Optimizers = Optimizer | Mapping[str, Optimizer]
@@ -83,7 +83,7 @@ def check_one_loss(model: Any, optimizer: Any, *, is_scaled: bool) -> None:
     if isinstance(optimizer, Mapping) and is_scaled:
         raise ValueError(
             f"losses are scaled for one optimizer at a time, but one loss is for several "
-            f"({_listed(optimizer)}): leave out `grad_scaler` and take another `precision`, or "
+            f"({_listed(optimizer)}): leave out `scaler` and take another `precision`, or "
             f"use `unisono.Run`, whose steps have `step.update(name)`."
         )
     if isinstance(model, Mapping):
@@ -202,7 +202,7 @@ def check_computing(model: nn.Module, computing: Computing) -> None:
     Raises:
         ValueError: the model is split, and is compiled, or rounding would depend on the cut.
     """
-    if computing.precision != "fp32":
+    if computing.precision.name != "fp32":
         check_casts(model)
     if split_of(model) is not None and is_compiled(model):
         raise ValueError(

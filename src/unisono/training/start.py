@@ -110,7 +110,7 @@ def tell_over(run: RunContext, totals: Totals) -> None:
     if totals.are_passed(position):
         run.say(f"the run has come to step {position.step}, past {asked}: to train on, {more}")
         return
-    anew = "" if run.checkpoints is None else '; to train anew, pass `resume="never"`'
+    anew = "" if run.checkpoints is None else '; to train anew, pass `Checkpoint(resume="never")`'
     run.say(
         f"the run is already finished: nothing to do, as step {position.step} is all of {asked}, "
         f"digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}; to train on, {more}{anew}"

@@ -58,7 +58,7 @@ class Step:
             on every worker; on the host.
         gradient_norm: after the block, with ``clip_norm=``: of the mean gradients before they were
             clipped; infinite where the step is skipped.
-        is_skipped: after the block, with ``grad_scaler=``: whether gradients were not finite, so
+        is_skipped: after the block, with ``scaler=``: whether gradients were not finite, so
             that parameters have stayed as they were. The step counts all the same.
         is_done: after the step's block: whether it counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.

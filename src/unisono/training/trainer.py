@@ -38,11 +38,11 @@ from unisono.training.loss_function import (
     outputs_and_targets,
 )
 from unisono.training.metrics import Metrics
+from unisono.training.options import Checkpoint, Precision, Schedule
 from unisono.training.predict import Predictor
 from unisono.training.run import Run
 from unisono.training.run_context import no_epochs
-from unisono.training.run_options import RunOptions
-from unisono.training.schedule import KEY, Schedule, Validation
+from unisono.training.schedule import KEY, ScheduleUnderWay, Validation
 from unisono.training.several_models import Optimizers, check_computing, check_one_loss, over_cuts
 from unisono.training.sweep import Forward, Sweep
 
@@ -66,50 +66,32 @@ class Trainer:
             loop's ``batch_size`` for each shard; at least 1.
         seed: for the order of samples and all random numbers in training; ≥ 0, < 2⁶⁴. Initial
             weights are drawn before: call ``torch.manual_seed`` before you make the model.
-        directory: where checkpoints and the event file are written; None: nowhere. If workers
-            pass different ones, for example with a time in the name, rank 0's is used.
-        checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``.
-            With a directory, a checkpoint is always written when `fit` ends.
-        keep: number of checkpoints to keep.
-        resume: ``"auto"``: the first `fit` resumes from the newest checkpoint that is whole;
-            ``"never"``: it starts from the beginning.
-        resume_options: what a resumed run does if the program now passes other options of the
-            optimizer or of a schedule, or has frozen other parameters. Each change is reported.
-            ``"checkpoint"``: it keeps the options that it began with; ``"program"``: it takes the
-            new ones, and a schedule continues as if it had had them from the start.
+        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU if there is
+            none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
+            all workers). The model is moved in place, now. Leave it out for a model that
+            :func:`unisono.split` has placed on several devices.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``; or a :class:`unisono.Precision`, which also
+            says whether accelerators compute the same bits in every run.
         clip_norm: the maximum norm of the mean gradients, with the bits of torch's
             ``clip_grad_norm_`` over the optimizer's parameters in the model's order.
             ``math.inf`` computes the norm without clipping, for ``step.gradient_norm`` and the
             event file.
         clip_value: the maximum magnitude of each element of the mean gradients.
-        precision: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: autocast, and for ``"fp16"`` a
-            scaled loss. A step whose gradients overflow is skipped on all workers; it counts as a
-            step, and the schedule steps.
-        grad_scaler: scales the loss with ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
-        tf32: whether NVIDIA GPUs may use TF32 for float32 products in this trainer's computations.
-            None: as the program has set it. No effect on the CPU; on an accelerator it belongs to
-            the run's identity.
-        schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; saved with the run.
-        schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
-            after each validation. Before the first step, one line says so if a schedule seems to
-            count the other; a OneCycleLR that would end before `fit` does is refused.
-        schedule_monitor: the name of the validation mean that ReduceLROnPlateau watches.
-        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU if there is
-            none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
-            all workers). The model is moved in place, now. Leave it out for a model that
-            :func:`unisono.split` has placed on several devices.
+        on_gradients: a function of (step, mean gradients by name), called once a step before
+            clipping. It changes gradients in place, or returns others by name. It is called on
+            every worker with the same bits and must do the same on each; generators are seeded.
+        schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`, which steps after each
+            epoch and is saved with the run; or a :class:`unisono.Schedule`.
+        directory: where checkpoints and the event file are written; None: nowhere. If workers
+            pass different ones, for example with a time in the name, rank 0's is used.
+        checkpoint: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``; or a
+            :class:`unisono.Checkpoint`, which also says how many are kept and where the run
+            resumes. With a directory, a checkpoint is always written when `fit` ends.
         exchange: how gradients are summed; results do not depend on it. ``"shared"``: all workers
             share one copy of the parameters; the default on CPUs. ``"staged"``: each worker has a
             replica, and gradients are exchanged through the host's memory; the default elsewhere.
             ``"gloo"``, ``"nccl"``: through a process group, on CPUs or GPUs; not run on GPUs yet.
             ``"auto"``: the default, or the value of the variable UNISONO_EXCHANGE.
-        exact: whether results on an accelerator have the same bits in every run: torch then uses
-            deterministic kernels in this trainer's computations, and an operation that has none
-            raises :class:`unisono.errors.NondeterministicError`. False: the program's settings
-            apply. No effect on the CPU.
-        on_gradients: a function of (step, mean gradients by name), called once a step before
-            clipping. It changes gradients in place, or returns others by name. It is called on
-            every worker with the same bits and must do the same on each; generators are seeded.
         closure: whether to call the optimizer's ``step`` with a closure, which computes all
             shards again with the current parameters and the same random numbers. None: if the
             optimizer requires one, as LBFGS does.
@@ -139,40 +121,51 @@ class Trainer:
         *,
         shards: int | None = None,
         seed: int = 0,
-        directory: str | os.PathLike[str] | None = None,
-        checkpoint_every: int | str | None = None,
-        keep: int = 3,
-        resume: str = "auto",
-        resume_options: str = "checkpoint",
+        device: str | torch.device = AUTO,
+        precision: str | Precision = "fp32",
         clip_norm: float | Mapping[str, float] | None = None,
         clip_value: float | Mapping[str, float] | None = None,
-        precision: str = "fp32",
-        grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
-        tf32: bool | None = None,
-        schedule: LRScheduler | None = None,
-        schedule_every: str = "epoch",
-        schedule_monitor: str = "loss",
-        device: str | torch.device = AUTO,
-        exchange: str = AUTO,
-        exact: bool = True,
         on_gradients: OnGradients | None = None,
+        schedule: LRScheduler | Schedule | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        checkpoint: int | str | Checkpoint | None = None,
+        callbacks: Iterable[Callback] = (),
+        exchange: str = AUTO,
         closure: bool | None = None,
         embed: Loss | None = None,
-        callbacks: Iterable[Callback] = (),
     ) -> None:
         check_loss(loss)
         if embed is not None:
             check_embed(embed, closure)
-        self._computing = Computing(precision=precision, tf32=tf32)
-        check_one_loss(model, optimizer, is_scaled=grad_scaler is not None or precision == "fp16")
-        scaler = self._computing.scaler(grad_scaler)
-        self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
+        if not isinstance(precision, Precision):
+            precision = Precision(precision)
+        if schedule is not None and not isinstance(schedule, Schedule):
+            schedule = Schedule(schedule)
+        self._computing = Computing(precision)
+        scaler = self._computing.make_scaler()
+        check_one_loss(model, optimizer, is_scaled=scaler is not None)
+        self.run = Run(
+            model,
+            optimizer,
+            shards=shards,
+            seed=seed,
+            device=device,
+            exact=precision.exact,
+            scaler=scaler,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            on_gradients=on_gradients,
+            directory=directory,
+            checkpoint=checkpoint,
+            exchange=exchange,
+            closure=closure,
+        )
         self.run.fixed.update(self._computing.fixed_by(model, self.run.device))
         check_computing(model, self._computing)
-        self._schedule = Schedule(schedule, schedule_every, self.run.optimizer, schedule_monitor)
+        self._schedule = ScheduleUnderWay(schedule, self.run.optimizer)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
-            self.run.state[KEY] = schedule
+            self.run.state[KEY] = schedule.scheduler
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
         self._loss = self._prepared(loss)
@@ -261,7 +254,7 @@ class Trainer:
         reading = Reading.of(dataset, batch_size, shuffle=shuffle, sampler=sampler, **how)
         plan = run.plan_loop(reading, epochs, steps)
         if plan.samples.is_endless and self._schedule.counts_epochs:
-            raise no_epochs("schedule_every")
+            raise no_epochs("schedule")
         metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
         self._metrics(**metrics)
         find_means: Callable[[], dict[str, Any]] | None = None

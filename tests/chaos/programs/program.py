@@ -41,6 +41,8 @@ CLIPS: dict[str, dict[str, float]] = {
     "look": {"clip_norm": float("inf")},
 }
 NUM_VALIDATED = 17
+# Another version may run this program, too: one whose options do not stand together yet.
+IS_OLDER = "checkpoint_every" in inspect.signature(unisono.Run).parameters
 NORMALIZING = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.Dropout)
 
 
@@ -123,9 +125,17 @@ class Program:
             "shards": choices.shards,
             "seed": choices.seed,
             "directory": told.directory or None,
-            "checkpoint_every": 3 if told.directory else None,
+            "checkpoint": 3 if told.directory else None,
             **CLIPS[choices.clip],
         }
+        self.schedule_options: dict[str, Any] = {"schedule": None}
+        if self.schedule is not None and not IS_OLDER:
+            schedule = unisono.Schedule(self.schedule, every=choices.schedule_every)
+            self.schedule_options = {"schedule": schedule}
+        if IS_OLDER:
+            self.settings["checkpoint_every"] = self.settings.pop("checkpoint")
+            every = choices.schedule_every
+            self.schedule_options = {"schedule": self.schedule, "schedule_every": every}
         if "device" in inspect.signature(unisono.Run).parameters:  # older versions have none
             self.settings["device"] = told.device
 
@@ -162,9 +172,8 @@ def with_trainer(program: Program) -> dict[str, Any]:
         program.optimizer,
         program.compute,
         precision=choices.precision,
-        schedule=program.schedule,
-        schedule_every=choices.schedule_every,
         callbacks=callbacks,
+        **program.schedule_options,
         **program.settings,
     )
     program.attach(trainer.run)
@@ -203,7 +212,8 @@ def with_own_loop(program: Program) -> dict[str, Any]:
     if dtype is not None:
         around = lambda: torch.autocast(device, dtype)  # noqa: E731
     scaler = torch.amp.GradScaler(device) if choices.precision == "fp16" else None
-    run = unisono.Run(model, program.optimizer, grad_scaler=scaler, **program.settings)
+    scaling = {"grad_scaler" if IS_OLDER else "scaler": scaler}
+    run = unisono.Run(model, program.optimizer, **scaling, **program.settings)
     program.attach(run)
     if program.schedule is not None:
         run.state["schedule"] = program.schedule

@@ -55,7 +55,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Cnn() if given.model == "cnn" else Gpt(given.width)
     optimizer = OPTIMIZERS[given.optimizer](model.parameters())
-    every = {"checkpoint_every": given.every} if given.directory else {}
+    every = {"checkpoint": given.every} if given.directory else {}
     where = {"device": given.device}
     if given.split > 1:
         where = {}

@@ -24,8 +24,6 @@ from unisono.engine.state.optimizer_state import group_options
 from unisono.engine.state.saved import apply_groups, modes_of
 from unisono.errors import CheckpointError
 
-RESUME_OPTIONS = ("checkpoint", "program")
-
 _RATE, _FIRST_RATE = "lr", "initial_lr"
 # What follows from rates, or says how far a schedule has come.
 _PROGRESS = ("base_lrs", "last_epoch", "best", "num_bad_epochs", "cooldown_counter")
@@ -52,14 +50,11 @@ class Given:
     Args:
         model, optimizer: whose options they are.
         state: ``run.state``, for its schedules.
-        resume_options: ``"checkpoint"``: those of a checkpoint stay; ``"program"``: what the
-            program gives otherwise now is taken.
+        takes_programs: whether what the program gives otherwise now is taken; else what is in a
+            checkpoint stays.
 
     Attributes:
         first: as plain JSON; empty before the first loop, and where something is no plain value.
-
-    Raises:
-        ValueError: `resume_options` is something else.
     """
 
     def __init__(
@@ -67,14 +62,11 @@ class Given:
         model: nn.Module,
         optimizer: Optimizer,
         state: Mapping[str, Any],
-        resume_options: str,
+        *,
+        takes_programs: bool,
     ) -> None:
-        if resume_options not in RESUME_OPTIONS:
-            raise ValueError(
-                f"`resume_options` must be one of {RESUME_OPTIONS}, but is {resume_options!r}."
-            )
         self._model, self._optimizer, self._state = model, optimizer, state
-        self._takes_programs = resume_options == "program"
+        self._takes_programs = takes_programs
         self._has_looked = False
         self._now: dict[str, Any] = {}
         self._schedules: dict[str, Any] = {}
@@ -97,12 +89,12 @@ class Given:
             return []
         if self._takes_programs:
             told = "; ".join(f"{what}: {new}, was {old}" for what, old, new in changes)
-            return [f"taking options from the program (`resume_options`): {told}"]
+            return [f"taking options from the program, as `Checkpoint` says: {told}"]
         told = "; ".join(f"{what}: {new} given, {old} kept" for what, old, new in changes)
         return [
             f"the run goes on with the options that it began with: {told}. Pass "
-            f'`resume_options="program"` to take what the program gives, or train another run with '
-            f'another `directory` or `resume="never"`.'
+            f'`Checkpoint(options="program")` to take what the program gives, or train '
+            f'another run with another `directory` or `Checkpoint(resume="never")`.'
         ]
 
     def take(self, first: dict[str, Any]) -> None:

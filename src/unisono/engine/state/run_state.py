@@ -67,7 +67,7 @@ class RunState:
 
     model: nn.Module  # whose values they are
     optimizer: Optimizer  # likewise
-    resume_options: InitVar[str] = "checkpoint"
+    takes_programs: InitVar[bool] = False  # options where a checkpoint has other ones
     position: Position = field(default_factory=Position)  # how far the run has come
     state: dict[str, Any] = field(default_factory=dict)  # what the program wants kept
     # what the last step said, and what else the trainer notes; plain JSON
@@ -77,8 +77,8 @@ class RunState:
     _named: dict[str, Any] = field(default_factory=dict)  # what `_flags` mean
     _before: dict[str, Any] = field(default_factory=dict)  # of the snapshot before
 
-    def __post_init__(self, resume_options: str) -> None:
-        self.given = Given(self.model, self.optimizer, self.state, resume_options)
+    def __post_init__(self, takes_programs: bool) -> None:
+        self.given = Given(self.model, self.optimizer, self.state, takes_programs=takes_programs)
 
     @property
     def has_lost_schedule(self) -> bool:

@@ -38,7 +38,7 @@ from unisono.runtime.notices import named, shown
 
 FORMAT = 1  # of run.json
 
-OTHERWISE = 'make the model as it was, or pass another `directory` or `resume="never"`'
+OTHERWISE = 'make the model as it was, or pass another `directory` or `Checkpoint(resume="never")`'
 
 _OPTIONAL = ("state", "last", "strides", "modes", "given")  # older versions did not write them
 _OBJECTS = ("position", "identity", "numbers", *_OPTIONAL)
@@ -175,7 +175,7 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
         raise CheckpointError(
             f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
             f"{len(optimizer.param_groups)}: before the first loop, add those that were added "
-            f'until then, or pass another `directory` or `resume="never"`.'
+            f'until then, or pass another `directory` or `Checkpoint(resume="never")`.'
         )
     for number, (group, values) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         for key, value in values.items():

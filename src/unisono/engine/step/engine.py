@@ -185,7 +185,7 @@ class StepEngine:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
         if len(self._active) > 1 and any(member.scaling for member in self._active):
             raise ValueError(
-                "losses are scaled for one optimizer at a time where `grad_scaler` is given, but "
+                "losses are scaled for one optimizer at a time where `scaler` is given, but "
                 "this update is of several: compute each loss in an update of its own, such as "
                 f"`with step.update({self._active[0].name!r}):`."
             )

@@ -150,7 +150,7 @@ class LossScaling:
             return None
         if not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(
-                f"`grad_scaler` must be a torch.amp.GradScaler, but is of type "
+                f"`scaler` must be a torch.amp.GradScaler, but is of type "
                 f'{type(scaler).__name__}: pass `torch.amp.GradScaler("cpu")`, say.'
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -52,7 +52,7 @@ def main():
         loss,
         shards=4,  # parts of each batch; at most this many workers share the work
         seed=0,
-        # directory="runs/digits", checkpoint_every="10min",  # stop at any time and resume
+        # directory="runs/digits", checkpoint="10min",  # stop at any time and resume
     )
     # `batch_size` is the whole batch, however many workers share it.
     trainer.fit(train_set, batch_size=32, epochs=6, validate=test_set)

@@ -8,7 +8,6 @@ so all leave after the same step. Checkpoints and event files go into a folder t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -47,7 +46,7 @@ class StepTimes:
 
     def install(self) -> None:
         """Put the hooks in place."""
-        wrap(Run, "_set_up", self._set_up)
+        wrap(Run, "__init__", self._make_run)
         wrap(Boundary, "__init__", self._begin_loop)
         wrap(Boundary, "count", self._count)
         self._plain = register_optimizer_step_post_hook(self._after_plain_step)
@@ -58,12 +57,11 @@ class StepTimes:
         if self._num_plain >= _OF_OTHERS_AT_MOST:
             self._recorder.stop()
 
-    def _set_up(self, before: Callable[..., None], run: Any, *args: Any) -> None:
+    def _make_run(self, before: Callable[..., None], run: Any, *args: Any, **given: Any) -> None:
         self._plain.remove()
-        *others, options = args
-        if options.directory is not None:
-            options = replace(options, directory=Path(self._recorder.options.folder) / "run")
-        before(run, *others, options)
+        if given.get("directory") is not None:
+            given["directory"] = Path(self._recorder.options.folder) / "run"
+        before(run, *args, **given)
 
     def _begin_loop(self, before: Callable[..., None], boundary: Boundary, *args: Any) -> None:
         before(boundary, *args)

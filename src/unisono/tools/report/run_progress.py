@@ -24,7 +24,7 @@ from enum import Enum
 import psutil
 
 from unisono.training.events.events import (
-    Checkpoint,
+    CheckpointRequest,
     End,
     Evaluation,
     Event,
@@ -53,7 +53,7 @@ class RunProgress:
     num_steps: int = 0  # steps in the events, each counted once
     num_again: int = 0  # how many repeat a step
     evaluation: Evaluation | None = None  # the newest
-    checkpoint: Checkpoint | None = None  # the newest
+    checkpoint: CheckpointRequest | None = None  # the newest
     num_checkpoints: int = 0
     ranks: tuple[int, ...] = ()  # who computes
     lost: set[int] = field(default_factory=set)  # in the latest fit, and not replaced
@@ -85,7 +85,7 @@ class RunProgress:
                 self._add_went_back(event)
             case Evaluation():
                 self.evaluation = event
-            case Checkpoint():
+            case CheckpointRequest():
                 self.checkpoint = event
                 self.num_checkpoints += 1
             case End() | Failure():

@@ -47,8 +47,8 @@ def is_better(value: float, best: float | None, rule: Sequence[Any]) -> bool:
     return bool(gain > min_delta)
 
 
-def monitored(means: Mapping[str, Any], name: str, option: str = "monitor") -> float:
-    """Look up the mean that `option` names.
+def monitored(means: Mapping[str, Any], name: str) -> float:
+    """Look up the mean that `monitor` names.
 
     Raises:
         ValueError: there is no such mean.
@@ -56,7 +56,7 @@ def monitored(means: Mapping[str, Any], name: str, option: str = "monitor") -> f
     numbers = sorted(other for other, value in means.items() if not isinstance(value, list))
     if name not in numbers:
         raise ValueError(
-            f"`{option}` must be one of the means that the loss function gives, or a metric that "
+            "`monitor` must be one of the means that the loss function gives, or a metric that "
             f"is one number, {numbers}, but is {name!r}."
         )
     return float(means[name])

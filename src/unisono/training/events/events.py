@@ -244,7 +244,7 @@ class Evaluation(Event):
 
 
 @dataclass(frozen=True)
-class Checkpoint(Event):
+class CheckpointRequest(Event):
     """A checkpoint has been asked for."""
 
 
@@ -290,7 +290,7 @@ _EVENTS: dict[str, type[Event]] = {
     "workers": Workers,
     "went_back": WentBack,
     "evaluation": Evaluation,
-    "checkpoint": Checkpoint,
+    "checkpoint": CheckpointRequest,
     "failure": Failure,
     "interrupted": Interrupted,
     "end": End,

@@ -17,7 +17,5 @@ torch.manual_seed(0)
 x = torch.randn(96, 8)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-trainer = unisono.Trainer(
-    model, optimizer, loss, shards=4, seed=0, directory="run", checkpoint_every=2
-)
+trainer = unisono.Trainer(model, optimizer, loss, shards=4, seed=0, directory="run", checkpoint=2)
 trainer.fit(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=16, epochs=3)

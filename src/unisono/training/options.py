@@ -1,0 +1,323 @@
+"""What a run is told: the options of `Run` and `Trainer`, and those that belong together in one.
+
+When a checkpoint is due: a pure function of steps, epochs and the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from unisono.engine.exchange.choice import check_exchange
+from unisono.engine.state.optimizers import needs_closure, takes_closure
+from unisono.engine.step.transforms import Clipping, OnGradients
+from unisono.plan.samples import NUM_SEEDS
+from unisono.runtime.device import AUTO
+from unisono.runtime.whole import check_whole
+from unisono.training.loss_function import check_function
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+INTERVALS = ("step", "epoch")
+LOSS = "loss"
+RESUME = ("auto", "never")
+OF_CHECKPOINT, OF_PROGRAM = TAKEN_FROM = ("checkpoint", "program")
+PER_OPTIMIZER = ("clip_norm", "clip_value", "scaler")  # one for all, or by name
+T = TypeVar("T")
+Scaler = torch.amp.GradScaler
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a trainer's passes compute: ``precision=Precision("fp16", tf32=False)``. Final.
+
+    Args:
+        name: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: torch's autocast around the loss
+            function, and for ``"fp16"`` a scaled loss. A step whose gradients overflow is skipped
+            on all workers; it counts as a step, and the schedule steps.
+        scaler: scales the loss with ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
+        tf32: whether NVIDIA GPUs may use TF32 for float32 products in this trainer's computations.
+            None: as the program has set it. No effect on the CPU; on an accelerator it belongs to
+            the run's identity.
+        exact: whether results on an accelerator have the same bits in every run: torch then uses
+            deterministic kernels in this trainer's computations, and an operation that has none
+            raises :class:`unisono.errors.NondeterministicError`. False: the program's settings
+            apply. No effect on the CPU.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: there is no such precision, or the scaler does not fit it.
+    """
+
+    name: str = "fp32"
+    scaler: Scaler | None = field(default=None, kw_only=True)
+    tf32: bool | None = field(default=None, kw_only=True)
+    exact: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_among("precision", self.name, tuple(DTYPES))
+        if not (self.tf32 is None or isinstance(self.tf32, bool)):
+            raise TypeError(f"`tf32` must be True or False, or None, but is {self.tf32!r}.")
+        _check_flag("exact", self.exact)
+        is_given = isinstance(self.scaler, Scaler)
+        is_enabled = isinstance(self.scaler, Scaler) and self.scaler.is_enabled()
+        if self.name != "fp16" and is_enabled:
+            raise ValueError(
+                f'`scaler` must be left out unless the precision is "fp16", but that is '
+                f"{self.name!r}: its gradients do not vanish."
+            )
+        if self.name == "fp16" and is_given and not is_enabled:
+            raise ValueError(
+                '`scaler` must be enabled with the precision "fp16", but is not: pass '
+                '`torch.amp.GradScaler("cpu")`, say, or leave it out.'
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When a learning rate schedule steps: ``schedule=Schedule(cosine, every="step")``. Final.
+
+    Args:
+        scheduler: one of ``torch.optim.lr_scheduler`` over the trainer's optimizer; it is saved
+            with the run.
+        every: ``"epoch"`` or ``"step"``: when it steps. ReduceLROnPlateau steps after each
+            validation. Before the first step, one line says so if a schedule seems to count the
+            other; a OneCycleLR that would end before `fit` does is refused.
+        monitor: the name of the validation mean that ReduceLROnPlateau watches.
+
+    Raises:
+        TypeError: it is no scheduler.
+        ValueError: `every` is something else, or an argument does not fit the scheduler.
+    """
+
+    scheduler: LRScheduler
+    every: str = field(default="epoch", kw_only=True)
+    monitor: str = field(default=LOSS, kw_only=True)
+
+    def __post_init__(self) -> None:
+        scheduler = self.scheduler
+        if not isinstance(scheduler, LRScheduler):
+            raise TypeError(
+                f"`schedule` must be one of torch.optim.lr_scheduler, but is of type "
+                f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, say."
+            )
+        _check_among("every", self.every, INTERVALS)
+        looks_at_means = isinstance(scheduler, ReduceLROnPlateau)
+        if looks_at_means and self.every != "epoch":
+            raise ValueError(
+                "ReduceLROnPlateau steps after each validation, so `every` must be left out, but "
+                f"is {self.every!r}: say when to validate with `validate_every`."
+            )
+        if self.monitor != LOSS and not looks_at_means:
+            raise ValueError(
+                f"`monitor` is what ReduceLROnPlateau looks at, but is {self.monitor!r} without "
+                f"one: leave it out."
+            )
+        if self.monitor == LOSS and getattr(scheduler, "mode", "min") == "max":
+            raise ValueError(
+                'ReduceLROnPlateau with `mode="max"` must look at something that is to grow, but '
+                'looks at the loss: pass `Schedule(scheduler, monitor="accuracy")`, say.'
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """When a run is saved and where it resumes: ``checkpoint=Checkpoint("10min", keep=9)``. Final.
+
+    A checkpoint is always written when a `fit` ends, or a loop of your own.
+
+    Args:
+        every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``; None: none but
+            at the end.
+        keep: number of checkpoints to keep.
+        resume: ``"auto"``: the first loop resumes from the newest checkpoint that is whole;
+            ``"never"``: it starts from the beginning.
+        options: what a resumed run does if the program now passes other options of the optimizer
+            or of a schedule, or has frozen other parameters. Each change is reported.
+            ``"checkpoint"``: it keeps the options that it began with; ``"program"``: it takes the
+            new ones, and a schedule continues as if it had had them from the start.
+
+    Raises:
+        TypeError: `keep` is not whole.
+        ValueError: an argument is not valid; the message says what to do.
+    """
+
+    every: int | str | None = None
+    keep: int = field(default=3, kw_only=True)
+    resume: str = field(default="auto", kw_only=True)
+    options: str = field(default=OF_CHECKPOINT, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            Every.read(self.every)
+        _make_whole(self, "keep", at_least=1)
+        _check_among("resume", self.resume, RESUME)
+        _check_among("options", self.options, TAKEN_FROM)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run computes and where it is kept; :class:`unisono.Run` documents each.
+
+    Raises:
+        TypeError: an option is of the wrong kind.
+        ValueError: an option does not fit; the message says what to do.
+    """
+
+    shards: int | None = None
+    seed: int = 0
+    device: str | torch.device = AUTO
+    exact: bool = True
+    scaler: Scaler | Mapping[str, Scaler] | None = None
+    clip_norm: float | Mapping[str, float] | None = None
+    clip_value: float | Mapping[str, float] | None = None
+    on_gradients: OnGradients | None = None
+    directory: str | os.PathLike[str] | None = None
+    checkpoint: int | str | Checkpoint | None = None
+    exchange: str = AUTO
+    closure: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in {name for each in (self.clip_norm, self.clip_value) for name in _names(each)}:
+            self.clipping_of(name)
+        if self.shards is not None:
+            _make_whole(self, "shards", at_least=1)
+        _make_whole(self, "seed", at_least=0, below=NUM_SEEDS)
+        _check_flag("exact", self.exact)
+        check_exchange(self.exchange)
+        if self.on_gradients is not None:
+            check_function("on_gradients", self.on_gradients, ("step", "gradients"))
+        if self.closure not in (None, True, False):
+            raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
+        if self.checkpoint is not None and self.directory is None:
+            raise ValueError(
+                "`directory` must say where checkpoints go when `checkpoint` is given, but is "
+                'None: pass `directory="runs/mnist"`, say.'
+            )
+        _ = self.saving  # refuses what does not fit
+
+    @property
+    def saving(self) -> Checkpoint:
+        """When the run is saved, and where it resumes."""
+        given = self.checkpoint
+        return given if isinstance(given, Checkpoint) else Checkpoint(given)
+
+    def clipping_of(self, name: str) -> Clipping:
+        """Say how the gradients of an optimizer are clipped; raises what :class:`Clipping` does."""
+        return Clipping(_of(self.clip_norm, name), _of(self.clip_value, name))
+
+    def scaler_of(self, name: str) -> Scaler | None:
+        """Give the scaler of an optimizer's losses, if it has one."""
+        return _of(self.scaler, name)
+
+    def takes_closure(self, optimizer: Optimizer) -> bool:
+        """Tell whether the optimizer is called with a closure."""
+        return needs_closure(optimizer) if self.closure is None else self.closure
+
+    def replicas_for(self, optimizer: Optimizer) -> str:
+        """Name the option for which every worker must have a replica; empty: none."""
+        if self.on_gradients is not None:
+            return "on_gradients"
+        return "closure" if self.takes_closure(optimizer) else ""
+
+    def check_closure(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer that does not fit `closure`, and what does not go with one.
+
+        Raises:
+            ValueError: something does not fit.
+        """
+        name = type(optimizer).__name__
+        if self.closure is False and needs_closure(optimizer):
+            raise ValueError(
+                f"`closure` must be left out for {name}, whose `step` asks for one, but is False."
+            )
+        if not self.takes_closure(optimizer):
+            return
+        if not takes_closure(optimizer):
+            raise ValueError(
+                f"`closure=True` must have an optimizer whose `step` takes a closure, but that of "
+                f"{name} does not: leave it out."
+            )
+        if self.scaler is not None:
+            raise ValueError(
+                f"an optimizer that asks for the loss again ({name}) must do without "
+                f"`scaler`, but it is given: leave it out."
+            )
+
+
+def _of(given: T | Mapping[str, T] | None, name: str) -> T | None:
+    """Give an option's value for one optimizer, where it may be by name."""
+    return given.get(name) if isinstance(given, Mapping) else given
+
+
+def _make_whole(options: Any, name: str, *, at_least: int, below: int | None = None) -> None:
+    """Keep a number of frozen options as an int; raises what :func:`check_whole` does."""
+    whole = check_whole(name, getattr(options, name), at_least=at_least, below=below)
+    object.__setattr__(options, name, whole)
+
+
+def _check_among(name: str, value: Any, among: Sequence[str]) -> None:
+    if value not in among:
+        raise ValueError(f"`{name}` must be one of {among}, but is {value!r}.")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False, but is {value!r}.")
+
+
+def _names(given: Any) -> Sequence[str]:
+    return list(given) if isinstance(given, Mapping) else [""]
+
+
+_UNITS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0}
+_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s??\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """An interval in steps, epochs or seconds; exactly one of them is not None."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def read(cls, text: int | str, name: str = "checkpoint") -> Every:
+        """Understand ``500``, ``"500 steps"``, ``"1 epoch"``, ``"10min"``, ``"90 s"``, ``"2h"``.
+
+        Raises:
+            ValueError: it is none of these, or not above 0.
+        """
+        match = _FORM.fullmatch(f"{text} steps" if isinstance(text, int) else str(text))
+        unit = match[2].lower() if match else ""
+        if match and float(match[1]) > 0:
+            if unit in ("step", "epoch") and float(match[1]).is_integer():
+                count = int(float(match[1]))
+                return cls(steps=count) if unit == "step" else cls(epochs=count)
+            if unit in _UNITS_S:
+                return cls(seconds=float(match[1]) * _UNITS_S[unit])
+        raise ValueError(
+            f'`{name}` must be a number of steps, or a text like "500 steps", '
+            f'"1 epoch" or "10min", but is {text!r}.'
+        )
+
+    def is_due(self, *, steps: int, epoch_ended: int, seconds: float) -> bool:
+        """Tell whether a checkpoint is due.
+
+        Args:
+            steps: steps done over the whole run.
+            epoch_ended: how many epochs are done if one has just ended, else 0.
+            seconds: since the last checkpoint, or since the beginning.
+        """
+        if self.steps is not None:
+            return steps % self.steps == 0
+        if self.epochs is not None:
+            return epoch_ended > 0 and epoch_ended % self.epochs == 0
+        return self.seconds is not None and seconds >= self.seconds
