@@ -139,12 +139,6 @@ def test_what_is_no_object_is_unreadable(line):
         read_event(line)
 
 
-@pytest.mark.parametrize(("written", "read_as"), [("\\ud800", "?"), ("\\ud83d\\ude00", "😀")])
-def test_half_a_surrogate_is_replaced(written, read_as):
-    line = b'{"event":"failure","step":1,"message":"' + written.encode() + b'"}'
-    assert read_event(line).message == read_as
-
-
 def test_a_newer_format_is_told_apart():
     with pytest.raises(NewerFormatError, match="format 2"):
         read(event="start", step=0, format=2)

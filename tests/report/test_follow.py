@@ -7,7 +7,6 @@ from unittest.mock import Mock
 import pytest
 
 from unisono.errors import DataFormatError
-from unisono.training.events import follow
 from unisono.training.events.follow import EventReader
 
 
@@ -80,16 +79,6 @@ def test_lines_that_cannot_be_read_are_counted(path):
     reader = EventReader(path)
     assert steps(reader) == [0, 1]
     assert reader.num_unreadable == 2
-
-
-@pytest.mark.parametrize("num_bytes", [70, 100, 101, 1000])
-def test_a_line_without_end_takes_no_memory(path, monkeypatch, num_bytes):
-    monkeypatch.setattr(follow, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(follow, "_PIECE_BYTES", 64)
-    path.write_bytes(line(0) + b"x" * num_bytes + b"\n" + line(1))
-    reader = EventReader(path)
-    assert steps(reader) == [0, 1]
-    assert reader.num_unreadable == 1
 
 
 def test_a_newer_format_is_refused(path):

@@ -40,7 +40,6 @@ def machine_probes(root: Path) -> dict[str, Callable[[], Iterable[Finding]]]:
     files, shared = resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(root / "dev/shm")
     return {
         "cores": lambda: [judge_cores(num_all, num_cores, container_cores(root))],
-        "load": lambda: [judge_load(os.getloadavg()[0], num_cores)],
         "memory": lambda: [judge_memory(psutil.virtual_memory(), container_memory_left(root))],
         "shared-memory": lambda: [judge_shared_memory(psutil.disk_usage(shared).free)],
         "open-files": lambda: [judge_open_files(files)],
@@ -99,15 +98,6 @@ def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
     elif num_usable == 1:
         verdict, remedy = WARNING, "With one core workers take turns; more of them do not help."
     return Finding("cores", verdict, f"{said}.", remedy)
-
-
-def judge_load(load: float, num_usable: int) -> Finding:
-    """Judge whether others compute here; `load` is the mean of the last minute."""
-    if load <= 0.5 * num_usable + 0.5:
-        return Finding("load", OK, f"Load of the last minute: {load:.1f}.")
-    said = f"{load:.1f} processes have been computing on {num_usable} cores in the last minute."
-    remedy = "Whatever they are, they slow workers down, and measurements: look with `top`."
-    return Finding("load", WARNING, said, remedy)
 
 
 def judge_memory(found: Any, container_left: int | None) -> Finding:

@@ -1,7 +1,7 @@
 """What `unisono report` and `unisono compare` do: read, draw, write.
 
-A file is whole, or not there: its bytes go to a file beside, which then takes the name. A file of
-that name is replaced only if it was written here before: `-o train.py` by mistake keeps the script.
+A file is whole, or not there: its bytes go to a file beside, which then takes the name. Only pages
+are replaced: `-o train.py` by mistake keeps the script.
 
 Several runs together: their curves, where they differ, and whether they are equal.
 """
@@ -9,7 +9,6 @@ Several runs together: their curves, where they differ, and whether they are equ
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from unisono.tools.report.curves import (
     series_trace,
 )
 from unisono.tools.report.history import History, Series, gather, identity
-from unisono.tools.report.page import MARK, rendered, report, state
+from unisono.tools.report.page import rendered, report, state
 from unisono.tools.report.text import in_plot, name, value
 from unisono.training.events.events import End
 
@@ -51,11 +50,6 @@ def write_report(
         DataFormatError: the run was written by a newer version.
     """
     target = Path(directory) / REPORT_NAME if output is None else Path(output)
-    if output is None and target.is_symlink():
-        raise ValueError(
-            f"{str(target)!r} must be a file that this command wrote, but is a link: remove it, or "
-            "name the page with `-o`."
-        )
     return write_page(target, report(gather(directory)))
 
 
@@ -95,11 +89,12 @@ def write_page(path: str | os.PathLike[str], page: str) -> Path:
         Where it is.
 
     Raises:
-        ValueError: the name is taken by something else, or the file cannot be written.
+        ValueError: the name is none of a page, or the file cannot be written.
     """
-    target = Path(path).resolve()
+    target = Path(path).absolute()
+    if target.suffix != ".html":
+        raise ValueError(f"`-o` must name a page, but {str(path)!r} does not end in .html.")
     try:
-        _check_name(target)
         with written_whole(target) as file:
             file.write(page.encode(errors="replace"))
     except OSError as error:
@@ -108,26 +103,6 @@ def write_page(path: str | os.PathLike[str], page: str) -> Path:
             f"({error.strerror}): make room, choose another folder, or change its permissions."
         ) from None
     return target
-
-
-def _check_name(target: Path) -> None:
-    try:
-        status = target.lstat()
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(status.st_mode):
-        raise ValueError(
-            f"`-o` must name a file, but {str(target)!r} is a folder: name a file in it."
-        )
-    is_ours = False
-    if stat.S_ISREG(status.st_mode):
-        with target.open("rb") as file:
-            is_ours = file.read(len(MARK)) in (b"", MARK.encode())
-    if not is_ours:
-        raise ValueError(
-            "`-o` must name a new file, or one that this command wrote, but "
-            f"{str(target)!r} is something else: choose another name, or remove it."
-        )
 
 
 MAX_RUNS = SERIES_COLOURS

@@ -179,7 +179,6 @@ def _left_out(history: History) -> Iterator[str]:
         yield f"{steps} came out of order and are left out."
 
 
-MARK = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="Unisono">\n'
 _MISSING = (
     "To draw a page, plotly and jinja2 must be installed, but are not: install them with "
     "`pip install 'unisono[report]'`."
@@ -217,7 +216,7 @@ def rendered(template: str, **context: Any) -> str:
     environment.filters |= filters
     environment.policies["json.dumps_function"] = _as_json
     library, script = get_plotlyjs(), _resource("page.js")
-    return MARK + environment.get_template(template).render(
+    return environment.get_template(template).render(
         policy=Markup(_policy(library, script)),
         style=Markup(_resource("page.css")),
         library=Markup(library),

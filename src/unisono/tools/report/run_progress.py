@@ -60,7 +60,6 @@ class RunProgress:
     named: dict[int, Named] = field(default_factory=dict)  # processes, also of the lost
     trouble: Mark | None = None  # the newest thing that happened to workers of the latest fit
     num_lost: int = 0  # workers
-    num_went_back: int = 0  # how often steps came again
     began_unix_s: float = math.nan  # when the first line was written
     last_unix_s: float = math.nan  # when the last one was
     seconds: float = 0.0  # of all fits from line to line, without what was between them
@@ -141,7 +140,6 @@ class RunProgress:
 
     def _add_went_back(self, event: WentBack) -> None:
         self.num_done = event.step
-        self.num_went_back += 1
         if self.trouble is not None and event.from_step is not None:
             text = f"{self.trouble.text}; steps {event.step} to {event.from_step - 1} came again"
             self.trouble = replace(self.trouble, text=text)

@@ -311,7 +311,10 @@ def read_event(line: bytes) -> Event | None:
         NewerFormatError: the file is of a format that this version cannot read.
         ValueError: the line is not what the format says.
     """
-    found = _loads(line)
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
     if not isinstance(found, dict):
         raise ValueError("not an object")
     name, written = found.get("event"), found.get("format")
@@ -328,18 +331,6 @@ def read_event(line: bytes) -> Event | None:
         except ValueError as error:
             raise ValueError(f"`{key}` {error}") from None
     return _EVENTS[name](*values)
-
-
-def _loads(line: bytes) -> Any:
-    try:
-        found = json.loads(line)
-        if b"\\ud" in line.lower():
-            # Half of a surrogate pair is allowed in JSON, but cannot be written as UTF-8.
-            text = json.dumps(found, ensure_ascii=False)
-            found = json.loads(text.encode("utf-8", "replace"))
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-    return found
 
 
 @dataclass(frozen=True)

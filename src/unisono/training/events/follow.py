@@ -22,9 +22,7 @@ from unisono.errors import DataFormatError
 from unisono.training.events.events import Event, NewerFormatError, read_event
 
 FILE_NAME = "events.jsonl"
-MAX_LINE_BYTES = 1 << 20
 
-_PIECE_BYTES = 1 << 18
 _MARK_BYTES = 256
 _STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
 
@@ -112,7 +110,6 @@ class EventReader:
         self.offset_bytes = 0
         self.num_unreadable = 0
         self._mark = b""
-        self._is_too_long = False
 
     def _open(self) -> BinaryIO:
         try:
@@ -140,19 +137,11 @@ class EventReader:
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
         """Give whole lines, and keep the place up to which they have been given."""
-        rest = b""
-        while piece := file.read(_PIECE_BYTES):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                self.offset_bytes += len(line) + 1
-                self._mark = (line + b"\n")[-_MARK_BYTES:]
-                whole = b"what a line too long ends with" if self._is_too_long else line
-                self._is_too_long = False
-                yield whole
-            if len(rest) > MAX_LINE_BYTES:
-                self._is_too_long = True
-                self.offset_bytes += len(rest)
-                self._mark, rest = rest[-_MARK_BYTES:], b""
+        for line in file:
+            if line.endswith(b"\n"):
+                self.offset_bytes += len(line)
+                self._mark = line[-_MARK_BYTES:]
+                yield line
 
     def _read(self, line: bytes) -> Event | None:
         if not line.strip():
@@ -160,8 +149,6 @@ class EventReader:
         if self.offset_bytes < self._steps_from and line.startswith(_STEP):
             return None
         try:
-            if len(line) > MAX_LINE_BYTES:
-                raise ValueError("too long")
             return read_event(line)
         except NewerFormatError as error:
             raise DataFormatError(
