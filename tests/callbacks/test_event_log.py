@@ -598,21 +598,6 @@ def test_an_event_file_that_fails_in_any_way_is_told_and_ends_no_run(
     assert f"`{method}`: ZeroDivisionError: division by zero; training goes on" in printed
 
 
-def test_a_folder_that_cannot_be_looked_into_is_told_and_ends_no_run(tmp_path, monkeypatch):
-    def denied(self, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    said = []
-    journal_of = Journal(tmp_path / "closed" / "events.jsonl", place_of, alone(said.append))
-    monkeypatch.setattr(journal.Path, "exists", denied)
-    journal_of.cut(0)
-    assert journal_of.last() == b""
-    assert said == [
-        f"{tmp_path / 'closed' / 'events.jsonl'} must be writable, but is not "
-        "(Permission denied): lines are missing in it; training goes on."
-    ]
-
-
 def test_a_file_that_cannot_be_closed_is_told_and_ends_no_run(tmp_path, monkeypatch):
     def full(fd):
         close(fd)

@@ -24,10 +24,10 @@ FACTS = {
 TIMES = [Times(*[0.5] * 7), None]
 
 
-def test_each_worker_has_an_entry():
-    line = step_line(FACTS, TIMES, [DeviceMemory(2**40, 2**41, 2**40 + 1), None])
+def test_few_lines_have_more():
+    line = step_line(FACTS, TIMES, {"allocated_bytes": [2**40, None], "delayed_s": [0.25, None]})
     event = read_event(line)
-    assert event.allocated_bytes == (2**40, None)
+    assert (event.allocated_bytes, event.delayed_s) == ((2**40, None), (0.25, None))
 
 
 def test_without_memory_a_line_is_as_it_always_was():
@@ -40,11 +40,6 @@ def test_without_memory_a_line_is_as_it_always_was():
     )
     assert step_line(FACTS, TIMES) == written
     assert read_event(written).allocated_bytes == ()
-
-
-def test_each_worker_has_a_delay():
-    line = json.loads(step_line(FACTS, TIMES, [], [0.25, None]))
-    assert line["delayed_s"] == [0.25, None]
 
 
 class Crew:

@@ -11,15 +11,15 @@ from rich.console import Console
 from tests.report.lines import event, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
-from unisono.tools.report.run_progress import GONE, Process, ProcessState
+from unisono.tools.report.run_progress import GONE, Process
 from unisono.tools.report.top import draw
 from unisono.tools.report.view import WorkerLine, see
 from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
 SLOW_ROW = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
 ROW = [0.001, 0.002, 0.004, 0.006, 0.0005, 0.0005]
-BUSY = Process(ProcessState.RUNNING, 299 << 20)
-STOPPED = Process(ProcessState.STOPPED, 290 << 20)
+BUSY = Process("running", 299 << 20)
+STOPPED = Process("stopped", 290 << 20)
 
 
 def view(num_workers=2, *lines, processes=None, at_s=4.0):
@@ -131,7 +131,7 @@ def test_names_are_no_markup():
 def test_a_worker_of_whom_nothing_is_known_has_its_line():
     what = replace(
         view(),
-        workers=(WorkerLine(7, None, Process(ProcessState.UNKNOWN)),),
+        workers=(WorkerLine(7, None, Process("unknown")),),
         slowness="",
     )
     assert drawn(what, 80)[-1].split() == ["7", "–", "unknown", *["–"] * 8]

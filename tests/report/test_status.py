@@ -6,7 +6,6 @@ from tests.report.synthetic import BEGAN_UNIX_S, PHASES, start_line
 
 from unisono.tools.report.history import Spent
 from unisono.tools.report.run_progress import Named
-from unisono.tools.report.view import RECENT_S, RECENT_STEPS
 from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
 
@@ -30,21 +29,11 @@ def test_speed_is_right_where_steps_were_passed_over():
     assert made.steps_per_s == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize(
-    ("interval_s", "num_steps", "kept"),
-    [(0.1, 300, int(RECENT_S / 0.1)), (30.0, 40, RECENT_STEPS), (0.0, 50, 50)],
-)
-def test_the_newest_steps_are_ten_seconds_or_ten(interval_s, num_steps, kept):
-    made = status_of(start_line(), *(step(n, n * interval_s) for n in range(num_steps)))
-    assert len(made.recent) == pytest.approx(kept, abs=1)
-
-
 @pytest.mark.parametrize("time_unix_s", [0.0, -1e300, 1e300, "nan", "inf", None])
 def test_a_clock_that_is_wrong_breaks_nothing(time_unix_s):
     wrong = {**step(1, 0), "time_unix_s": time_unix_s}
     made = status_of(start_line(), step(0, 5), wrong, step(2, 6))
     assert made.progress.num_done == 3
-    assert made.by_rank[0].num_steps == 3
 
 
 def test_who_was_lost_is_known_until_another_has_come():

@@ -7,12 +7,12 @@ from tests.report.lines import event, history_of, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
 from unisono.tools.report.page import state
-from unisono.tools.report.run_progress import GONE, Process, ProcessState
+from unisono.tools.report.run_progress import GONE, Process
 from unisono.tools.report.view import Condition, RunStatus, see
 from unisono.training.events.events import read_event
 
-BUSY = Process(ProcessState.RUNNING, 300_000_000)
-STOPPED = Process(ProcessState.STOPPED)
+BUSY = Process("running", 300_000_000)
+STOPPED = Process("stopped")
 BOTH_BUSY = {0: BUSY, 1: BUSY}
 
 

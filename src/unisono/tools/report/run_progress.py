@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 import psutil
 
@@ -156,15 +155,6 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-class ProcessState(Enum):
-    """What a process does; the value is the word for it."""
-
-    RUNNING = "running"
-    STOPPED = "stopped"
-    GONE = "gone"
-    UNKNOWN = "unknown"
-
-
 @dataclass(frozen=True)
 class Named:
     """A process as an event names it."""
@@ -177,12 +167,12 @@ class Named:
 class Process:
     """What a process does now."""
 
-    state: ProcessState  # unknown where nobody can tell from here
+    state: str  # "running", "stopped", "gone", or "unknown" where nobody can tell from here
     memory_bytes: int | None = None  # in memory, with what it shares
 
 
-UNKNOWN = Process(ProcessState.UNKNOWN)
-GONE = Process(ProcessState.GONE)
+UNKNOWN = Process("unknown")
+GONE = Process("gone")
 
 
 def processes_of(named: Mapping[int, Named]) -> dict[int, Process]:
@@ -203,6 +193,4 @@ def _process(name: Named) -> Process:
         return GONE if psutil.pid_exists(1) else UNKNOWN
     except psutil.Error:
         return UNKNOWN
-    return Process(
-        ProcessState.STOPPED if state in _STOPPED else ProcessState.RUNNING, memory_bytes
-    )
+    return Process("stopped" if state in _STOPPED else "running", memory_bytes)

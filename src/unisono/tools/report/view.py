@@ -1,7 +1,7 @@
 """How does a run stand now? Its status, its processes and the clock, put into words.
 
-Speeds and times are those of the last ten seconds, or of ten steps that took longer. Some between
-them may not have been read. A pure function, :func:`see`, makes a view of them; ``top.py`` finds
+Speeds and times are those of the last hundred steps; some between them may not have been read. A
+pure function, :func:`see`, makes a view of them; ``top.py`` finds
 places for it on a terminal. Whatever a file says comes out of here as plain text on one line.
 """
 
@@ -15,13 +15,7 @@ from enum import Enum
 
 from unisono.runtime.notices import amount, duration, plural
 from unisono.tools.report.history import Spent, spent_by_rank
-from unisono.tools.report.run_progress import (
-    MAX_WORKERS,
-    UNKNOWN,
-    Process,
-    ProcessState,
-    RunProgress,
-)
+from unisono.tools.report.run_progress import GONE, MAX_WORKERS, UNKNOWN, Process, RunProgress
 from unisono.tools.report.text import name, plain, program_of
 from unisono.training.events.events import (
     End,
@@ -34,8 +28,7 @@ from unisono.training.events.events import (
 )
 from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
-RECENT_S, RECENT_STEPS = 10.0, 10
-_MAX_RECENT = 500
+RECENT_STEPS = 100
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
@@ -51,7 +44,7 @@ class RunStatus:
 
     def __init__(self) -> None:
         self.progress = RunProgress()
-        self.recent: deque[StepDone] = deque(maxlen=_MAX_RECENT)
+        self.recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
         self.memory: dict[int, int | None] = {}
         self.findings: tuple[Slowdown, ...] = ()
 
@@ -69,11 +62,6 @@ class RunStatus:
         if recent and step.step <= recent[-1].step:
             recent.clear()  # with a step that comes again, what was before is old
         recent.append(step)
-        # Written so that a time that is not a number, or goes back, makes what was before old.
-        while len(recent) > RECENT_STEPS and not (
-            0 <= step.time_unix_s - recent[0].time_unix_s < RECENT_S
-        ):
-            recent.popleft()
         sizes = zip(step.ranks, step.allocated_bytes, strict=False)
         self.memory |= dict(list(sizes)[:MAX_WORKERS])
 
@@ -131,9 +119,7 @@ class WorkerLine:
         """One word."""
         if self.is_lost:
             return "lost"
-        if self.has_ended and self.process.state is ProcessState.GONE:
-            return "ended"
-        return self.process.state.value
+        return "ended" if self.has_ended and self.process == GONE else self.process.state
 
 
 def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
@@ -209,7 +195,7 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     still_s = _since(max(times, default=-math.inf), now_unix_s)
     condition = _condition(status, states, silent_s, still_s)
     is_ended = condition in (Condition.ENDED, Condition.FAILED)
-    is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
+    is_there = bool(states & {"running", "stopped"})
     until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
     return View(
         condition,
@@ -228,13 +214,11 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     )
 
 
-def _condition(
-    status: RunStatus, states: Set[ProcessState], silent_s: float, still_s: float
-) -> Condition:
+def _condition(status: RunStatus, states: Set[str], silent_s: float, still_s: float) -> Condition:
     ended, rate = status.progress.ended, status.steps_per_s
     if ended is not None:
         return Condition.FAILED if isinstance(ended, Failure) else Condition.ENDED
-    if states == {ProcessState.GONE} and silent_s > STAYS_S:
+    if states == {GONE.state} and silent_s > STAYS_S:
         return Condition.GONE
     patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
     return Condition.STILL if still_s > patience_s else Condition.RUNNING

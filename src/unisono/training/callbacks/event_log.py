@@ -29,12 +29,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 from unisono.errors import PeerLostError
 from unisono.runtime.plainfile import check_plain
 from unisono.runtime.procfs import thread_times
-from unisono.training.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
+from unisono.training.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.training.callbacks.journal import Journal, say_alone
 from unisono.training.callbacks.summary import Summary
 from unisono.training.events.slowness import slowdowns_in
@@ -251,12 +252,8 @@ class EventLog(Callback):
             return
         (number, facts), self._pending = self._pending, None
         # Now: who adds it in the place of one that is lost may come too late for the times.
-        times, memory, delayed = (
-            _times(fit, number, facts),
-            _memory(fit, facts),
-            _delayed(fit, facts),
-        )
-        make = functools.partial(step_line, facts, times, memory, delayed)
+        more = _more(fit, facts["ranks"]) if facts.pop("has_more", False) else {}
+        make = functools.partial(step_line, facts, _times(fit, number, facts), more)
         self._journal.add(number, make, may_wait=True)
 
     def _close(self) -> None:
@@ -270,23 +267,20 @@ def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None
     return [fit.times(rank, number) for rank in facts["ranks"]]
 
 
-def _memory(fit: Fit, facts: Mapping[str, Any]) -> list[DeviceMemory | None]:
-    """Read what each worker takes of its device, where the line is to say so; else nothing."""
-    sizes = [fit.memory(rank) for rank in facts["ranks"]] if "has_more" in facts else []
-    return sizes if any(one is not None for one in sizes) else []
-
-
-def _delayed(fit: Fit, facts: Mapping[str, Any]) -> list[float | None]:
-    """Read how long each worker has waited for a core, where the line is to say so."""
-    if "has_more" not in facts or not fit.is_leader:
-        return []
-    return [_delayed_s(fit.pid(rank)) for rank in facts["ranks"]]
+def _more(fit: Fit, ranks: Sequence[int]) -> dict[str, list[Any]]:
+    """Read what few lines tell of each worker: its device's memory, and its wait for a core."""
+    memory = [fit.memory(rank) for rank in ranks]
+    columns: dict[str, list[Any]] = {
+        "allocated_bytes": [None if sizes is None else sizes.allocated for sizes in memory],
+        "delayed_s": [_delayed_s(fit.pid(rank)) for rank in ranks] if fit.is_leader else [],
+    }
+    return {name: told for name, told in columns.items() if any(one is not None for one in told)}
 
 
 def _delayed_s(pid: int | None) -> float | None:
     """Read how long a process's first thread has waited for a core; None where nobody knows."""
     times = None if pid is None else thread_times(Path(f"/proc/{pid}"))
-    return times.waited_ns * 1e-9 if times is not None and times.ran_ns else None
+    return round(times.waited_ns * 1e-9, 3) if times is not None and times.ran_ns else None
 
 
 def _signal_of(error: BaseException) -> str:
@@ -310,22 +304,18 @@ def encode(event: str, **facts: Any) -> bytes:
 def step_line(
     facts: Mapping[str, Any],
     rows: Sequence[Times | None],
-    memory: Sequence[DeviceMemory | None] = (),
-    delayed: Sequence[float | None] = (),
+    more: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> bytes:
     """Write the line of a step: what is known of it, and each worker's times, by phase.
 
     Args:
         facts: what is known of it.
         rows: the times of each worker; None for one that has not told them.
-        memory: of each worker's device, likewise; empty where the line says nothing of it.
-        delayed: how many seconds each worker's process has waited for a core, likewise.
+        more: columns that few lines have, by name.
     """
     means, rates = facts["means"], facts["learning_rates"]
     there = tuple([row is not None for row in rows])
-    has_memory = tuple([sizes is not None for sizes in memory])
-    has_delayed = tuple([seconds is not None for seconds in delayed])
-    line = _step_format(tuple(means), len(rates), facts["ranks"], there, has_memory, has_delayed)
+    line = _step_format(tuple(means), len(rates), facts["ranks"], there)
     columns = zip(*[row for row in rows if row is not None], strict=True)
     values = (
         facts["time_unix_s"],
@@ -337,10 +327,9 @@ def step_line(
         *map(_number, rates),
         _number(facts["gradient_norm"]),
         *itertools.chain.from_iterable(columns),
-        *[sizes.allocated for sizes in memory if sizes is not None],
-        *[seconds for seconds in delayed if seconds is not None],
     )
-    return (line % values).encode()
+    behind = f",{_JSON.encode(dict(more))[1:-1]}}}\n" if more else "}\n"
+    return (line % values + behind).encode()
 
 
 # Most of a file are steps, one like the other.
@@ -350,31 +339,22 @@ def _step_format(
     num_rates: int,
     ranks: tuple[int, ...],
     there: tuple[bool, ...],
-    has_memory: tuple[bool, ...],
-    has_delayed: tuple[bool, ...],
 ) -> str:
-    """Make the line of a step with a place for each value, so that it is written in one go.
+    """Make the line of a step, but its end, with a place for each value, to write it in one go.
 
     Args:
         names: of the means.
         num_rates: how many learning rates there are.
         ranks: of the membership.
         there: for each of them, whether it has told its times.
-        has_memory: for each of `ranks`, whether its device's memory is known; empty: not told.
-        has_delayed: likewise, how long it has waited for a core.
     """
     means = ",".join([_JSON.encode(name).replace("%", "%%") + ":%s" for name in names])
     row = ",".join(["%.6f" if here else "null" for here in there])
-    sizes = ",".join(["%d" if here else "null" for here in has_memory])
-    seconds = ",".join(["%.3f" if here else "null" for here in has_delayed])
     return (
         '{"event":"step","time_unix_s":%.6f,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%.6f,'
         f'"means":{{{means}}},"learning_rates":[{",".join(["%s"] * num_rates)}],'
         f'"gradient_norm":%s,"ranks":[{",".join(map(str, ranks))}]'
         + "".join([f',"{name}":[{row}]' for name in Times._fields])
-        + (f',"allocated_bytes":[{sizes}]' if has_memory else "")
-        + (f',"delayed_s":[{seconds}]' if has_delayed else "")
-        + "}\n"
     )
 
 

@@ -114,7 +114,7 @@ class Journal:
     def last(self) -> bytes:
         """Read the last whole line of the file; empty if there is none."""
         is_mine = self._fd >= 0
-        if not is_mine and not (self._exists() and self._opens()):
+        if not is_mine and not (os.path.exists(self._path) and self._opens()):
             return b""
         lines: list[bytes] = []
         try:
@@ -130,7 +130,7 @@ class Journal:
         """Remove the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
         self._held = [one for one in self._held if one[0] < step]
-        if self._fit.is_leader and self._exists():
+        if self._fit.is_leader and os.path.exists(self._path):
             self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
@@ -154,14 +154,6 @@ class Journal:
                 os.close(fd)
         except OSError as error:  # some file systems say only now that they are full
             self._complain(error)
-
-    def _exists(self) -> bool:
-        """Tell whether the file is there; one in a folder that cannot be looked into is not."""
-        try:
-            return self._path.exists()
-        except OSError as error:
-            self._complain(error)
-            return False
 
     def _opens(self) -> bool:
         try:
