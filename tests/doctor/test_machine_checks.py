@@ -24,8 +24,6 @@ TABLE: list[tuple[Any, tuple[Any, ...], str, str]] = [
     (checks.judge_cores, (1, 1, None), "warning", "1 core. With one core"),
     (checks.judge_cores, (4, 4, 1.5), "warning", "the time of 1.5. Start at most 1 workers"),
     (checks.judge_cores, (2, 2, 2.0), "ok", "2 cores."),
-    (checks.judge_load, (0.2, 2), "ok", "Load of the last minute: 0.2."),
-    (checks.judge_load, (3.0, 2), "warning", "3.0 processes have been computing on 2 cores"),
     (checks.judge_memory, (memory(8 * GIB, 6 * GIB), None), "ok", "8 GiB, 6 GiB of it avail"),
     (checks.judge_memory, (memory(8 * GIB, 200 * MIB), None), "wrong", "too little for a worker"),
     (

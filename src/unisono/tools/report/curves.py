@@ -1,6 +1,6 @@
 """What is drawn of a run: curves over its steps, and bars of where its time goes.
 
-Figures are traces and a layout as plotly's JSON describes them, with a legend in HTML. Colours are
+Figures are traces and a layout as plotly's JSON describes them. Colours are
 names of the page's own, such as ``var(--loss)``: the style sheet says what they are by day and by
 night, and the page's script puts them in, as it does with what all plots have in common.
 """
@@ -21,15 +21,6 @@ SERIES_COLOURS = 8
 
 
 @dataclass(frozen=True)
-class Key:
-    """An entry of a legend. A click on it hides the traces of its group."""
-
-    label: str
-    colour: str
-    group: str
-
-
-@dataclass(frozen=True)
 class Figure:
     """A plot with its words, which are plain text."""
 
@@ -38,7 +29,6 @@ class Figure:
     data: list[dict[str, Any]]  # plotly's traces
     layout: dict[str, Any]  # plotly's; the page's script adds fonts, margins and colours
     height_px: int = 280
-    keys: tuple[Key, ...] = ()  # its legend
     is_wide: bool = False  # whether it takes the whole width of the page
 
     @property
@@ -81,7 +71,7 @@ def curve_trace(
         "line": {"color": colour, "width": width},
         "marker": {"size": 5},
         "hovertemplate": f"step %{{x:,.0f}}<br>{in_plot(label)}: %{{y:.5g}}<extra></extra>",
-        "legendgroup": label,
+        "name": in_plot(label),
         **change,
     }
 
@@ -99,7 +89,6 @@ def small(found: Any) -> Any:
 
 DIAMONDS: dict[str, Any] = {"num_dots": 60, "marker": {"size": 7, "symbol": "diamond"}}
 _FEW_STEPS = 8  # so few that a tick for each has room
-PHASE_KEYS = tuple(Key(phase, f"var(--{phase})", phase) for phase in (*PHASES, "between"))
 
 
 def learning(history: History) -> list[Figure]:
@@ -120,18 +109,15 @@ def others(history: History) -> list[Figure]:
 
 def _metric(history: History, metric: str, *, is_wide: bool) -> Figure:
     data: list[dict[str, Any]] = []
-    keys: list[Key] = []
     note = ""
     if metric in history.means:
         series = history.means[metric]
         data, note = [series_trace(series, "training", series_colour(0))], _note(series)
-        keys.append(Key("training", series_colour(0), "training"))
     if metric in history.validation:
-        colour = series_colour(1)
-        data.append(series_trace(history.validation[metric], "validation", colour, **DIAMONDS))
-        keys.append(Key("validation", colour, "validation"))
+        validation = history.validation[metric]
+        data.append(series_trace(validation, "validation", series_colour(1), **DIAMONDS))
     height_px = 340 if is_wide else 260
-    return Figure(name(metric), note, data, over_steps(data), height_px, tuple(keys), is_wide)
+    return Figure(name(metric), note, data, over_steps(data), height_px, is_wide)
 
 
 def _single(title: str, series: Series, *, from_zero: bool = False) -> Figure:
@@ -176,14 +162,14 @@ def by_phase(history: History) -> Figure:
     stretches, width = phases["between"].values, phases["between"].width
     data = [
         _bars(
-            key,
-            f"step %{{x:,.0f}}<br>{key.label}: %{{y:.3g}} ms",
+            phase,
+            f"step %{{x:,.0f}}<br>{phase}: %{{y:.3g}} ms",
             x=[one.first_step for one in stretches],
-            y=[(one.mean or 0.0) * 1e3 for one in phases[key.label].values],
+            y=[(one.mean or 0.0) * 1e3 for one in series.values],
             width=[max(one.last_step - one.first_step + 1, 1) for one in stretches],
             offset=0,
         )
-        for key in PHASE_KEYS
+        for phase, series in phases.items()
     ]
     layout: dict[str, Any] = {
         "xaxis": step_axis(stretches[0].first_step, stretches[-1].last_step + 1),
@@ -202,13 +188,13 @@ def by_worker(history: History) -> Figure:
     ranks = sorted(spent)
     data = [
         _bars(
-            key,
-            f"%{{y}}<br>{key.label}: %{{x:.3g}} ms a step",
+            phase,
+            f"%{{y}}<br>{phase}: %{{x:.3g}} ms a step",
             orientation="h",
             y=[f"worker {rank}" for rank in ranks],
             x=[spent[rank].phases_s[i] / spent[rank].num_steps * 1e3 for rank in ranks],
         )
-        for i, key in enumerate(PHASE_KEYS[: len(PHASES)])
+        for i, phase in enumerate(PHASES)
     ]
     layout = {
         "xaxis": {"title": {"text": "ms a step"}},
@@ -221,18 +207,18 @@ def by_worker(history: History) -> Figure:
     return Figure("By worker", note, data, layout, height_px, is_wide=True)
 
 
-def _bars(key: Key, hover: str, **rest: Any) -> dict[str, Any]:
+def _bars(phase: str, hover: str, **rest: Any) -> dict[str, Any]:
     """Return a trace of bars, all of one phase.
 
     Args:
-        key: the phase.
+        phase: which.
         hover: the text of a bar under the pointer, as plotly's template.
         rest: where the bars are, in plotly's words.
     """
     return {
         "type": "bar",
-        "marker": {"color": key.colour, "line": {"width": 0}},
+        "marker": {"color": f"var(--{phase})", "line": {"width": 0}},
         "hovertemplate": f"{hover}<extra></extra>",
-        "legendgroup": key.group,
+        "name": phase,
         **rest,
     }

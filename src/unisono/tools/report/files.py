@@ -20,7 +20,6 @@ from unisono.tools.report.curves import (
     DIAMONDS,
     SERIES_COLOURS,
     Figure,
-    Key,
     over_steps,
     series_colour,
     series_trace,
@@ -127,7 +126,6 @@ def comparison(runs: Sequence[History]) -> str:
         "runs.html",
         runs=[_row(run, number) for number, run in enumerate(runs)],
         digests_in_words=digests_in_words(runs),
-        keys=[Key(name(run.name), series_colour(i), _group(i)) for i, run in enumerate(runs)],
         curves=[figure for figure in _figures(runs) if figure.data],
         different=different,
         same=[key for key in facts if key not in different],
@@ -197,12 +195,13 @@ def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
         if title in run.validation:
             has_both = has_both or bool(data)
             line = {"color": series_colour(i), "width": _width(i, runs), "dash": "dot"}
-            change = {**DIAMONDS, "line": line, "legendgroup": _group(i)}
+            is_first = title not in run.means
+            change = {**DIAMONDS, "line": line, "legendgroup": run.name, "showlegend": is_first}
             label = f"{run.name}, validation"
             data.append(series_trace(run.validation[title], label, "", **change))
     note = "Where curves are equal, the first is seen beneath the others. "
     note += "Dotted, with diamonds: validation." if has_both else ""
-    return Figure(name(title), note, data, over_steps(data), 340 if is_wide else 280, (), is_wide)
+    return Figure(name(title), note, data, over_steps(data), 340 if is_wide else 280, is_wide)
 
 
 def _line(series: Series, runs: Sequence[History], number: int) -> dict[str, Any]:
@@ -213,14 +212,10 @@ def _line(series: Series, runs: Sequence[History], number: int) -> dict[str, Any
         series_colour(number),
         width=_width(number, runs),
         hovertemplate=f"{in_plot(label)}, step %{{x:,.0f}}: %{{y:.5g}}<extra></extra>",
-        legendgroup=_group(number),
+        legendgroup=label,
     )
 
 
 def _width(number: int, runs: Sequence[History]) -> float:
     """Make the first run's curve the widest, so that it is seen beneath an equal one."""
     return min(1.6 + 1.4 * (len(runs) - 1 - number), 7.2)
-
-
-def _group(number: int) -> str:
-    return f"run {number}"

@@ -5,7 +5,6 @@
   const figures = new Map(places.map((place) => [place, JSON.parse(place.dataset.figure)]));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 600px)");
-  const hidden = new Map(places.map((place) => [place, new Set()]));
 
   function coloured(value, style) {
     if (typeof value === "string") {
@@ -40,7 +39,8 @@
     const surface = style.getPropertyValue("--surface").trim();
     const result = {
       ...layout,
-      showlegend: false,
+      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal" },
+      uirevision: "kept", // what a legend hides stays hidden in other colours
       paper_bgcolor: surface,
       plot_bgcolor: surface,
       font: {
@@ -49,8 +49,8 @@
         color: style.getPropertyValue("--ink").trim(),
       },
       margin: narrow.matches
-        ? { l: 44, r: 8, t: 10, b: 40 }
-        : { l: 56, r: 12, t: 10, b: 42 },
+        ? { l: 44, r: 8, t: 30, b: 40 }
+        : { l: 56, r: 12, t: 30, b: 42 },
       hoverlabel: {
         bgcolor: style.getPropertyValue("--card").trim(),
         bordercolor: style.getPropertyValue("--line").trim(),
@@ -72,7 +72,6 @@
       try {
         const figure = figures.get(place);
         const data = coloured(figure.data, style);
-        for (const trace of data) trace.visible = !hidden.get(place).has(trace.legendgroup);
         Plotly.react(place, data, layoutOf(figure.layout, style), {
           responsive: true,
           displaylogo: false,
@@ -87,19 +86,6 @@
     }
   }
 
-  // A legend is that of its figure, of its section, or of the page.
-  for (const button of document.querySelectorAll(".legend button")) {
-    const owner = button.closest("figure, section") || document;
-    button.addEventListener("click", () => {
-      const isShown = button.getAttribute("aria-pressed") === "true";
-      button.setAttribute("aria-pressed", String(!isShown));
-      const group = button.dataset.group;
-      for (const place of owner.querySelectorAll(".plot")) {
-        isShown ? hidden.get(place).add(group) : hidden.get(place).delete(group);
-      }
-      draw();
-    });
-  }
   dark.addEventListener("change", draw);
   narrow.addEventListener("change", draw);
   draw();

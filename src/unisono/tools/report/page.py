@@ -61,7 +61,6 @@ def report(history: History) -> str:
         speed=curves.others(history),
         why=why_not_faster(history) if has_times else [],
         phases=[curves.by_phase(history), curves.by_worker(history)] if has_times else [],
-        phase_keys=curves.PHASE_KEYS,
         counts=list(_counts(history)),
         fixed=identity(history),
         where=_where(start) if start else {},
