@@ -32,10 +32,11 @@ def started() -> Iterator[object]:
         )
         launchers.append(launcher)
         assert launcher.stdout is not None
-        said = {int(launcher.stdout.readline()) for _ in range(pids)}
+        said: set[int] = set()
+        while len(said) < pids:  # each has begun its work, but who compared samples has ended
+            said = {*filter(psutil.pid_exists, said), int(launcher.stdout.readline())}
         below = psutil.Process(launcher.pid).children(recursive=True)
         seen.extend(below)
-        assert len(said) == pids  # each has begun its work
         return launcher, below
 
     yield start
