@@ -8,6 +8,7 @@ import pytest
 from tests.threads import in_threads
 
 from unisono.errors import CheckpointError, MismatchError, UnisonoError
+from unisono.runtime.checkpoint.writer import Kept
 from unisono.runtime.workers import context
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
@@ -26,6 +27,8 @@ from unisono.runtime.workers.supervisor import (
 )
 from unisono.runtime.world import World, per_process
 
+KEPT = Kept(1, 0, 8, 4, 0, 16, 3, "runs/1", 2)
+
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_where_nobody_replaces_workers_everyone_continues(world_size):
@@ -42,7 +45,7 @@ def test_where_nobody_replaces_workers_everyone_continues(world_size):
         assert supervisor.catch_up(0, "it") == messages.Live(everyone, None, is_alone)
         assert not supervisor.can_replace
         # The process does it itself.
-        assert not supervisor.write_checkpoint({}, wait=True)
+        assert not supervisor.write_checkpoint(KEPT, wait=True)
         assert not supervisor.lock_directory("runs/1")
     control.close()
 
@@ -128,8 +131,8 @@ TWO = Membership((0, 1), leader=1, generation=3)
             messages.Live(TWO, {"key": 1}, is_alone=False),
         ),
         (
-            lambda link: link.write_checkpoint({"key": 1}, wait=True),
-            messages.WriteRequest({"key": 1}, wait=True),
+            lambda link: link.write_checkpoint(KEPT, wait=True),
+            messages.WriteRequest(KEPT, wait=True),
             messages.Acknowledged(),
             True,
         ),

@@ -253,7 +253,7 @@ class Checkpoints:
             return
         kept = Kept.of(snapshots.places, slot, step, **self.facts, end=end)
         supervisor = self._team.supervisor
-        if (is_new or wait) and not supervisor.write_checkpoint(kept.as_json(), wait=wait):
+        if (is_new or wait) and not supervisor.write_checkpoint(kept, wait=wait):
             self._writer.begin(snapshots.mapping, kept)
         if wait:
             self._writer.wait()

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,6 @@ class Kept:
         stop = start + places.slot_bytes
         marks = places.mark_at(slot), places.busy_at(slot)
         return cls(places.key, start, stop, places.blob_at, *marks, step, directory, keep, end)
-
-    def as_json(self) -> dict[str, Any]:
-        """Write it as plain JSON."""
-        return asdict(self)
 
 
 def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:

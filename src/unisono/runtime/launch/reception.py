@@ -22,7 +22,6 @@ from unisono.runtime.launch import recovery
 from unisono.runtime.launch import recovery as job_actions
 from unisono.runtime.launch.memories import SharedMemories
 from unisono.runtime.launch.report import joined_message, loss_message
-from unisono.runtime.workers import launcher_messages as codec
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
@@ -112,8 +111,8 @@ class Reception:
                 self._to_remove.add(path)
             case messages.KeepFile(path):
                 self._to_remove.discard(path)
-            case messages.WriteRequest(slot, wait):
-                self._to_write.append((codec.from_fields(Kept, slot), rank, wait))
+            case messages.WriteRequest(kept, wait):
+                self._to_write.append((kept, rank, wait))
                 self._write_next()
             case _ if isinstance(message, recovery.OfRecovery):
                 self._take(recovery.said(self.state, rank, message))

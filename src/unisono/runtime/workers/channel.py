@@ -1,27 +1,25 @@
 """How do the processes of one host talk? In messages over a pair of AF_UNIX sockets.
 
-The sockets are of the kind SOCK_SEQPACKET, which keeps the bounds of what was sent. A packet is
-
-    | header size u32 | header (JSON) | payload |       or       | 0 u32 |
-
-and the descriptors of its message travel beside it (SCM_RIGHTS), in order. What is too long for a
-packet lies in a memfd, whose descriptor is then the last one.
+The sockets are of the kind SOCK_SEQPACKET, which keeps the bounds of what was sent. A packet is a
+pickled message, and its descriptors travel beside it (SCM_RIGHTS), in order. What is too long for a
+packet lies in a memfd, whose descriptor is then the last one; the packet is then a mark.
 
 Invariant: a receiver sees whole messages or the end, never a part of one; every descriptor that
-arrives is close-on-exec and belongs to exactly one message. Nothing here unpickles.
+arrives is close-on-exec and belongs to exactly one message. Only processes of one job have an end.
 """
 
 from __future__ import annotations
 
 import array
-import mmap
 import os
+import pickle
 import socket
+from dataclasses import replace
+from typing import Any
 
-from unisono.runtime.workers.launcher_messages import Message, decode, encode
+from unisono.runtime.workers.launcher_messages import Message
 
-_SIZE_BYTES = 4
-_IN_MEMORY = bytes(_SIZE_BYTES)
+_IN_MEMORY = b"memory"  # no pickle begins so
 # Whatever a system gives to sockets for their buffers, there is room for so much.
 _PACKET_BYTES = 1 << 15
 _MAX_DESCRIPTORS = 33  # of a message, with that of its memory
@@ -58,17 +56,15 @@ class Channel:
             ConnectionError: the other end is closed: BrokenPipeError, or ConnectionResetError
                 when it left messages unread.
         """
-        text, payload, fds = encode(message)
-        header = text.encode("ascii")
-        num_bytes = _SIZE_BYTES + len(header) + len(payload)
-        parts = [len(header).to_bytes(_SIZE_BYTES, "big"), header, payload]
-        if num_bytes <= _PACKET_BYTES:
-            self._send_packet(parts, fds)
+        fds: tuple[int, ...] = getattr(message, "fds", ())
+        packet = pickle.dumps(message)
+        if len(packet) <= _PACKET_BYTES:
+            self._send_packet(packet, fds)
             return
         with os.fdopen(os.memfd_create("unisono-message", os.MFD_CLOEXEC), "wb") as file:
-            file.writelines(parts)
+            file.write(packet)
             file.flush()
-            self._send_packet([_IN_MEMORY], (*fds, file.fileno()))
+            self._send_packet(_IN_MEMORY, (*fds, file.fileno()))
 
     def receive(self) -> Message | None:
         """Wait for one message; None when the other end is closed."""
@@ -90,9 +86,9 @@ class Channel:
         """Close this end."""
         self._socket.close()
 
-    def _send_packet(self, parts: list[bytes], fds: tuple[int, ...]) -> None:
+    def _send_packet(self, packet: bytes, fds: tuple[int, ...]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._socket.sendmsg(parts, rights)
+        self._socket.sendmsg([packet], rights)
 
     def _receive(self, flags: int) -> Message | None:
         try:
@@ -110,25 +106,14 @@ class Channel:
         if not data:
             self.at_end = True
             return None
-        fds = list(arrived)
-        try:
-            return _read(data, fds)
-        except ValueError:
-            for fd in fds:
-                os.close(fd)
-            raise
+        return _read(data, list(arrived))
 
 
 def _read(packet: bytes, fds: list[int]) -> Message:
-    if packet != _IN_MEMORY or not fds:
-        return _decode(packet, fds)
-    with (
-        os.fdopen(fds.pop(), "rb") as file,
-        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory,
-    ):
-        return _decode(memory, fds)
-
-
-def _decode(frame: bytes | mmap.mmap, fds: list[int]) -> Message:
-    header_end = _SIZE_BYTES + int.from_bytes(frame[:_SIZE_BYTES], "big")
-    return decode(frame[_SIZE_BYTES:header_end], frame[header_end:], tuple(fds))
+    if packet == _IN_MEMORY:
+        with os.fdopen(fds.pop(), "rb", buffering=0) as file:
+            file.seek(0)  # it is where the sender has come to
+            packet = file.read()
+    message: Any = pickle.loads(packet)
+    whole: Message = replace(message, fds=tuple(fds)) if fds else message
+    return whole

@@ -3,15 +3,8 @@
     worker ──► launcher    FromWorker        launcher ──► server    ToServer
     worker ◄── launcher    ToWorker          launcher ◄── server    FromServer
 
-A message is a frozen dataclass. It travels (``channel.py``) as a JSON object with
-its kind. A `payload` travels beside it as it is, and so do the descriptors in `fds`; whoever
-receives the message owns them.
-
-How does a frozen dataclass travel between processes? As JSON, checked against its annotations.
-
-Nothing is unpickled, nothing but the named class and those of its fields is ever made, and what
-does not fit is refused with a sentence. Fields may be of plain types, tuples of one type, mappings
-(any JSON object), other such dataclasses, and these or None.
+A message is a frozen dataclass of plain values. It travels (``channel.py``) pickled, with the
+descriptors in `fds` beside it; whoever receives the message owns them.
 
 Who computes together now? A frozen value that the launcher decides and every worker believes.
 
@@ -21,14 +14,12 @@ divided among workers (shards, pieces) is divided by their position in the membe
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
-import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, dataclass_transform
+
+if TYPE_CHECKING:
+    from unisono.runtime.checkpoint.writer import Kept
 
 # The name of a loop among what workers do together.
 LOOP = "loop"
@@ -178,8 +169,7 @@ class CatchUp(Request):
 class WriteRequest(Request):
     """Write a snapshot as a checkpoint once earlier ones are written. Answer: Acknowledged."""
 
-    # where it lies and where it goes, as :class:`unisono.runtime.checkpoint.writer.Kept`
-    slot: Mapping[str, Any]
+    kept: Kept  # where it lies and where it goes
     wait: bool  # answer only when it is on the disk, or has failed
 
 
@@ -259,99 +249,6 @@ class WorkerExited(FromServer):
 
     rank: int
     exit_code: int
-
-
-KINDS: Mapping[str, type[Message]] = {
-    kind.__name__: kind
-    for group in (Told, Request, ToWorker, ToServer, FromServer)
-    for kind in group.__subclasses__()
-}
-
-
-def encode(message: Message) -> tuple[str, bytes, tuple[int, ...]]:
-    """Write a message as JSON, the bytes that travel beside it, and its descriptors."""
-    fields = fields_of(message)
-    payload, fds = fields.pop("payload", b""), fields.pop("fds", ())
-    return json.dumps([type(message).__name__, fields]), payload, fds
-
-
-def decode(header: bytes, payload: bytes, fds: tuple[int, ...]) -> Message:
-    """Read what :func:`encode` wrote.
-
-    Raises:
-        ValueError: there is no such message, or it has other fields.
-    """
-    named = json.loads(header)
-    name = named[0] if isinstance(named, list) and len(named) == 2 else named
-    if not isinstance(name, str) or name not in KINDS or not isinstance(named[1], dict):
-        raise ValueError(
-            f"a message must be one of {', '.join(KINDS)}, but is {named!r:.200}: both ends must "
-            "be of the same version."
-        )
-    beside = {"payload": payload, "fds": fds}
-    present = {k: v for k, v in beside.items() if v or k in types_of(KINDS[name])}
-    message: Message = from_fields(KINDS[name], {**named[1], **present})
-    return message
-
-
-T = TypeVar("T")
-
-
-def fields_of(value: Any) -> dict[str, Any]:
-    """Take a dataclass apart into what JSON can hold; mappings are copied as they are."""
-    return {
-        name: fields_of(found) if dataclasses.is_dataclass(found) else found
-        for name in types_of(type(value))
-        for found in (getattr(value, name),)
-    }
-
-
-def from_fields(kind: type[T], fields: Any) -> T:
-    """Put a dataclass together again.
-
-    Raises:
-        ValueError: a field is missing, is one too many, or is not of its type.
-    """
-    wanted = types_of(kind)
-    if not isinstance(fields, dict) or fields.keys() != wanted.keys():
-        seen = ", ".join(map(str, fields)) if isinstance(fields, dict) else repr(fields)
-        raise ValueError(
-            f"{kind.__name__} must have the fields ({', '.join(wanted)}), but has ({seen}): "
-            "both ends must be of the same version."
-        )
-    return kind(
-        **{name: _checked(fields[name], type_, kind, name) for name, type_ in wanted.items()}
-    )
-
-
-def _types_of(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-# Finds the type of each field of a dataclass, by name and in order.
-types_of: Callable[[Any], dict[str, Any]] = functools.cache(_types_of)
-
-
-def _checked(value: Any, type_: Any, kind: type[Any], name: str) -> Any:
-    """Give `value` as the type that a field must have."""
-    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
-    if type_ is Any or type(value) is type_ or (value is None and types.NoneType in arguments):
-        return value
-    if origin is types.UnionType:
-        return _checked(value, arguments[0], kind, name)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_checked(item, arguments[0], kind, name) for item in value)
-    if origin is Mapping and isinstance(value, dict):
-        return value
-    if type_ is float and type(value) is int:
-        return float(value)
-    if dataclasses.is_dataclass(type_):
-        return from_fields(typing.cast("type[Any]", type_), value)
-    raise ValueError(
-        f"`{name}` of {kind.__name__} must be of type {getattr(type_, '__name__', type_)}, but is "
-        f"{value!r}: both ends must be of the same version."
-    )
 
 
 @dataclass(frozen=True, slots=True)

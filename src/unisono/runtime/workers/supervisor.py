@@ -43,6 +43,8 @@ from unisono.runtime.world import World, world
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from unisono.runtime.checkpoint.writer import Kept
+
 
 # Sends everyone a message, for a purpose, and returns everyone's by rank. Collective.
 Gather = Callable[[bytes, str], dict[int, bytes]]
@@ -112,11 +114,11 @@ class Supervisor(Protocol):
         """Ask, as a replacement, for the outcome of the `index`-th joint call: there was none."""
         return Live(Membership.of(self.world.world_size), None, is_alone=self.is_alone)
 
-    def write_checkpoint(self, slot: Mapping[str, Any], *, wait: bool) -> bool:
+    def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
         """Have a snapshot written as a checkpoint, once earlier ones are written.
 
         Args:
-            slot: where it lies and where it goes, as :class:`Kept`.
+            kept: where it lies and where it goes.
             wait: return only when it is on the disk, or has failed.
 
         Returns:
@@ -245,9 +247,9 @@ class LauncherLink(Supervisor):
         answer = self._ask(messages.CatchUp(index, name), messages.Passed, messages.Live)
         return cast("messages.Passed | messages.Live", answer)
 
-    def write_checkpoint(self, slot: Mapping[str, Any], *, wait: bool) -> bool:
+    def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
         """See :meth:`Supervisor.write_checkpoint`; the launcher writes it."""
-        self._ask(messages.WriteRequest(slot, wait), messages.Acknowledged)
+        self._ask(messages.WriteRequest(kept, wait), messages.Acknowledged)
         return True
 
     def lock_directory(self, directory: str) -> bool:
