@@ -44,7 +44,7 @@ TRAIN = Frame("train", "/work/train.py", 40)
 OTHER = Frame("train", "/work/train.py", 44)
 ASLEEP, RUNS = KernelView("S"), KernelView("R")
 POLLS = KernelView("S", wait="waits for something to read")
-HOLDER = "another thread holds Python's lock, in `train`, train.py:40, and in `f` of b.so"
+HOLDER = "another thread holds Python's lock, in `train`, train.py:40"
 IDLE_LOOP = "in an event loop of asyncio all of whose tasks wait"
 
 
@@ -275,8 +275,7 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
         (RUNS, {}, "computing"),
         (KernelView("S", wait="asleep"), {}, "asleep"),
         (ASLEEP, {"sample": Sample(trouble="py-spy is not installed")}, "py-spy is not installed"),
-        (RUNS, {"sample": Sample((LOAD,), native="`f` of b.so")}, "computing in `f` of b.so"),
-        (ASLEEP, {"sample": Sample((LOAD,), holder=(TRAIN,), native="`f` of b.so")}, HOLDER),
+        (ASLEEP, {"sample": Sample((LOAD,), holder=(TRAIN,))}, HOLDER),
         (POLLS, {"sample": Sample((SELECT, RUN_ONCE, TRAIN))}, IDLE_LOOP),
         (POLLS, {"sample": Sample((SELECT, TRAIN))}, "waits for something to read"),
         (POLLS, {"sample": Sample((LOAD, RUN_ONCE, TRAIN))}, "waits for something to read"),

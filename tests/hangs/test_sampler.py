@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from unisono.runtime.hangs.stacks import native_places, sample
+from unisono.runtime.hangs.stacks import sample
 
 HOLDING = """
 import re, sys, threading
@@ -27,7 +27,7 @@ wait()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["first", "another"])
-def test_who_holds_pythons_lock_in_c_is_seen_with_line_and_function(which: str) -> None:
+def test_who_holds_pythons_lock_in_c_is_seen_with_its_line(which: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", HOLDING, which], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -38,7 +38,6 @@ def test_who_holds_pythons_lock_in_c_is_seen_with_line_and_function(which: str) 
             frames = seen.holder if which == "another" else seen.stack
             places = [(frame.name, frame.line) for frame in frames]
         assert ("hold", 5) in places
-        assert " of " in native_places([process.pid], 20)[process.pid]
         status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOHANG)
         assert status is None
     finally:

@@ -10,8 +10,7 @@ A stack is a tuple of frames, the innermost first, as the sampler gives it. ::
 How is the Python stack of another process read? py-spy reads its memory.
 
 The process does nothing for it, is not stopped, and its interpreter lock does not matter: it may
-compute in C, be stopped by a signal, or wait for a disk. Only to see in which C function one
-computes it is held for a moment. Every look ends within a second or two,
+compute in C, be stopped by a signal, or wait for a disk. Every look ends within a second or two,
 and a failure is a word in the explanation, never an error.
 
 May the launcher read this process's memory? Some kernels allow it only to whom one names.
@@ -31,7 +30,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -135,23 +133,6 @@ def holder_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
     return ()
 
 
-def native_place(dump: Sequence[Mapping[str, Any]], pid: int) -> str:
-    """Name the C function, and its library, in which the thread is that holds Python's lock.
-
-    Where none does, in which the first is; empty where that is in Python code.
-    """
-    ours = sorted(dump, key=lambda one: (not one.get("owns_gil"), one.get("os_thread_id") != pid))
-    library = ""
-    for frame in ours[0]["frames"] if ours else ():
-        if not frame.get("module"):
-            break
-        library = library or os.path.basename(str(frame["module"]))
-        if not str(frame["name"]).startswith("0x"):
-            name = str(frame["name"]).partition("<")[0].replace("(anonymous namespace)::", "")
-            return f"`{shown(name)}` of {shown(os.path.basename(str(frame['module'])))}"
-    return shown(library)
-
-
 def _read_frame(given: Mapping[str, Any]) -> Frame:
     local = given.get("locals") or ()
     arguments = {str(v["name"]): str(v["repr"]) for v in local if v.get("arg") and v.get("repr")}
@@ -222,7 +203,6 @@ def _fold(frames: Sequence[Frame]) -> str:
 
 
 TIMEOUT_S = 1.5
-NATIVE_TIMEOUT_S = 3.0  # symbols of large libraries are read for it
 _TRIES = 3  # a stack that changes while it is read may make no sense
 _NOT_THERE = "py-spy is not installed: `pip install py-spy`"
 
@@ -234,7 +214,6 @@ class Sample:
     stack: Stack = ()  # of its first thread, the innermost frame first
     trouble: str = ""  # why there is none; else empty
     holder: Stack = ()  # of another thread, which holds Python's lock; empty if none does
-    native: str = ""  # in which C function, of which library; empty where nobody has looked
 
 
 def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sample]:
@@ -256,19 +235,6 @@ def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sam
     return found
 
 
-def native_places(pids: Collection[int], timeout_s: float = NATIVE_TIMEOUT_S) -> dict[int, str]:
-    """Find out in which C functions some processes compute, as :func:`native_place` has it.
-
-    Each is held for some milliseconds, so it must not wait in a call to the kernel, which that
-    would end.
-    """
-    program = find_sampler()
-    if program is None or not pids:
-        return {}
-    found = _sample_once(program, pids, time.monotonic() + timeout_s, is_native=True)
-    return {pid: one.native for pid, one in found.items() if one.native}
-
-
 @functools.cache
 def find_sampler() -> str | None:
     """Find py-spy beside this Python, or on the path."""
@@ -277,14 +243,11 @@ def find_sampler() -> str | None:
     return beside or shutil.which("py-spy")
 
 
-def _sample_once(
-    program: str, pids: Collection[int], until_s: float, *, is_native: bool = False
-) -> dict[int, Sample]:
-    how = ["--native"] if is_native else ["--nonblocking", "--locals"]
+def _sample_once(program: str, pids: Collection[int], until_s: float) -> dict[int, Sample]:
     started: dict[int, subprocess.Popen[bytes]] = {}
     found: dict[int, Sample] = {}
     for pid in pids:
-        arguments = ["dump", *how, "--json", "--pid", str(pid)]
+        arguments = ["dump", "--nonblocking", "--locals", "--json", "--pid", str(pid)]
         try:
             started[pid] = subprocess.Popen(
                 [program, *arguments],
@@ -296,29 +259,23 @@ def _sample_once(
         except OSError as error:
             found[pid] = Sample(trouble=f"py-spy cannot be started ({error.strerror})")
     for pid, process in started.items():
-        found[pid] = _outcome(process, pid, until_s, is_native=is_native)
+        found[pid] = _outcome(process, pid, until_s)
     return found
 
 
-def _outcome(
-    process: subprocess.Popen[bytes], pid: int, until_s: float, *, is_native: bool
-) -> Sample:
+def _outcome(process: subprocess.Popen[bytes], pid: int, until_s: float) -> Sample:
     try:
         out, said = process.communicate(timeout=max(0.01, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=0.2)
-        if is_native:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)  # it may just have been held
         return Sample(trouble="py-spy did not answer in time")
     if process.returncode:
         return Sample(trouble=_reason(said.decode(errors="replace")))
     try:
         dump = json.loads(out)
-        native = native_place(dump, pid) if is_native else ""
-        return Sample(main_stack(dump, pid), holder=holder_stack(dump, pid), native=native)
+        return Sample(main_stack(dump, pid), holder=holder_stack(dump, pid))
     except (ValueError, KeyError, TypeError):
         return Sample(trouble="what py-spy has written makes no sense")
 

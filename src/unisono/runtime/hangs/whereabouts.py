@@ -35,7 +35,6 @@ from unisono.runtime.hangs.stacks import (
     Owner,
     Sample,
     Stack,
-    native_places,
     own_place,
     sample,
     sample_in,
@@ -88,13 +87,6 @@ class ProcessLook:
     def stack(self) -> Stack:
         """Its Python stack; empty if it could not be read."""
         return self.sample.stack
-
-    @property
-    def may_be_held(self) -> bool:
-        """Whether it computes, and is in no call to the kernel that would end if it were held."""
-        is_free = not self.kernel.tracer_pid and not self.kernel.is_stopped
-        computes = self.computes and not self.kernel.wait
-        return is_free and (computes or bool(self.sample.holder))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +227,7 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
     """Say what else is known of what a process does."""
     if number := sample_in(process.stack):
         yield f"loading sample{'s' * (',' in number)} {number}"
-    kernel, native = process.kernel, process.sample.native
+    kernel = process.kernel
     if kernel.tracer_pid:
         yield f"held by a debugger, process {kernel.tracer_pid}"
     elif kernel.is_stopped:
@@ -245,14 +237,13 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
     elif any(frame.is_in(_OUR_LINK) for frame in process.stack):
         yield "waits for its launcher, which may be writing a checkpoint"
     elif process.computes and not process.sample.holder:
-        yield f"computing in {native}" if native else "computing"
+        yield "computing"
     elif _loops_idly(process.stack):
         yield "in an event loop of asyncio all of whose tasks wait"
     elif kernel.wait:
         yield kernel.wait
     if holder := own_place(process.sample.holder):
-        in_c = f", and in {native}" if native else ""
-        yield f"another thread holds Python's lock, in {holder.words}{in_c}"
+        yield f"another thread holds Python's lock, in {holder.words}"
     if process.sample.trouble:
         yield process.sample.trouble
 
@@ -297,24 +288,17 @@ def own_part(stack: Stack) -> Stack:
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
 _CHILDREN_AT_MOST = 16
-_INTO_C_AT_MOST = 4
 
 
-def look_at_ranks(
-    pids: Mapping[int, int], notes: Mapping[int, RankNotes], *, in_c: bool = False
-) -> list[RankLook]:
+def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
     """Look at each rank.
 
     Args:
         pids: its process, by rank.
         notes: what it has left on its control block, by rank.
-        in_c: find out where those compute that others wait for, also in C, which holds them up.
     """
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     seen = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
-    if in_c:
-        late = [rank for rank, one in notes.items() if one.is_behind or one.step is None]
-        _look_into_c(seen, [pids[rank] for rank in late if rank in pids])
     return [
         RankLook(
             rank,
@@ -333,13 +317,6 @@ def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
     passed_ns = max(1.0, 1e9 * (time.monotonic() - began_s))
     shares = {pid: (thread_time_ns(pid) - before[pid]) / passed_ns for pid in pids}
     return {pid: _process(pid, samples[pid], shares[pid]) for pid in pids}
-
-
-def _look_into_c(seen: dict[int, ProcessLook], pids: Collection[int]) -> None:
-    """Add in which C function each process computes."""
-    computing = [pid for pid in pids if seen[pid].may_be_held][:_INTO_C_AT_MOST]
-    for pid, native in native_places(computing).items():
-        seen[pid] = replace(seen[pid], sample=replace(seen[pid].sample, native=native))
 
 
 def _process(pid: int, seen: Sample, share: float) -> ProcessLook:

@@ -201,7 +201,7 @@ class _Answer:
 
     def _look(self) -> None:
         try:
-            looks = look_at_ranks(self._scene.pids, self._notes, in_c=True)
+            looks = look_at_ranks(self._scene.pids, self._notes)
             self.text = explain(looks, self._hang)
         except Exception as error:  # advice ends no run
             ranks = listed("rank", sorted(self._scene.pids), " and ")
