@@ -175,25 +175,3 @@ def test_a_lost_peer_is_found_in_a_group() -> None:
     group = ExceptionGroup("tasks", [KeyError(), ExceptionGroup("", [PeerLostError("", rank=2)])])
     assert lost_peer(group) == 2
     assert is_disconnect(ExceptionGroup("tasks", [RuntimeError("Broken pipe")]))
-
-
-def _deep(left: int) -> int:
-    return _deeper(left - 1) if left else 1 // 0
-
-
-def _deeper(left: int) -> int:
-    return _deep(left)
-
-
-@pytest.mark.parametrize("wrap", [lambda error: error, lambda e: ExceptionGroup("tasks", [e])])
-def test_deep_stacks_are_folded(
-    wrap: Callable[[BaseException], BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = wrap(raised_by(lambda: _deep(200)))
-    text = traceback_text(error)
-    assert text.count("in _deep") <= 2 * exceptions._FRAMES_AT_EITHER_END
-    assert re.search(r"\n.* \(\d+ frames left out; `unisono run --debug` shows them\)\n", text)
-    assert "ZeroDivisionError" in text
-    assert not re.search(r"\(\d+ frames", traceback_text(wrap(raised_by(lambda: _deep(20)))))
-    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
-    assert traceback_text(error).count("in _deep") == 401

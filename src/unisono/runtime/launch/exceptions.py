@@ -3,12 +3,8 @@
 As the text that Python would have printed, without the frames that started the program, and, if it
 can be pickled, as the exception itself.
 
-How did a job fail? As text and JSON in its run directories, for those who were not there.
-
-    failure.txt    what the user was told, word by word
-    failure.json   the same in fields: rank, step, signal, exception, who failed after it
-
-Both are of the newest job in that directory; one that ends well removes them.
+How did a job fail? ``failure.txt`` in its run directories has what the user was told, word by word,
+for those who were not there. It is of the newest job there; one that ends well removes it.
 
 Which parameters got no gradient? torch's DDP tells their indices; here they have names.
 
@@ -20,25 +16,21 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
-import json
 import os
 import re
-import signal
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
 from unisono.errors import NotPlainFileError, PeerLostError, UnisonoError
-from unisono.runtime.launch.policy import JobState, WorkerFailure
+from unisono.runtime.launch.policy import JobState
 from unisono.runtime.launch.report import failure_message
 from unisono.runtime.notices import named, shown
 from unisono.runtime.plainfile import open_plain
-from unisono.runtime.workers.control_block import ControlBlock
 
 _OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -53,7 +45,6 @@ _DISCONNECTED = (
     "ncclRemoteError",
 )
 _READ_AT_MOST = 100_000
-_FRAMES_AT_EITHER_END = 20  # of a stack that is deeper than a program's is, as by recursion
 _GROUPED_AT_MOST = 3
 _FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _NATIVE_STACK = re.compile(
@@ -109,23 +100,8 @@ def without_native_frames(text: str) -> str:
 
     They stand between the words that say what happened and Python's own.
     """
-    return text if _shows_all() else _NATIVE_STACK.sub(_fold, text)
-
-
-def _shows_all() -> bool:
-    return os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1"
-
-
-class _DeepStack(traceback.StackSummary):
-    """Frames of which those in the middle are not shown."""
-
-    def format(self, **options: Any) -> list[str]:
-        """See ``StackSummary.format``."""
-        ends = (self[:_FRAMES_AT_EITHER_END], self[-_FRAMES_AT_EITHER_END:])
-        first, last = (traceback.StackSummary.from_list(end).format(**options) for end in ends)
-        left_out = len(self) - 2 * _FRAMES_AT_EITHER_END
-        told = f"  ({left_out} frames left out; `unisono run --debug` shows them)\n"
-        return [*first, told, *last]
+    shows_all = os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1"
+    return text if shows_all else _NATIVE_STACK.sub(_fold, text)
 
 
 def _fold(match: re.Match[str]) -> str:
@@ -229,13 +205,11 @@ def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
 
 
 def _shorten(error: BaseException | None, formatted: traceback.TracebackException | None) -> None:
-    """Leave out Unisono's frames where it raised, and the middle of deep stacks, in all causes."""
+    """Leave out Unisono's frames where it raised, in all causes."""
     while error is not None and formatted is not None:
         theirs = [frame for frame in formatted.stack if not frame.filename.startswith(_PACKAGE)]
         if theirs and _is_refusal(error):
             formatted.stack[:] = theirs
-        if len(formatted.stack) > 3 * _FRAMES_AT_EITHER_END and not _shows_all():
-            formatted.stack = _DeepStack(formatted.stack)
         for one, said in zip(
             getattr(error, "exceptions", ()), formatted.exceptions or (), strict=False
         ):
@@ -263,96 +237,34 @@ def _is_ours(trace: TracebackType) -> bool:
     return name.startswith(_OUR_FRAMES) or file.startswith("<frozen ")
 
 
-TEXT_NAME, JSON_NAME = "failure.txt", "failure.json"
-FORMAT = 1
+FAILURE_FILE = "failure.txt"
 
 
 def note_end(
-    directories: Sequence[Path], state: JobState, control: ControlBlock, say: Callable[[str], None]
+    directories: Sequence[Path], state: JobState, num_workers: int, say: Callable[[str], None]
 ) -> None:
     """Write how a job has failed, or remove what an earlier one has left if it ended well.
 
     Args:
         directories: the job's.
         state: how it ended; nothing changes if it was interrupted.
-        control: the control block of its workers.
+        num_workers: how many it had.
         say: where words for the user go.
     """
     if state.interrupted_by is not None:
         return
-    if state.cause is None:
-        remove_failure(directories)
-    elif directories:
-        facts = failure_facts(state, control.world_size, control.step_under_way)
-        write_failure(directories, facts, say)
-
-
-def failure_facts(
-    state: JobState, num_workers: int, step_of: Callable[[int], int | None]
-) -> dict[str, Any]:
-    """Put a failure into fields that JSON can hold.
-
-    Args:
-        state: of the job, which has failed.
-        num_workers: how many workers it had.
-        step_of: tells in which step a rank was when it ended, if in any.
-    """
-    cause = state.cause
-    assert cause is not None
-    step = None if cause.rank is None else step_of(cause.rank)
-    return {
-        "format": FORMAT,
-        "time_unix_s": time.time(),
-        "world_size": num_workers,
-        **_fields(cause),
-        "step": step,
-        "traceback": cause.said.traceback,
-        "message": failure_message(state, num_workers),
-        "others": [_fields(failure) for failure in state.failures if failure is not cause],
-    }
-
-
-def _fields(failure: WorkerFailure) -> dict[str, Any]:
-    return {
-        "rank": failure.rank,
-        "exit_code": failure.exit_code,
-        "signal": _signal_name(failure.exit_code),
-        "error": failure.said.summary,
-        "waited_for": failure.waited_for,
-    }
-
-
-def _signal_name(exit_code: int) -> str | None:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-exit_code).name if exit_code < 0 else None
-    return f"signal {-exit_code}"
-
-
-def write_failure(
-    directories: Iterable[Path], facts: Mapping[str, Any], say: Callable[[str], None]
-) -> None:
-    """Write a failure into run directories; what cannot be written is said."""
-    text = f"{facts['message']}\n"
     for directory in directories:
+        path = directory / FAILURE_FILE
+        if state.cause is None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            continue
         try:
-            _write(directory / TEXT_NAME, text)
-            _write(directory / JSON_NAME, json.dumps(facts, indent=1) + "\n")
+            fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{failure_message(state, num_workers)}\n")
         except (OSError, NotPlainFileError) as error:
             say(f"the failure cannot be written to {shown(directory, 1000)}: {error}")
-
-
-def remove_failure(directories: Iterable[Path]) -> None:
-    """Remove what an earlier job has left; the run has ended well."""
-    for directory in directories:
-        for name in (TEXT_NAME, JSON_NAME):
-            with contextlib.suppress(OSError):
-                os.unlink(directory / name)
-
-
-def _write(path: Path, text: str) -> None:
-    fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
 
 
 _INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([0-9 ]+)")

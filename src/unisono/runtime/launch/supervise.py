@@ -181,7 +181,7 @@ class _Supervision:
             self._look_for_hangs()
         if self.state.cause is not None:
             self._desk.keep_last()
-        note_end(self._desk.directories, self.state, self._control, say)
+        note_end(self._desk.directories, self.state, self._control.world_size, say)
 
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""
@@ -231,14 +231,11 @@ class _Supervision:
         return math.inf if self._is_one_of_several else self._hangs.due_s
 
     def _look_for_hangs(self) -> None:
-        working = self.state.alive - self.state.done
-        if self.state.stage is not policy.Stage.RUNNING:
+        if self.state.stage is not policy.Stage.RUNNING or self._is_one_of_several:
             return
+        working = self.state.alive - self.state.done
         membership = self._desk.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
-        self._deaths.look(pids)
-        if self._is_one_of_several:
-            return
         self._hangs.look(
             Scene(
                 pids,
