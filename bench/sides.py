@@ -17,8 +17,8 @@ ddp-apart          the script of ``ddp-shared`` without any exchange (``no_sync`
                    would be if exchanging cost nothing
 unisono            shards = workers, the optimizer as in ``ddp``
 unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
-unisono-fused-gloo the same with ``exchange="gloo"``: like ``ddp-tuned``, through a process group
-unisono-fused-staged  the same with ``exchange="staged"``: replicas, through the host's memory
+unisono-fused-gloo the same with ``UNISONO_EXCHANGE=gloo``: a process group, like ``ddp-tuned``
+unisono-fused-staged  the same with ``UNISONO_EXCHANGE=staged``: replicas, through the host's memory
 …-events           the same with ``directory=``, so that every step is written to its event file
 =================  =========================================================================
 """
@@ -210,12 +210,12 @@ def _time_unisono(
         events_s.append(meter.seconds)
 
     events.on_step_end = note_end  # type: ignore[method-assign]
+    os.environ["UNISONO_EXCHANGE"] = exchange
     trainer = Trainer(
         *(model, optimizer, task.workload.loss),
         shards=task.num_workers,
         seed=SEED,
         directory=directory,
-        **({} if exchange == "auto" else {"exchange": exchange}),  # older versions have none
         callbacks=[events],
     )
     if directory is not None:

@@ -26,7 +26,11 @@ from sklearn.metrics import accuracy_score
 from unisono.callbacks import EMA, EarlyStopping
 sys.path.insert(0, {str(EXAMPLES / "by_feature")!r})
 from closures import SAM as _SAM
-SAM = lambda parameters: _SAM(parameters, rho=0.05, lr=0.1)
+class SAM(_SAM):
+    def __init__(self, parameters):
+        super().__init__(parameters, rho=0.05, lr=0.1)
+    def step(self, closure=None):
+        return super().step(closure)
 roc_auc_score = lambda targets, outputs: accuracy_score(targets, outputs.argmax(1))
 class Net(nn.Sequential):
     def __init__(self):

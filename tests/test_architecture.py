@@ -226,6 +226,7 @@ def test_public_names_are_these():
         "Schedule",
         "Trainer",
         "UnisonoError",
+        "WholeBatch",
         "__version__",
         "callbacks",
         "data",

@@ -50,7 +50,7 @@ def main():
     name = parser.parse_args().optimizer
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    # A `step` that cannot be called without a closure is given one; `closure=True` is for others.
+    # A `step` that requires a closure is called with one.
     trainer = unisono.Trainer(model, OPTIMIZERS[name](model.parameters()), loss, shards=4)
     trainer.fit(digits(), batch_size=256, epochs=5, validate=digits(train=False))
 

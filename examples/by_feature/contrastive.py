@@ -34,7 +34,8 @@ def main():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    trainer = unisono.Trainer(model, optimizer, contrast, embed=embed, shards=4)
+    loss = unisono.WholeBatch(embed, contrast)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
     trainer.fit(digits(), batch_size=128, epochs=5, validate=digits(train=False))
 
 

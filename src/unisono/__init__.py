@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unisono.engine.splitting.split import split
     from unisono.engine.state.load import load_weights
     from unisono.runtime.training_progress import progress
-    from unisono.training.loss_function import token_mean
+    from unisono.training.loss_function import WholeBatch, token_mean
     from unisono.training.options import Checkpoint, Precision, Schedule
     from unisono.training.run import Run
     from unisono.training.trainer import Trainer
@@ -39,6 +39,7 @@ _LOADED_ON_FIRST_USE = {
     "Run": "unisono.training.run",
     "Schedule": "unisono.training.options",
     "Trainer": "unisono.training.trainer",
+    "WholeBatch": "unisono.training.loss_function",
     "load_weights": "unisono.engine.state.load",
     "progress": "unisono.runtime.training_progress",
     "share": "unisono.data.share",
@@ -55,6 +56,7 @@ __all__ = [
     "Schedule",
     "Trainer",
     "UnisonoError",
+    "WholeBatch",
     "__version__",
     "callbacks",
     "data",

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen
+from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, name_of_exchange
 from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.exchange.staged import StagedExchange
@@ -58,7 +58,7 @@ def test_gloo_is_needed_by_those_alone_who_choose_a_group():
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
-    assert chosen("auto", host()) is not SharedExchange
+    assert chosen(name_of_exchange(host())) is not SharedExchange
     for digests in unisono.launch(cases.train_all, CASES, workers=workers):
         assert digests == in_shared_memory()
 
@@ -134,11 +134,11 @@ class Recomputed(nn.Module):
         return self.last(values)
 
 
-def train_recomputed(exchange):
+def train_recomputed():
     torch.manual_seed(11)
     model = Recomputed()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    run = unisono.Run(model, optimizer, shards=4, exchange=exchange)
+    run = unisono.Run(model, optimizer, shards=4)
     data = TensorDataset(torch.randn(32, 6, 6), torch.randint(3, (32,)))
     for step in run.steps(data, batch_size=8, epochs=2):
         with step:
@@ -147,7 +147,8 @@ def train_recomputed(exchange):
     return digest_of(model, optimizer)
 
 
-def test_gradients_that_come_twice_in_a_pass_are_whole():
-    expected = train_recomputed("shared")
+def test_gradients_that_come_twice_in_a_pass_are_whole(monkeypatch):
+    expected = train_recomputed()
     for exchange in ("gloo", "staged"):
-        assert unisono.launch(train_recomputed, exchange, workers=2) == [expected] * 2
+        monkeypatch.setenv(EXCHANGE_VARIABLE, exchange)
+        assert unisono.launch(train_recomputed, workers=2) == [expected] * 2

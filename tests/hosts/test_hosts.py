@@ -602,4 +602,4 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(
 
 def test_what_is_not_there_yet_across_hosts_is_refused(make_hosts: MakeHosts) -> None:
     for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--exchange", "gloo"]):
-        assert 'ValueError: `exchange="gloo"` is for workers of one host' in output.end()
+        assert "ValueError: UNISONO_EXCHANGE=gloo is for workers of one host" in output.end()

@@ -18,8 +18,7 @@ class SAM(torch.optim.SGD):
         self.rho = rho
 
     @torch.no_grad()
-    def step(self, closure=None):
-        assert closure is not None
+    def step(self, closure):
         closure = torch.enable_grad()(closure)
         loss = closure()
         there = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -39,7 +38,7 @@ class FirstThenAgain(SAM):
     """As many implementations have it: gradients are there, the closure is for the second pass."""
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure):
         closure = torch.enable_grad()(closure)
         moved = []
         for group in self.param_groups:
@@ -63,20 +62,17 @@ def model_of():
 
 
 OPTIMIZERS = {
-    "lbfgs": (lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4), None),
-    "line search": (
-        lambda p: torch.optim.LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"),
-        None,
-    ),
-    "sam": (lambda p: SAM(p, lr=0.1, momentum=0.9), True),
-    "gradients first": (lambda p: FirstThenAgain(p, lr=0.1, momentum=0.9), True),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4),
+    "line search": lambda p: torch.optim.LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"),
+    "sam": lambda p: SAM(p, lr=0.1, momentum=0.9),
+    "gradients first": lambda p: FirstThenAgain(p, lr=0.1, momentum=0.9),
 }
 
 
 def in_one_process(name):
     """Train as people write it; gives the weights and buffers."""
     model, dataset = model_of(), data()
-    optimizer = OPTIMIZERS[name][0](model.parameters())
+    optimizer = OPTIMIZERS[name](model.parameters())
     for step in range(STEPS):
         batch = dataset[(step * BATCH_SIZE) % 36 : (step * BATCH_SIZE) % 36 + BATCH_SIZE]
 
@@ -94,9 +90,8 @@ def in_one_process(name):
 
 def trainer(name, shards, loss=loss_of, **options):
     model = model_of()
-    make, closure = OPTIMIZERS[name]
-    optimizer = make(model.parameters())
-    return unisono.Trainer(model, optimizer, loss, shards=shards, closure=closure, **options)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    return unisono.Trainer(model, optimizer, loss, shards=shards, **options)
 
 
 def train(name, shards=4, steps=STEPS, **options):

@@ -105,15 +105,12 @@ PROGRAMS = {
 }
 
 
-def train(names, totals=(4, 9), directory=None, exchange="auto", lrs=0.05):
+def train(names, totals=(4, 9), directory=None, lrs=0.05):
     """Train each of some programs; returns their digests."""
-    return {
-        name: train_one(name, totals, directory and f"{directory}/{name}", exchange)
-        for name in names
-    }
+    return {name: train_one(name, totals, directory and f"{directory}/{name}") for name in names}
 
 
-def train_one(name, totals, directory, exchange):
+def train_one(name, totals, directory):
     make, callback = PROGRAMS[name]
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
@@ -131,7 +128,6 @@ def train_one(name, totals, directory, exchange):
         shards=4,
         directory=directory,
         checkpoint=1 if directory else None,
-        exchange=exchange,
         callbacks=[callback()] if callback else [],
     )
     for total in totals:

@@ -39,10 +39,12 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(workers, tmp_path)
     ],
 )
 def test_lost_workers_change_nothing(exchange, faults, names, monkeypatch):
+    whole = undisturbed()
     monkeypatch.setenv("UNISONO_FAULTS", faults)
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
     for name in names:
-        found = unisono.launch(keeping.train, [name], (4, 9), None, exchange, workers=2)
-        assert found == [{name: undisturbed()[name]}] * 2
+        found = unisono.launch(keeping.train, [name], (4, 9), workers=2)
+        assert found == [{name: whole[name]}] * 2
 
 
 def test_what_a_program_gives_anew_counts_where_the_run_has_not_changed_it(tmp_path):
@@ -61,9 +63,9 @@ def test_what_a_program_gives_anew_counts_where_the_run_has_not_changed_it(tmp_p
 
 def test_a_checkpoint_without_attributes_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setitem(keeping.PROGRAMS, "any", (keeping.plain, None))
-    keeping.train_one("any", (2,), tmp_path, "auto")
+    keeping.train_one("any", (2,), tmp_path)
     monkeypatch.setitem(keeping.PROGRAMS, "any", (keeping.plain, keeping.Smoothing))
-    keeping.train_one("any", (4,), tmp_path, "auto")
+    keeping.train_one("any", (4,), tmp_path)
 
 
 def loss(model, batch):

@@ -68,9 +68,8 @@ def test_random_numbers_are_those_of_the_first_evaluation():
         return closures.loss_of(model, batch)
 
     model = closures.model_of()
-    made = unisono.Trainer(
-        model, closures.SAM(model.parameters(), lr=0.1), loss, shards=2, closure=True
-    )
+    optimizer = closures.SAM(model.parameters(), lr=0.1)
+    made = unisono.Trainer(model, optimizer, loss, shards=2)
     made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=2, shuffle=False)
     assert drawn[:2] == drawn[2:4]
     assert drawn[4:6] == drawn[6:8]
@@ -86,29 +85,38 @@ def test_without_a_way_to_compute_the_loss_again_it_is_said():
                     step.backward(closures.loss_of(run.model, batch))
 
 
-class NoClosure(torch.optim.Optimizer):
-    def __init__(self, params):
-        super().__init__(params, {})
+def test_an_optimizer_whose_closure_may_be_left_out_is_called_without_one():
+    """As torch's own; a class derived from it, whose `step` requires one, is called with it."""
 
-    def step(self):
-        pass
+    class Sometimes(torch.optim.SGD):
+        def step(self, closure=None):
+            called_with.append(closure)
+            super().step()
+
+    class Always(Sometimes):
+        def step(self, closure):
+            return super().step(closure)
+
+    for kind, is_given in ((Sometimes, False), (Always, True)):
+        called_with = []
+        model = closures.model_of()
+        made = unisono.Trainer(model, kind(model.parameters(), lr=0.1), closures.loss_of, shards=2)
+        made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=1)
+        assert [closure is not None for closure in called_with] == [is_given]
+        assert made.run.fixed.get("closure", False) is is_given
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "words"),
-    [
-        (torch.optim.LBFGS, {"closure": False}, "`closure` must be left out for LBFGS"),
-        (NoClosure, {"closure": True}, "that of NoClosure does not"),
-        (torch.optim.LBFGS, {"exchange": "shared"}, "`closure` needs one for each"),
-        (torch.optim.LBFGS, {"scaler": torch.amp.GradScaler("cpu")}, "without `scaler`"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_training(make, options, words):
+def test_what_does_not_fit_is_refused_before_training(monkeypatch):
     model = nn.Linear(6, 2)
-    with pytest.raises(ValueError, match=words):
-        unisono.Run(model, make(model.parameters()), shards=2, **options)
-    with pytest.raises(TypeError, match="`closure` must be True, False or None"):
-        unisono.Run(model, torch.optim.LBFGS(model.parameters()), closure="yes")
+    optimizer, scaler = torch.optim.LBFGS(model.parameters()), torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="requires a closure must not come together with a scaler"):
+        unisono.Run(model, optimizer, shards=2, scaler=scaler)
+    loss = unisono.WholeBatch(lambda model, batch: model(batch), lambda model, rows: rows.mean())
+    with pytest.raises(ValueError, match="closure must not come together with a loss over the wh"):
+        unisono.Trainer(model, optimizer, loss, shards=2)
+    monkeypatch.setenv("UNISONO_EXCHANGE", "shared")
+    with pytest.raises(ValueError, match="whose `step` requires a closure needs one for each"):
+        unisono.Run(model, optimizer, shards=2)
 
 
 @computed_once()
@@ -122,7 +130,7 @@ def test_a_loss_that_is_not_finite_ends_the_step_in_any_evaluation():
     model = closures.model_of()
     before = {name: value.clone() for name, value in model.named_parameters()}
     optimizer = closures.SAM(model.parameters(), lr=0.1)
-    made = unisono.Trainer(model, optimizer, loss, shards=2, closure=True)
+    made = unisono.Trainer(model, optimizer, loss, shards=2)
     with pytest.raises(unisono.errors.NonFiniteLossError):
         made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=2, shuffle=False)
     # The optimizer had moved them by then.

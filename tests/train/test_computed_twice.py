@@ -475,7 +475,7 @@ def noting_shapes(model, batch, sizes={}):  # noqa: B006
 
 WELCOME = {
     "notes": (Notes(), net, {}),
-    "notes of features": (noting_features, net, {"embed": noting_shapes}),
+    "notes of features": (unisono.WholeBatch(noting_shapes, noting_features), net, {}),
     "plain": (cross_entropy, net, {}),
     "half": (cross_entropy, net, {"precision": "bf16"}),
     "stores": (cross_entropy, Stores, {}),
@@ -487,9 +487,9 @@ WELCOME = {
         {},
     ),
     "features": (
-        lambda model, outputs: outputs.pow(2).mean(),
+        unisono.WholeBatch(lambda m, b: m(b[0]), lambda model, outputs: outputs.pow(2).mean()),
         net,
-        {"embed": lambda m, b: m(b[0])},
+        {},
     ),
 }
 
@@ -516,9 +516,10 @@ def test_options_of_the_optimizer_that_a_pass_sets_are_named(name, use):
         loss(model, batch)
         return model(batch[0])
 
-    features = {"embed": embed} if use == "embed" else {}
-    final = (lambda model, outputs: outputs.pow(2).mean()) if features else loss
-    trainer = unisono.Trainer(model, optimizer, final, shards=2, **features)
+    final = loss
+    if use == "embed":
+        final = unisono.WholeBatch(embed, lambda model, outputs: outputs.pow(2).mean())
+    trainer = unisono.Trainer(model, optimizer, final, shards=2)
     words = f"they set `{name}` of the optimizer, whose options all workers must have alike: pass"
     with pytest.raises(RuntimeError, match=words):
         if use != "steps":
@@ -547,7 +548,7 @@ def test_features_that_differ_are_refused():
         return model(batch[0] + next(numbers))
 
     with pytest.raises(RuntimeError, match=r"computed twice, .*, result 0 is another one"):
-        train(lambda model, outputs: outputs.pow(2).mean(), net(), embed=embed)
+        train(unisono.WholeBatch(embed, lambda model, outputs: outputs.pow(2).mean()), net())
 
 
 def own_loop(model, steps=3):

@@ -53,7 +53,7 @@ def means(shards, **options):
         return trainer.fit(DATA, batch_size=20, steps=1, shuffle=False).means, found
 
 
-@pytest.mark.parametrize("options", [{}, {"loss": of_all_rows, "embed": embed}])
+@pytest.mark.parametrize("options", [{}, {"loss": unisono.WholeBatch(embed, of_all_rows)}])
 def test_counts_are_added_up_whatever_the_shards(options):
     torch.manual_seed(0)
     whole = counting(torch.nn.Linear(8, 4), DATA.tensors)

@@ -29,21 +29,19 @@ class Says(Callback):
             self.trainer.save(f"{self.path}.3")
 
 
-def of_two_fits(rank, path, exchange="auto"):
+def of_two_fits(rank, path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16))
     model.append(torch.nn.Linear(16, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     says = Says(rank, path)
-    trainer = unisono.Trainer(
-        model, optimizer, loss_of, shards=4, callbacks=[says], exchange=exchange
-    )
+    trainer = unisono.Trainer(model, optimizer, loss_of, shards=4, callbacks=[says])
     says.trainer = trainer
     return alone_between(trainer, rank, path)
 
 
-def of_a_whole_update(rank, path, exchange="auto"):
-    trainer = whole.trained(whole.Madgrad, [2], exchange=exchange)
+def of_a_whole_update(rank, path):
+    trainer = whole.trained(whole.Madgrad, [2])
     return alone_between(trainer, rank, path, whole.images(), batch_size=10)
 
 
@@ -90,6 +88,7 @@ def test_any_rank_may_call_them_alone(program, tmp_path, monkeypatch):
         folder.mkdir()
         fault = f"kill:rank={rank},step={killed_at}" if killed_at else ""
         monkeypatch.setenv("UNISONO_FAULTS", fault)
-        found = unisono.launch(program, rank, folder / "at", exchange, workers=workers)
+        monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+        found = unisono.launch(program, rank, folder / "at", workers=workers)
         assert found == [digest] * workers
         assert same(written(folder), expected), (exchange, rank)

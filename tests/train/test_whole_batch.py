@@ -55,7 +55,8 @@ def make(shards, contrast=contrast, embed=embed, optimizer=torch.optim.Adam, nor
     torch.manual_seed(3)
     model = Towers(norm)
     made = optimizer(model.parameters(), lr=0.02)
-    return unisono.Trainer(model, made, contrast, embed=embed, shards=shards, **options)
+    loss = unisono.WholeBatch(embed, contrast)
+    return unisono.Trainer(model, made, loss, shards=shards, **options)
 
 
 def train(shards=4, steps=6, **options):
@@ -173,8 +174,8 @@ def test_an_error_in_embedding_says_where_it_was():
 def test_wrong_forms_are_refused_before_training():
     with pytest.raises(TypeError, match="`embed` must be a function"):
         make(2, embed=3)
-    with pytest.raises(ValueError, match="`closure` must be left out"):
-        make(2, closure=True)
+    with pytest.raises(TypeError, match="`loss` must be a function"):
+        make(2, contrast=3)
     run = make(2).run
     with pytest.raises(RuntimeError, match="must be called once, within `with step:`"):
         for step in run.steps(data(), batch_size=BATCH_SIZE, steps=1):

@@ -205,7 +205,7 @@ def _engine(
     model, optimizer = run.kept.model, run.kept.optimizer
     if run.joint_calls.is_loop_kept:
         run.memory = None  # stays as it is: a replacement needs what each loop has ended with
-    exchange = chosen(run.exchange, run.device)(
+    exchange = chosen(run.exchange)(
         model,
         optimizer,
         shards=plan.samples.shards,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -98,18 +99,28 @@ def _apart(loss: object) -> str:
     )
 
 
-def check_embed(embed: object, closure: bool | None) -> None:
-    """Refuse what is no function of (model, batch), and what does not go with features.
+@dataclass(frozen=True, slots=True)
+class WholeBatch:
+    """A loss over the whole global batch, such as a contrastive one. Final.
+
+    ``Trainer(model, optimizer, WholeBatch(embed, loss))``: each shard is embedded twice, so only
+    one shard's graph is in memory at a time.
+
+    Args:
+        embed: a function of (model, batch of one shard) that returns features, a tensor with one
+            row for each sample, or several in a tuple or dict.
+        loss: a function of (model, features of the global batch), in the batch's order.
 
     Raises:
-        TypeError, ValueError: it does not fit; the message says what to write.
+        TypeError: one is no such function.
     """
-    check_function("embed", embed, ("model", "batch"))
-    if closure:
-        raise ValueError(
-            "`closure` must be left out where `embed` is given: a loss over the whole batch is "
-            "computed once a step."
-        )
+
+    embed: Loss
+    loss: Loss
+
+    def __post_init__(self) -> None:
+        check_function("embed", self.embed, ("model", "batch"))
+        check_loss(self.loss)
 
 
 def token_mean(

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from unisono.engine.exchange.choice import check_exchange
-from unisono.engine.state.optimizers import needs_closure, takes_closure
 from unisono.engine.step.transforms import Clipping, OnGradients
 from unisono.plan.samples import NUM_SEEDS
 from unisono.runtime.device import AUTO
@@ -30,7 +27,32 @@ RESUME = ("auto", "never")
 OF_CHECKPOINT, OF_PROGRAM = TAKEN_FROM = ("checkpoint", "program")
 PER_OPTIMIZER = ("clip_norm", "clip_value", "scaler")  # one for all, or by name
 T = TypeVar("T")
+
 Scaler = torch.amp.GradScaler
+
+THINGS = {
+    "closure": "an optimizer whose `step` requires a closure",
+    "compiled": "a compiled model",
+    "device": "`device`",
+    "one_loss": "one loss for several optimizers",
+    "scaler": "a scaler of the loss",
+    "several": "several optimizers",
+    "split": "a split model",
+    "whole_batch": "a loss over the whole batch",
+}
+# Which of them do not go together: why, and what to do.
+CONFLICTS = {
+    ("closure", "scaler"): "a step that overflows could not be skipped in the midst of a closure: "
+    'leave out `scaler` and the precision "fp16"',
+    ("closure", "several"): "one closure is for one optimizer: make a run with that one alone",
+    ("closure", "whole_batch"): "such a loss is computed once a step: take another optimizer",
+    ("one_loss", "scaler"): "losses are scaled for one optimizer at a time: leave `scaler` and the "
+    'precision "fp16" out, or use `unisono.Run`, whose steps have `step.update(name)`',
+    ("split", "device"): "it is computed where it was split to: leave `device` out, or split the "
+    "model over other devices",
+    ("split", "compiled"): "its activations go from device to device in Python: leave "
+    "`model.compile()` out",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +202,6 @@ class RunOptions:
     on_gradients: OnGradients | None = None
     directory: str | os.PathLike[str] | None = None
     checkpoint: int | str | Checkpoint | None = None
-    exchange: str = AUTO
-    closure: bool | None = None
 
     def __post_init__(self) -> None:
         for name in {name for each in (self.clip_norm, self.clip_value) for name in _names(each)}:
@@ -190,11 +210,8 @@ class RunOptions:
             _make_whole(self, "shards", at_least=1)
         _make_whole(self, "seed", at_least=0, below=NUM_SEEDS)
         _check_flag("exact", self.exact)
-        check_exchange(self.exchange)
         if self.on_gradients is not None:
             check_function("on_gradients", self.on_gradients, ("step", "gradients"))
-        if self.closure not in (None, True, False):
-            raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
         if self.checkpoint is not None and self.directory is None:
             raise ValueError(
                 "`directory` must say where checkpoints go when `checkpoint` is given, but is "
@@ -216,39 +233,12 @@ class RunOptions:
         """Give the scaler of an optimizer's losses, if it has one."""
         return _of(self.scaler, name)
 
-    def takes_closure(self, optimizer: Optimizer) -> bool:
-        """Tell whether the optimizer is called with a closure."""
-        return needs_closure(optimizer) if self.closure is None else self.closure
 
-    def replicas_for(self, optimizer: Optimizer) -> str:
-        """Name the option for which every worker must have a replica; empty: none."""
-        if self.on_gradients is not None:
-            return "on_gradients"
-        return "closure" if self.takes_closure(optimizer) else ""
-
-    def check_closure(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer that does not fit `closure`, and what does not go with one.
-
-        Raises:
-            ValueError: something does not fit.
-        """
-        name = type(optimizer).__name__
-        if self.closure is False and needs_closure(optimizer):
-            raise ValueError(
-                f"`closure` must be left out for {name}, whose `step` asks for one, but is False."
-            )
-        if not self.takes_closure(optimizer):
-            return
-        if not takes_closure(optimizer):
-            raise ValueError(
-                f"`closure=True` must have an optimizer whose `step` takes a closure, but that of "
-                f"{name} does not: leave it out."
-            )
-        if self.scaler is not None:
-            raise ValueError(
-                f"an optimizer that asks for the loss again ({name}) must do without "
-                f"`scaler`, but it is given: leave it out."
-            )
+def check_together(**has: bool) -> None:
+    """Refuse two of :data:`THINGS` that do not go together, with a ValueError."""
+    for (one, other), why in CONFLICTS.items():
+        if has.get(one) and has.get(other):
+            raise ValueError(f"{THINGS[one]} must not come together with {THINGS[other]}: {why}.")
 
 
 def _of(given: T | Mapping[str, T] | None, name: str) -> T | None:

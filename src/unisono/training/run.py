@@ -27,7 +27,7 @@ from unisono.engine.exchange.choice import name_of_exchange
 from unisono.engine.state.attributes import KEY as ATTRIBUTES_KEY
 from unisono.engine.state.attributes import Attributes, own_optimizers
 from unisono.engine.state.contents import check_contents, digest_of
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizers import members_of, needs_closure
 from unisono.engine.state.program_state import ExtraState
 from unisono.engine.state.run_state import Position, RunState
 from unisono.engine.step.transforms import LossScaling, OnGradients
@@ -42,14 +42,21 @@ from unisono.training.checkpoints import Checkpoints
 from unisono.training.identity import fixed_by
 from unisono.training.loop import steps_of
 from unisono.training.loop_plan import LoopPlan, Totals
-from unisono.training.options import OF_PROGRAM, Checkpoint, RunOptions, Scaler
+from unisono.training.options import (
+    OF_PROGRAM,
+    THINGS,
+    Checkpoint,
+    RunOptions,
+    Scaler,
+    check_together,
+)
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.run_context import Observer, RunContext, no_epochs, plan_samples
 from unisono.training.several_models import (
     Models,
     Optimizers,
+    check_names,
     check_split_before,
-    check_together,
     device_of_run,
     joined,
     place_on,
@@ -124,8 +131,6 @@ class Run:
         on_gradients: OnGradients | None = None,
         directory: str | os.PathLike[str] | None = None,
         checkpoint: int | str | Checkpoint | None = None,
-        exchange: str = AUTO,
-        closure: bool | None = None,
     ) -> None:
         options = RunOptions(
             shards=shards,
@@ -138,8 +143,6 @@ class Run:
             on_gradients=on_gradients,
             directory=directory,
             checkpoint=checkpoint,
-            exchange=exchange,
-            closure=closure,
         )
         model, optimizer = joined(model, optimizer)
         context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
@@ -151,14 +154,18 @@ class Run:
         self.seed = options.seed
         self.device = device_of_run(model, options, self.world)
         check_contents(model, optimizer, self.device)
-        check_together(optimizer, options)
-        options.check_closure(optimizer)
-        # Refuses what does not fit.
-        replicas_for = options.replicas_for(optimizer)
-        num_hosts = len(self.team.hosts)
-        exchange = name_of_exchange(
-            options.exchange, self.device, replicas_for=replicas_for, num_hosts=num_hosts
+        check_names(optimizer, options)
+        has_closure = needs_closure(optimizer)
+        check_together(
+            closure=has_closure,
+            scaler=options.scaler is not None,
+            several=len(members_of(optimizer)) > 1,
         )
+        replicas_for = THINGS["closure"] if has_closure else ""
+        if options.on_gradients is not None:
+            replicas_for = "`on_gradients`"
+        num_hosts = len(self.team.hosts)
+        exchange = name_of_exchange(self.device, replicas_for=replicas_for, num_hosts=num_hosts)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():
             options.clipping_of(name).check_fits(member)
@@ -180,7 +187,7 @@ class Run:
             fixed["on_gradients"] = getattr(
                 options.on_gradients, "__qualname__", type(options.on_gradients).__qualname__
             )
-        if options.takes_closure(optimizer):
+        if has_closure:
             fixed["closure"] = True
         self.context = RunContext(
             options,

@@ -21,6 +21,7 @@ from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.fingerprint import Fingerprint, fingerprint_of_data
 from unisono.engine.exchange.snapshots import RunMemory
 from unisono.engine.state.attributes import Attributes
+from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.state.run_state import RunState
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.transforms import LossScaling
@@ -125,7 +126,7 @@ class RunContext:
     @property
     def takes_closure(self) -> bool:
         """Whether the optimizer is called with a closure."""
-        return self.options.takes_closure(self.kept.optimizer)
+        return needs_closure(self.kept.optimizer)
 
     @property
     def is_deterministic(self) -> bool:

@@ -16,13 +16,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.splitting.crossing import crossing
-from unisono.engine.splitting.cut import check_casts, split_of
+from unisono.engine.splitting.cut import split_of
 from unisono.engine.state.contents import named_parameters, place
-from unisono.engine.state.optimizers import SeveralOptimizers, members_of, needs_closure
+from unisono.engine.state.optimizers import SeveralOptimizers, members_of
 from unisono.runtime.device import AUTO, Device
 from unisono.runtime.world import World
-from unisono.training.computing import Computing, is_compiled
-from unisono.training.options import PER_OPTIMIZER, RunOptions
+from unisono.training.options import PER_OPTIMIZER, RunOptions, check_together
 
 Models = nn.Module | Mapping[str, nn.Module]
 Optimizers = Optimizer | Mapping[str, Optimizer]
@@ -49,12 +48,8 @@ def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
     return model, optimizer
 
 
-def check_together(optimizer: Optimizer, options: RunOptions) -> None:
-    """Refuse what does not go with several optimizers.
-
-    Raises:
-        ValueError: an option is for an optimizer that there is not, or for one optimizer alone.
-    """
+def check_names(optimizer: Optimizer, options: RunOptions) -> None:
+    """Refuse, with a ValueError, an option for an optimizer that there is not."""
     names = members_of(optimizer)
     for option in PER_OPTIMIZER:
         given = getattr(options, option)
@@ -66,26 +61,10 @@ def check_together(optimizer: Optimizer, options: RunOptions) -> None:
                 f"`{option}` must name optimizers of the run, which are {_listed(names)}, but "
                 f"names {unknown[0]!r}: pass a name of these, or one value for all."
             )
-    if len(names) > 1 and (options.closure or needs_closure(optimizer)):
-        raise ValueError(
-            f"a run with several optimizers ({_listed(names)}) must do without an optimizer that "
-            f"takes a closure, but has it: leave it out, or make a run with one optimizer."
-        )
 
 
-def check_one_loss(model: Any, optimizer: Any, *, is_scaled: bool) -> None:
-    """Refuse what one loss for all cannot train.
-
-    Raises:
-        TypeError: there are several models.
-        ValueError: the loss is scaled for several optimizers.
-    """
-    if isinstance(optimizer, Mapping) and is_scaled:
-        raise ValueError(
-            f"losses are scaled for one optimizer at a time, but one loss is for several "
-            f"({_listed(optimizer)}): leave out `scaler` and take another `precision`, or "
-            f"use `unisono.Run`, whose steps have `step.update(name)`."
-        )
+def check_one_model(model: Any) -> None:
+    """Refuse, with a TypeError, several models where one loss trains one."""
     if isinstance(model, Mapping):
         raise TypeError(
             f"a Trainer must have one model, but is given {_listed(model)}: train several with "
@@ -178,11 +157,7 @@ def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device
     if split is None:
         check_not_split_within(model)
         return Device.of(options.device, world)
-    if options.device != AUTO:
-        raise ValueError(
-            f"a split model is computed where it was split to, but `device={options.device!r}` is "
-            f"given, too: leave it out, or split the model over other devices."
-        )
+    check_together(split=True, device=options.device != AUTO)
     return Device(*split.devices)
 
 
@@ -194,21 +169,6 @@ def check_not_split_within(model: Any) -> None:
                 f"a model must be split as a whole, but only its part `{name}` is: call "
                 f"`unisono.split` with the model that is trained."
             )
-
-
-def check_computing(model: nn.Module, computing: Computing) -> None:
-    """Refuse ways to compute passes that do not go with cuts.
-
-    Raises:
-        ValueError: the model is split, and is compiled, or rounding would depend on the cut.
-    """
-    if computing.precision.name != "fp32":
-        check_casts(model)
-    if split_of(model) is not None and is_compiled(model):
-        raise ValueError(
-            "a split model must not be compiled, as its activations go from device to device in "
-            "Python: leave `model.compile()` out."
-        )
 
 
 def check_split_before(model: nn.Module, device: Device) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from unisono.data.data_reading import length_of
 from unisono.data.fingerprint import REMEDY
-from unisono.engine.exchange.choice import check_devices
+from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, check_devices
 from unisono.engine.state.contents import digest_of, signature
 from unisono.engine.state.saved import told_modes
 from unisono.plan.samples import SamplePlan
@@ -191,7 +191,7 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
             "the type of device": run.device.torch.type,
-            "`exchange`": run.exchange,
+            EXCHANGE_VARIABLE: run.exchange,
         },
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,

@@ -24,9 +24,9 @@ from unisono.training.failures import note_place, samples_in_words
 from unisono.training.out_of_memory import explained
 from unisono.training.several_models import members_named
 from unisono.training.whole_batch import (
+    BatchRows,
     Embed,
     Features,
-    WholeBatch,
     WholeBatchLoss,
     gathered,
     rows_of_batch,
@@ -106,7 +106,7 @@ class Step:
         """The samples of the global batch, by their numbers in the dataset, in its order."""
         shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
         rows = {shard: [torch.tensor(self._indices(shard))] for shard in shards}
-        (indices,) = WholeBatch(self._plan, self.batch, shards).joined(rows)
+        (indices,) = BatchRows(self._plan, self.batch, shards).joined(rows)
         return list(map(int, indices))
 
     @property
@@ -327,7 +327,7 @@ class Step:
             )
         engine, run = self._engine, self._boundary.run
         shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
-        whole = WholeBatchLoss(WholeBatch(self._plan, self.batch, shards), embed, loss)
+        whole = WholeBatchLoss(BatchRows(self._plan, self.batch, shards), embed, loss)
 
         def compute(some: Sequence[int]) -> Features:
             found: Features = {}
@@ -468,7 +468,7 @@ class Step:
     def _gather_rows(self) -> bool:
         """Hear what all shards have per sample; False if somebody was lost. Collective."""
         shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
-        whole = WholeBatch(self._plan, self.batch, shards)
+        whole = BatchRows(self._plan, self.batch, shards)
         team = self._boundary.run.team
         rows = rows_of_batch(whole, self._engine.per_sample, team, host())
         self.per_sample = rows or {}

@@ -16,7 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
+from unisono.engine.splitting.cut import check_casts, split_of
 from unisono.engine.state.load import save_weights
+from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.step.transforms import OnGradients
 from unisono.runtime.device import AUTO
 from unisono.training.callbacks.callback import Callback, Callbacks
@@ -24,26 +26,31 @@ from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.logger import with_loggers
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary
-from unisono.training.computing import Computing
+from unisono.training.computing import Computing, is_compiled
 from unisono.training.evaluate import evaluate, evaluate_whole
 from unisono.training.first_steps import LabelCounts
 from unisono.training.fit import FitUnderWay
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.loss_function import (
     Loss,
-    check_embed,
+    WholeBatch,
     check_forward,
     check_loss,
     forward_inputs,
     outputs_and_targets,
 )
 from unisono.training.metrics import Metrics
-from unisono.training.options import Checkpoint, Precision, Schedule
+from unisono.training.options import (
+    Checkpoint,
+    Precision,
+    Schedule,
+    check_together,
+)
 from unisono.training.predict import Predictor
 from unisono.training.run import Run
 from unisono.training.run_context import no_epochs
 from unisono.training.schedule import KEY, ScheduleUnderWay, Validation
-from unisono.training.several_models import Optimizers, check_computing, check_one_loss, over_cuts
+from unisono.training.several_models import Optimizers, check_one_model, over_cuts
 from unisono.training.sweep import Forward, Sweep
 
 
@@ -60,7 +67,8 @@ class Trainer:
             the same way; integers and booleans are counts, which are added up. For
             ``(sum, weight)`` the sum is differentiated, and the gradients are divided by the
             weight of the global batch. ``"per_sample"`` in the dict is a dict of tensors with a row
-            for each sample, for ``step.per_sample`` in `on_step_end`.
+            for each sample, for ``step.per_sample`` in `on_step_end`. Or a
+            :class:`unisono.WholeBatch`.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
             loop's ``batch_size`` for each shard; at least 1.
@@ -87,19 +95,6 @@ class Trainer:
         checkpoint: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``; or a
             :class:`unisono.Checkpoint`, which also says how many are kept and where the run
             resumes. With a directory, a checkpoint is always written when `fit` ends.
-        exchange: how gradients are summed; results do not depend on it. ``"shared"``: all workers
-            share one copy of the parameters; the default on CPUs. ``"staged"``: each worker has a
-            replica, and gradients are exchanged through the host's memory; the default elsewhere.
-            ``"gloo"``, ``"nccl"``: through a process group, on CPUs or GPUs; not run on GPUs yet.
-            ``"auto"``: the default, or the value of the variable UNISONO_EXCHANGE.
-        closure: whether to call the optimizer's ``step`` with a closure, which computes all
-            shards again with the current parameters and the same random numbers. None: if the
-            optimizer requires one, as LBFGS does.
-        embed: for a loss over the whole global batch, such as a contrastive one: a function of
-            (model, batch of one shard) that returns features, a tensor with one row for each
-            sample, or several in a tuple or dict. `loss` is then a function of (model, features of
-            the global batch), in the batch's order. Each shard is embedded twice, so only one
-            shard's graph is in memory at a time.
         callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
             is always an event file.
 
@@ -117,7 +112,7 @@ class Trainer:
         self,
         model: nn.Module,
         optimizer: Optimizers,
-        loss: Loss,
+        loss: Loss | WholeBatch,
         *,
         shards: int | None = None,
         seed: int = 0,
@@ -130,20 +125,18 @@ class Trainer:
         directory: str | os.PathLike[str] | None = None,
         checkpoint: int | str | Checkpoint | None = None,
         callbacks: Iterable[Callback] = (),
-        exchange: str = AUTO,
-        closure: bool | None = None,
-        embed: Loss | None = None,
     ) -> None:
+        check_one_model(model)
+        embed = None
+        if isinstance(loss, WholeBatch):
+            embed, loss = loss.embed, loss.loss
         check_loss(loss)
-        if embed is not None:
-            check_embed(embed, closure)
         if not isinstance(precision, Precision):
             precision = Precision(precision)
         if schedule is not None and not isinstance(schedule, Schedule):
             schedule = Schedule(schedule)
         self._computing = Computing(precision)
         scaler = self._computing.make_scaler()
-        check_one_loss(model, optimizer, is_scaled=scaler is not None)
         self.run = Run(
             model,
             optimizer,
@@ -157,11 +150,18 @@ class Trainer:
             on_gradients=on_gradients,
             directory=directory,
             checkpoint=checkpoint,
-            exchange=exchange,
-            closure=closure,
         )
         self.run.fixed.update(self._computing.fixed_by(model, self.run.device))
-        check_computing(model, self._computing)
+        if precision.name != "fp32":
+            check_casts(model)
+        check_together(
+            closure=needs_closure(self.run.optimizer),
+            whole_batch=embed is not None,
+            one_loss=isinstance(optimizer, Mapping),
+            scaler=scaler is not None,
+            split=split_of(model) is not None,
+            compiled=is_compiled(model),
+        )
         self._schedule = ScheduleUnderWay(schedule, self.run.optimizer)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:

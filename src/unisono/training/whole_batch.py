@@ -56,7 +56,7 @@ def _read(told: bytes, device: Device) -> Features:
     }
 
 
-class WholeBatch:
+class BatchRows:
     """The rows of one global batch, of which shards have some. Final."""
 
     def __init__(self, plan: SamplePlan, batch: int, shards: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class WholeBatchLoss:
         is_differentiated: whether the loss is computed.
     """
 
-    def __init__(self, whole: WholeBatch, embed: Embed, loss: Callable[[Any], Any]) -> None:
+    def __init__(self, whole: BatchRows, embed: Embed, loss: Callable[[Any], Any]) -> None:
         self._whole, self._embed, self._loss = whole, embed, loss
         self._spec: TreeSpec | None = None
         self.is_differentiated = False
@@ -176,7 +176,7 @@ def gathered(
 
 
 def rows_of_batch(
-    whole: WholeBatch, mine: Mapping[int, Mapping[str, torch.Tensor]], team: Team, device: Device
+    whole: BatchRows, mine: Mapping[int, Mapping[str, torch.Tensor]], team: Team, device: Device
 ) -> dict[str, torch.Tensor] | None:
     """Bring together what all shards have per sample. Collective.
 

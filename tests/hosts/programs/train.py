@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
     parser.add_argument("--raises", type=int, help="a rank that fails in step 3")
     given = parser.parse_args()
+    os.environ["UNISONO_EXCHANGE"] = given.exchange
     killing.install()
     if given.fails_once and os.environ["RANK"] == "3" and not os.path.exists(given.fails_once):
         open(given.fails_once, "w").close()
@@ -65,8 +66,6 @@ def main() -> None:
         optimizer,
         shards=given.shards,
         clip_norm=5.0,
-        exchange=given.exchange,
-        closure=True if given.optimizer == "sam" else None,
         on_gradients=add_noise if given.noise else None,
         **where,
         directory=given.directory,

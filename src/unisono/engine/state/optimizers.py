@@ -83,13 +83,6 @@ def needs_closure(optimizer: optim.Optimizer) -> bool:
     return any(c is not None and c.default is inspect.Parameter.empty for c in closures)
 
 
-def takes_closure(optimizer: optim.Optimizer) -> bool:
-    """Tell whether ``step()`` may be called with a closure."""
-    parameters = inspect.signature(type(optimizer).step).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    return "closure" in parameters or inspect.Parameter.VAR_POSITIONAL in kinds
-
-
 def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
     """Find what ``step()`` of an element-wise optimizer does in the end.
 
