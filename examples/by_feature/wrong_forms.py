@@ -14,11 +14,10 @@ def loss(model, batch):
     return nn.functional.cross_entropy(model(inputs), labels)
 
 
-def trainer(loss=loss, width=8, **options):
+def trainer(loss=loss, width=8, optimizer=torch.optim.Adam, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
-    optimizer = torch.optim.Adam(model.parameters())
-    return unisono.Trainer(model, optimizer, loss, shards=2, **options)
+    return unisono.Trainer(model, optimizer(model.parameters()), loss, shards=2, **options)
 
 
 def of_three(model, inputs, labels):
@@ -35,7 +34,7 @@ def main(folder):
         "another model": lambda: trainer(width=9, directory=folder).fit(
             data, batch_size=8, epochs=2
         ),
-        "a closure and a scaler": lambda: trainer(closure=True, precision="fp16"),
+        "a closure and a scaler": lambda: trainer(optimizer=torch.optim.LBFGS, precision="fp16"),
         "batches that do not fit the model": lambda: trainer().predict(rows, batch_size=8),
     }
     for name, form in forms.items():

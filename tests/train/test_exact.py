@@ -145,7 +145,7 @@ def test_a_backward_pass_without_one_is_named_after_one_more_pass(accelerator):
         assert not module._forward_pre_hooks
     CALLS["evaluate"](trainer)  # has no backward pass
     digests = []
-    for device, options in (("cpu", {}), ("sim", {"exact": False})):
+    for device, options in (("cpu", {}), ("sim", {"precision": INEXACT})):
         trainer, _ = make(device, nn.ReLU(), Backward(), **options)
         CALLS["fit"](trainer)
         digests.append(trainer.digest())

@@ -69,7 +69,7 @@ APART = {0: ["position", "blocks.1", "norm"], 1: ["embedding", "blocks", "head"]
                 {"clip_value": 0.01},
                 {"precision": "bf16", "clip_norm": 0.1},
                 {"precision": "fp16"},
-                {"exact": False},
+                {"precision": unisono.Precision(exact=False)},
             )
         ),
     ],
