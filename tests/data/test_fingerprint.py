@@ -2,6 +2,7 @@
 
 import errno
 import os
+import queue
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from unisono.data import fingerprint as module
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import fingerprint_of_data
+from unisono.errors import LoadingError
 from unisono.runtime.held import hashed
 
 
@@ -21,13 +23,14 @@ class Made(Dataset):
     """Calls `make` with each index, and notes where."""
 
     def __init__(self, make, length=50):
-        self.make, self.length, self.read_in = make, length, []
+        self.make, self.length = make, length
+        self.read_in = queue.SimpleQueue()  # which is not looked into
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, index):
-        self.read_in.append(os.getpid())
+        self.read_in.put(os.getpid())
         return self.make(index)
 
 
@@ -49,6 +52,10 @@ def seen(dataset, *, seed=0, epoch=0, in_fork=False):
 
 def tensors(num_samples=50, offset=0.0):
     return TensorDataset(torch.arange(num_samples * 4.0).view(-1, 4) + offset)
+
+
+def processes_of(dataset):
+    return [dataset.read_in.get() for _ in range(dataset.read_in.qsize())]
 
 
 def samples_of(facts):
@@ -140,13 +147,25 @@ def raises(index):
         Stream(),
         [],
         Made(raises),
-        Made(lambda index: torch.rand(2, generator=torch.Generator().manual_seed(time.time_ns()))),
-        Made(lambda index: numpy.random.default_rng().random()),
         Subset(tensors(), [99] * 10),
+        Subset(Made(lambda index: index), "no numbers"),
     ],
 )
 def test_what_cannot_be_compared_is_left_to_the_loop(dataset, in_fork):
     assert samples_of(seen(dataset, in_fork=in_fork).facts) == {}
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Made(lambda index: torch.rand(2, generator=torch.Generator().manual_seed(time.time_ns()))),
+        Made(lambda index: numpy.random.default_rng().random()),
+        Subset(Made(lambda index, kept={}: kept.setdefault(0, random.random())), range(3)),
+    ],
+)
+def test_what_is_not_the_same_twice_is_refused_as_by_the_loop(dataset):
+    with pytest.raises(LoadingError, match="a sample must depend on its index and the random"):
+        seen(dataset)
 
 
 def test_generators_are_as_they_were():
@@ -163,9 +182,9 @@ def test_generators_are_as_they_were():
 def test_where_loader_processes_read_this_process_does_not():
     dataset = Made(lambda index: index)
     assert samples_of(seen(dataset, in_fork=True).facts)
-    assert dataset.read_in == []
+    assert processes_of(dataset) == []
     seen(dataset)
-    assert set(dataset.read_in) == {os.getpid()}
+    assert set(processes_of(dataset)) == {os.getpid()}
 
 
 def test_a_fork_that_cannot_be_had_is_done_without(monkeypatch):
@@ -192,12 +211,12 @@ def test_nothing_is_forked_beside_threads():
         thread.join()
 
 
-def test_samples_that_take_long_to_read_are_read_once(monkeypatch):
+def test_samples_that_take_long_to_read_are_read_twice_at_most(monkeypatch):
     monkeypatch.setattr(module, "_LONG_S", 0.0)
     dataset = Made(lambda index: index)
     found = seen(dataset)
     assert (found.facts, found.is_slow) == ({}, True)
-    assert len(dataset.read_in) == 1
+    assert len(processes_of(dataset)) == 2
 
 
 def test_a_fork_that_takes_long_is_not_waited_for(monkeypatch):

@@ -4,6 +4,7 @@ import collections
 import functools
 import itertools
 import os
+import queue
 import random
 import re
 import time
@@ -17,9 +18,9 @@ from torch.utils.data import Dataset, Subset
 import unisono
 from unisono.data import second_reading
 from unisono.data.fetch import fetcher
-from unisono.runtime import held
 
 CALLS = []
+READ = queue.SimpleQueue()  # which is not looked into
 NUMBER = 0
 
 
@@ -185,6 +186,19 @@ class Once(Plain):
         return self.inputs[index] + float(self.noise[index])
 
 
+class CachingAndDrawing(Plain):
+    """Draws anew and keeps the first."""
+
+    def __getitem__(self, index):
+        return self.kept.setdefault(index, self.inputs[index] + torch.randn(4))
+
+
+class CachingOptions(Plain):
+    def __getitem__(self, index):
+        self.kept.setdefault("strength", random.uniform(0.5, 1.5))
+        return self.inputs[index] * self.kept["strength"] + torch.rand(())
+
+
 class Before(Plain):
     """Mixes with the sample that was read before."""
 
@@ -237,6 +251,8 @@ class Mixed(Plain):
 OTHER = [
     (Mixed, "the same sample has other values"),
     (Caching, KEEPING),
+    (CachingAndDrawing, "`dataset.kept` keeps what was drawn when a sample was read first: draw"),
+    (CachingOptions, "`dataset.kept['strength']` keeps what was drawn when a sample was read"),
     (CachingOwn, KEEPING),
     (Once, KEEPING),
     (Before, "`dataset.before['sample']` changes each time"),
@@ -304,6 +320,17 @@ class Bounded(Plain):
         return self.kept.setdefault(index, self.inputs[index] * 2)
 
 
+class Describing(Plain):
+    """Notes what it drew last, as libraries of augmentations do."""
+
+    last = 0.0
+
+    def __getitem__(self, index):
+        self.last = random.random()
+        self.kept["angle"], self.kept["is_flipped"] = np.random.rand(3), self.last < 0.5
+        return self.inputs[index] + self.last
+
+
 class Seeding(Plain):
     def __init__(self):
         super().__init__()
@@ -319,7 +346,9 @@ def two(samples):
     return torch.stack([first, second])
 
 
-@pytest.mark.parametrize("make", [Plain, Cached, Derived, Bounded, Seeding, lambda: (Plain(), two)])
+@pytest.mark.parametrize(
+    "make", [Plain, Cached, Derived, Bounded, Describing, Seeding, lambda: (Plain(), two)]
+)
 def test_caches_files_and_what_is_made_of_the_index_are_welcome(make):
     dataset, collate = taken(make())
     fetch = fetcher(dataset, collate_fn=collate)
@@ -344,43 +373,40 @@ class Late(Plain):
     reads = drift = 0
 
     def __getitem__(self, index):
-        CALLS.append(index)
-        if len(CALLS) > 40:
+        READ.put(index)
+        if READ.qsize() > 40:
             self.drift += 1
         return self.inputs[index]
 
 
 def test_later_on_a_sample_is_read_twice_now_and_then(monkeypatch):
-    monkeypatch.setattr(held, "_SEQUENCES", ())
     monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e9)
-    CALLS.clear()
     fetch = fetcher(Late())
     with pytest.raises(unisono.errors.LoadingError, match=r"`dataset\.drift` changes"):
         for start in range(20):
             fetch(torch.tensor([start, start + 1]))
-    assert len(CALLS) < 46
+    assert READ.qsize() < 46
 
 
 def test_samples_are_read_twice_rarely_and_never_again_if_that_takes_long(monkeypatch):
     class Slow(Plain):
         def __getitem__(self, index):
-            read.append(index)
+            read.put(index)
             time.sleep(0.002)
             return self.inputs[index]
 
-    monkeypatch.setattr(held, "_SEQUENCES", ())
-    read = []
+    read = queue.SimpleQueue()
     fetch = fetcher(Slow())
     for start in range(10):
         fetch(torch.tensor([start]))
-    assert len(read) == 12
+    assert read.qsize() == 12
     monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e9)
     monkeypatch.setattr(second_reading, "_LONG_S", 1e-3)
-    read = []
+    read = queue.SimpleQueue()
     fetch = fetcher(Slow())
     for start in range(10):
         fetch(torch.tensor([start]))
-    assert len(read) == 12
+    assert read.qsize() == 12
 
 
 # In a run

@@ -18,7 +18,8 @@ epoch belongs to the seed, too. Tensor datasets and lists draw nothing and are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -86,23 +87,38 @@ def fetcher(
     return _Reader(leaf, chosen, collator)
 
 
-def sample_reader(
-    dataset: Any, length: int, *, seed: int, stream: str
-) -> Callable[[int, int], Any]:
-    """Make a function that reads one of a map-style dataset's samples, by (number, epoch).
+class SampleReader:
+    """Reads single samples of a map-style dataset, by (number, epoch). Final.
 
-    `length` is how many there are; `seed` and `stream` are those of :func:`fetcher`.
+    Args:
+        length: how many there are.
+        seed, stream: those of :func:`fetcher`.
     """
-    reader = _Reader(leaf_of(dataset), None, Collator(seed, stream, None, dataset, length))
 
-    def read(number: int, epoch: int) -> Any:
-        within: Any = dataset
+    def __init__(self, dataset: Any, length: int, *, seed: int, stream: str) -> None:
+        self._dataset = dataset
+        leaf = leaf_of(dataset)
+        self._reader = _Reader(leaf, None, Collator(seed, stream, None, leaf, length))
+
+    def read(self, number: int, epoch: int) -> Any:
+        """Read one; raises as a call of a :class:`Fetch` does."""
+        return self._reader.sample(number, self._place(number), epoch)
+
+    def look(self, number: int, epoch: int) -> None:
+        """Read one twice, if it is read by any code, and compare.
+
+        Raises:
+            LoadingError: it is not the same twice.
+        """
+        with suppress(IndexError):
+            self._reader.look(number, self._place(number), epoch)
+
+    def _place(self, number: int) -> int:
+        within: Any = self._dataset
         place = number
         while type(within) is Subset:
             within, place = within.dataset, int(within.indices[place])
-        return reader.sample(number, place, epoch)
-
-    return read
+        return place
 
 
 def leaf_of(dataset: Any) -> Any:
@@ -134,12 +150,22 @@ class _Reader:
         again = [0] * len(numbers) if repeats is None else repeats.tolist()
         self._collator.begin_epoch(epoch)
         with num_threads(1):
-            if self._twice is not None and self._twice.is_due():
-                few = _FEW if self._takes_many else 1
-                first = numbers[:few], places[:few], epoch, again[:few]
-                self._twice.look(lambda: self._read(*first), numbers[:few], epoch)
+            self._look(numbers, places, epoch, again)
             samples = self._read(numbers, places, epoch, again)
             return self._collator.collate(numbers, samples, epoch, again[0])
+
+    def _look(
+        self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
+    ) -> None:
+        if self._twice is None or not self._twice.is_due():
+            return
+        few = _FEW if self._takes_many else 1
+
+        def read(seeds: int) -> Any:
+            repeats = [repeat + seeds for repeat in again[:few]]
+            return self._read(numbers[:few], places[:few], epoch, repeats)
+
+        self._twice.look(read, numbers[:few], epoch)
 
     def _read(
         self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
@@ -157,6 +183,12 @@ class _Reader:
         with num_threads(1), self._collator.own.put_back():
             samples = self._read([number], [place], epoch, [0])
             return samples if self._takes_many else samples[0]
+
+    def look(self, number: int, place: int, epoch: int) -> None:
+        """Read it twice; raises as a call does."""
+        self._collator.begin_epoch(epoch)
+        with num_threads(1), self._collator.own.put_back():
+            self._look([number], [place], epoch, [0])
 
     def _read_one(self, number: int, place: int, epoch: int, repeat: int) -> Any:
         if self._draws:

@@ -6,7 +6,10 @@ loader processes read, in one more, so that files which a data set opens late ar
 stream is not touched. What is not the same when it is read twice here, as the data set has random
 numbers of its own, says nothing; neither does what cannot be read, as the loop will say so.
 
-Invariant: nothing raised here reaches the program, and no generator has moved.
+The first one is read as the loop reads its first (``second_reading.py``): a data set may keep here
+what it draws, and the loop would find it kept.
+
+Invariant: nothing else that is raised here reaches the program, and no generator has moved.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 from torch.utils.data import Subset
 
 from unisono.data.data_reading import is_stream
-from unisono.data.fetch import leaf_of, lies_in_memory, sample_reader
+from unisono.data.fetch import SampleReader, leaf_of, lies_in_memory
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.plan.seeds import seed_of
 from unisono.runtime.device import generators_put_back
@@ -60,21 +63,32 @@ def fingerprint_of_data(
         stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
         epoch: in which the loop will read.
         in_fork: read samples in a loader process, as the loop will.
+
+    Raises:
+        LoadingError: a sample is not the same when it is read twice.
     """
     if is_stream(dataset) or not length:
         return Fingerprint()
     try:
         facts = dict(_subsets(dataset))
-        read = sample_reader(dataset, length, seed=seed, stream=stream)
+        reader = SampleReader(dataset, length, seed=seed, stream=stream)
     except Exception:
         return Fingerprint()
     numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
     in_memory = lies_in_memory(leaf_of(dataset))
 
     def look(_: object = None) -> tuple[dict[str, str], bool]:
-        return _samples(lambda number: read(number, epoch), numbers, in_memory=in_memory)
+        return _samples(reader, epoch, numbers, in_memory=in_memory)
 
-    samples, is_slow = _in_fork(look) if in_fork and not in_memory else look()
+    if in_fork and not in_memory:  # where the loop looks at the first samples that it reads there
+        samples, is_slow = _in_fork(look)
+    else:
+        start_s = time.perf_counter()
+        with generators_put_back():
+            reader.look(numbers[0], epoch)
+        if is_slow := time.perf_counter() - start_s > _LONG_S:
+            return Fingerprint(facts, is_slow)
+        samples, is_slow = look()
     return Fingerprint({**facts, **samples}, is_slow)
 
 
@@ -93,7 +107,7 @@ def _in_fork(look: Callable[[object], tuple[dict[str, str], bool]]) -> tuple[dic
 
 
 def _samples(
-    read: Callable[[int], Any], numbers: Sequence[int], *, in_memory: bool
+    reader: SampleReader, epoch: int, numbers: Sequence[int], *, in_memory: bool
 ) -> tuple[dict[str, str], bool]:
     """Hash samples that are the same twice, as many as can be read soon."""
     facts: dict[str, str] = {}
@@ -101,10 +115,10 @@ def _samples(
     with generators_put_back():
         for number in numbers:
             try:
-                once = hashed(read(number))
+                once = hashed(reader.read(number, epoch))
                 if not in_memory and time.perf_counter() - start_s > _LONG_S:
                     return {}, True
-                if hashed(read(number)) != once:
+                if hashed(reader.read(number, epoch)) != once:
                     return {}, False
             except Exception:
                 return {}, False

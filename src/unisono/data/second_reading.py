@@ -5,13 +5,14 @@ depends on how many processes there are. Both readings begin with the same seeds
 the same after both:
 
 * the sample, and the batch that `collate_fn` makes of it,
-* how far the generators have come: a data set that keeps what it drew draws nothing again,
+* how far the generators have come: a data set that keeps what it drew may draw nothing again,
 * the numbers that the program's own objects hold, the lengths of their lists, small tensors: what
   accumulates shows there before it shows in a sample.
 
 A first reading may open files and fill caches. What it leaves behind is welcome, if the second one
-leaves it so. It happens where samples are read, before the first batch and then as often as costs
-0.3 % of the time, and never again where a sample takes long. Streams cannot be read twice.
+leaves it so, and if it is the same where the first one begins with other seeds. It happens where
+samples are read, before the first batch and then as often as costs 0.3 % of the time, and never
+again where a sample takes long. Streams cannot be read twice.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from unisono.data.collating import Collator
@@ -34,10 +36,13 @@ _RULE = (
     "a sample must depend on its index and the random numbers that are seeded for it alone, as "
     "what was read before differs with the number of workers, but"
 )
+_APART = (
+    "draw outside of what is kept, or from a generator that is made of the index, such as "
+    "`numpy.random.default_rng(index)`."
+)
 _KEPT = (
     "the data set draws random numbers when it reads a sample for the first time, and not when it "
-    "reads it again, as if it kept what it drew: draw outside of what is kept, or from a generator "
-    "that is made of the index, such as `numpy.random.default_rng(index)`."
+    f"reads it again, as if it kept what it drew: {_APART}"
 )
 _OTHERS = (
     "the same sample has other values when it is read again: draw from torch's, numpy's or "
@@ -61,11 +66,11 @@ class SecondReading:
         """Tell whether it is time to look."""
         return time.perf_counter() >= self._due_at_s
 
-    def look(self, read: Callable[[], Any], numbers: Sequence[int], epoch: int) -> None:
+    def look(self, read: Callable[[int], Any], numbers: Sequence[int], epoch: int) -> None:
         """Read samples twice.
 
         Args:
-            read: gives a list of them; seeds generators before.
+            read: gives a list of them; seeds generators before, otherwise for another number.
             numbers: the samples'.
 
         Raises:
@@ -73,17 +78,20 @@ class SecondReading:
         """
         begun_at_s, is_first = time.perf_counter(), self._due_at_s == -math.inf
         self._due_at_s = math.inf
+        reading = partial(self._reading, read, numbers, epoch)
         try:
-            once = self._reading(read, numbers, epoch)
+            before = self._held(closely=True)
+            once = reading()
             long_s = time.perf_counter() - begun_at_s
             # Some make their generators only when they are read for the first time.
             if is_first and self._collator.own.look():
-                once = self._reading(read, numbers, epoch)
-            again = self._reading(read, numbers, epoch)
+                once = reading()
+            again = reading()
             reason = once.differs_from(again)
             # A cache that is full was emptied, say: what goes on does so each time.
             if reason and not reason.startswith(_KEPT) and once.told == again.told:
-                reason = again.differs_from(self._reading(read, numbers, epoch))
+                reason = again.differs_from(reading())
+            reason = reason or _kept_of_drawn(before, again, reading)
         except Exception:  # the batch will raise it, too
             return
         if reason:
@@ -92,16 +100,48 @@ class SecondReading:
             now_s = time.perf_counter()
             self._due_at_s = now_s + (now_s - begun_at_s) / _PART_OF_TIME
 
-    def _reading(self, read: Callable[[], Any], numbers: Sequence[int], epoch: int) -> _Reading:
+    def _held(self, *, closely: bool = False) -> Held:
+        holders = self._collator.own.holders
+        return Held(holders, at_most=_LOOKED_AT, closely=closely, copied=_LOOKED_AT)
+
+    def _reading(
+        self, read: Callable[[int], Any], numbers: Sequence[int], epoch: int, seeds: int = 0
+    ) -> _Reading:
         own = self._collator.own
-        self._collator.seed_for("sample", epoch, numbers[0])  # where it is read without any code
-        samples = read()
+        # Where it is read without any code.
+        self._collator.seed_for("sample", epoch, numbers[0], seeds)
+        samples = read(seeds)
         told, drawn = hashed(samples), hashed([drawn_so_far(), own.states()])
         if self._collator.is_programs:
             with suppress(LoadingError):  # some do not take one sample
-                told += hashed(self._collator.collate(numbers, samples, epoch))
+                told += hashed(self._collator.collate(numbers, samples, epoch, seeds))
             drawn += hashed([drawn_so_far(), own.states()])
-        return _Reading(told, drawn, Held(own.holders, at_most=_LOOKED_AT))
+        return _Reading(told, drawn, self._held())
+
+
+def _kept_of_drawn(before: Held, once: _Reading, reading: Callable[..., _Reading]) -> str:
+    """Say what was kept of random numbers at the first reading; empty if nothing was.
+
+    Args:
+        before: what was held then.
+        once: what it has left.
+        reading: reads again, with other seeds for another number.
+    """
+    written = before.written_in(once.held)
+    if not written:
+        return ""
+    other = reading(1)
+    kept = [way for way in written if not once.held.differs_in(way, other.held, is_alike=True)]
+    for way in kept:
+        before.put_back(way, other.held)
+    anew = reading(1)
+    for way in kept:
+        before.put_back(way, anew.held)
+    reading()  # so that it holds what it held
+    for way in kept:
+        if once.held.differs_in(way, anew.held, is_alike=True):
+            return f"`{way}` keeps what was drawn when a sample was read first: {_APART}"
+    return ""
 
 
 class _Reading(NamedTuple):

@@ -50,6 +50,7 @@ class Held:
         apart: by ``id``, what is left out.
         at_most: bytes of a tensor or array that are hashed; more of all are not looked at.
         closely: look at some of a larger one, and copy what is held, for :meth:`put_back`.
+        copied: bytes of tensors and arrays that are copied then, at most.
 
     Attributes:
         values: by way, what can be compared.
@@ -63,12 +64,13 @@ class Held:
         *,
         at_most: int,
         closely: bool = False,
+        copied: int = _COPIED,
     ) -> None:
         self.values: dict[str, Any] = {}
         self.others: dict[str, Any] = {}
         self._places: dict[str, _Place] = {}
         self._at_most, self._room = at_most, (16 if closely else 4) * at_most
-        self._closely, self._room_to_copy = closely, _COPIED
+        self._closely, self._room_to_copy = closely, copied
         numbered: list[str] = []
         for holder in holders:
             table = getattr(holder.read, "args", (None,))[0]
