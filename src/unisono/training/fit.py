@@ -85,7 +85,7 @@ class FitUnderWay(Observer):
         self._said: set[str] = set()
         self._membership = run.team.membership
         self._has_begun = self._is_over = False
-        self._labels: LabelCounts | None = LabelCounts(run.context)
+        self._labels = LabelCounts(run.context)
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
@@ -267,10 +267,9 @@ class FitUnderWay(Observer):
                 return
             shards = step.shards
             if is_due:
+                loss = self._labels.watching(loss)
                 for batch in itertools.islice(shards, 1):
                     self._twice.compute(step, batch, loss)
-            if self._labels is not None:
-                loss, self._labels = self._labels.watching(loss), None
             for batch in shards:
                 step.backward(loss(model, batch))
 
