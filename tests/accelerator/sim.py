@@ -77,19 +77,14 @@ def limit(device: int, num_bytes: int | None) -> None:
 
 
 @contextmanager
-def late_copies(late: bool = True, *, queries: int = QUERIES) -> Iterator[None]:
-    """Choose when copies with ``non_blocking=True`` are made, inside the block.
-
-    Args:
-        late: when something later on their stream runs, or somebody waits; False: at once.
-        queries: how often an event or a stream that nobody waited for says that it is not done.
-    """
+def late_copies(*, queries: int) -> Iterator[None]:
+    """Choose how often an event or a stream that nobody waited for says that it is not done."""
     loaded = _loaded().sim
-    loaded.sim_late_copies(late, queries)
+    loaded.sim_late_copies(queries)
     try:
         yield
     finally:
-        loaded.sim_late_copies(True, QUERIES)
+        loaded.sim_late_copies(QUERIES)
 
 
 def pending_copies(device: int) -> int:
@@ -126,7 +121,7 @@ class _Loaded:
     def __init__(self) -> None:
         self.sim = ctypes.CDLL(str(library()))
         self.sim.sim_limit.argtypes = [ctypes.c_int, ctypes.c_size_t]
-        self.sim.sim_late_copies.argtypes = [ctypes.c_bool, ctypes.c_int]
+        self.sim.sim_late_copies.argtypes = [ctypes.c_int]
         self.sim.sim_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self.sim.sim_unregister.argtypes = [ctypes.c_void_p]
         self.listeners: list[list[Synchronization]] = []

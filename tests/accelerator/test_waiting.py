@@ -1,8 +1,6 @@
 """On the test accelerator a forgotten wait shows, and a hidden one is counted."""
 
-import faulthandler
 import inspect
-import threading
 
 import pytest
 import torch
@@ -44,19 +42,6 @@ def test_a_copy_from_the_host_reads_late():
     there.copy_(host, non_blocking=True)
     host.fill_(9)
     assert there.tolist() == [9, 9]
-
-
-def test_memory_of_the_host_stays_until_it_is_copied():
-    there = torch.ones(2).pin_memory().to("sim:1", non_blocking=True)
-    torch.zeros(2).pin_memory()
-    assert there.tolist() == [1, 1]
-
-
-def test_an_operation_comes_after_the_copies_before_it():
-    host, there = torch.zeros(2).pin_memory(), torch.ones(2, device="sim:1")
-    host.copy_(there, non_blocking=True)
-    there += 1
-    assert host.tolist() == [1, 1]
 
 
 WAITS = {
@@ -115,13 +100,6 @@ def test_neither_is_one_after_a_kernel():
     assert [again.query() for _ in range(3)] == [False, False, True]
 
 
-def test_copies_are_made_at_once_where_a_test_wants_it():
-    host, there = torch.zeros(2).pin_memory(), torch.ones(2, device="sim:1")
-    with sim.late_copies(False):
-        host.copy_(there, non_blocking=True)
-    assert host.tolist() == [1, 1]
-
-
 def test_registered_memory_counts_as_pinned():
     memory = torch.zeros(8)
     assert not memory.is_pinned()
@@ -176,26 +154,6 @@ def test_a_copy_waits_for_the_gradient_it_copies():
     assert host.tolist() == [3, 3]
 
 
-def test_a_host_that_has_waited_orders_all_streams():
-    side, tensor = torch.Stream("sim:1"), torch.ones(2, device="sim:1")
-    torch.accelerator.current_stream(1).synchronize()
-    with side:
-        assert (tensor * 2).tolist() == [2, 2]
-
-
-def test_a_wait_reaches_through_streams():
-    streams = [torch.Stream("sim:1") for _ in range(3)]
-    host, arrived = pinned(5.0), torch.zeros(1, device="sim:1")
-    for stream in streams:
-        stream.wait_stream(torch.accelerator.current_stream(1))
-    with streams[0]:
-        arrived.copy_(host, non_blocking=True)
-    streams[1].wait_stream(streams[0])
-    streams[2].wait_stream(streams[1])
-    with streams[2]:
-        assert (arrived + 1).tolist() == [6]
-
-
 def test_parts_of_one_tensor_are_independent():
     side, flat = torch.Stream("sim:1"), torch.zeros(8, device="sim:1")
     side.wait_stream(torch.accelerator.current_stream(1))
@@ -238,24 +196,6 @@ def test_memory_is_not_given_out_while_another_stream_uses_it():
     copied_and_freed(recorded=False)
     torch.accelerator.current_stream(1).wait_stream(side)
     torch.ones(2, device="sim:1")
-
-
-def test_a_backward_pass_orders_its_streams():
-    side, weight = torch.Stream("sim:1"), nn.Parameter(torch.ones(2, device="sim:1"))
-    main = torch.accelerator.current_stream(1)
-    side.wait_stream(main)
-    with side:
-        product = weight * 3
-    main.wait_stream(side)
-    (product * 2).sum().backward()
-    assert weight.grad.tolist() == [6, 6]
-
-
-def test_devices_wait_for_each_other_in_copies():
-    first = torch.ones(2).pin_memory().to("sim:0", non_blocking=True)
-    second = first.to("sim:1", non_blocking=True)
-    second += 1
-    assert (first + second.to("sim:0")).tolist() == [3, 3]
 
 
 # Synchronizations
@@ -305,41 +245,6 @@ def test_hidden_waits_are_counted(hidden):
     with sim.synchronizations() as seen:
         hidden(tensor)
     assert {each.file for each in seen} == {__file__}
-
-
-def test_a_step_of_training_never_waits():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3))
-    model.to("sim:1")
-    optimizer = torch.optim.AdamW(model.parameters())
-    inputs, labels = torch.randn(4, 1, 8, 8).pin_memory(), torch.tensor([0, 1, 2, 0]).pin_memory()
-    with sim.synchronizations() as seen:
-        for _ in range(2):
-            optimizer.zero_grad()
-            outputs = model(inputs.to("sim:1", non_blocking=True))
-            labels_there = labels.to("sim:1", non_blocking=True)
-            nn.functional.cross_entropy(outputs, labels_there).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-    assert seen == []
-
-
-@pytest.mark.slow
-def test_a_thread_that_reads_numbers_and_one_that_waits_do_not_hold_each_other_up():
-    here, there = torch.sim.Stream(1), torch.sim.Stream(1)
-
-    def read():
-        for _ in range(10_000):
-            torch.ones((), device="sim:0").item()
-
-    def wait():
-        while reader.is_alive():
-            here.wait_stream(there)
-
-    faulthandler.dump_traceback_later(20, exit=True)  # no Python runs where they do
-    reader, waiter = threading.Thread(target=read), threading.Thread(target=wait)
-    reader.start()
-    waiter.start()
-    waiter.join()
 
 
 def test_a_wait_in_the_backward_pass_is_found():

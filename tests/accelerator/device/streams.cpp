@@ -32,7 +32,6 @@ struct State {
   std::vector<Stream> streams;
   std::array<int, kDevices> made{};
   Clock host;  // what the host has seen finished
-  bool late = true;
   int queries = 2;
   // Destroyed without the lock.
   std::vector<Pending> finished;
@@ -172,12 +171,7 @@ void issue_late(
     int stream, const char* name, std::vector<Range> ranges, std::function<void()> copy) {
   begin(stream, name, ranges);
   auto& on = state().streams[stream];
-  if (state().late) {
-    on.pending.push_back({on.operations, true, std::move(copy)});
-  } else {
-    run_until(stream, on.operations);
-    copy();
-  }
+  on.pending.push_back({on.operations, true, std::move(copy)});
 }
 
 void created(int stream, const char* name, const Range& range) {
@@ -264,9 +258,8 @@ void note(const char* kind) {
 
 extern "C" {
 
-void sim_late_copies(bool late, int queries) {
+void sim_late_copies(int queries) {
   sim::Locked locked;
-  sim::state().late = late;
   sim::state().queries = queries;
 }
 
