@@ -308,17 +308,6 @@ def gradients_in_order(model):
     return [parameter.grad for parameter in model.parameters()]
 
 
-def test_recurrent_layers_work():
-    torch.manual_seed(0)
-    module = nn.LSTM(3, 4, batch_first=True, bidirectional=True)
-    model = wrapped(copy.deepcopy(module), shards=3)
-    x = torch.randn(6, 5, 3)
-    for each in (module, model):
-        each(x)[0].square().mean().backward()
-    for one, other in zip(module.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
 def test_modules_with_a_forward_of_their_own_compute_with_the_replica():
     module = nn.Linear(2, 2)
     module.forward = module.forward  # bound to the original, as wrappers do

@@ -235,14 +235,6 @@ def test_parameters_may_be_replaced_by_others(accelerator):
     assert model(x.double()).equal(by_chunks())
 
 
-def test_two_calls_before_a_backward_pass_on_two_devices(accelerator):
-    module = Cnn().to("sim:0")
-    model = unisono.DataParallel(module, [0, 1])
-    outputs = [model(images(seed)[0]) for seed in range(3)]
-    sum(each.square().mean() for each in outputs).backward()
-    assert module.head.weight.grad is not None
-
-
 # Autograd's threads
 
 

@@ -1,8 +1,8 @@
 """What torch's own tests of DataParallel check, on simulated devices, with tests of ours.
 
 torch's are in ``test/distributed/test_data_parallel.py``, which its wheel does not have. Each has
-its counterpart here, in ``test_behaviour.py`` or in ``test_devices.py``, but for those of functions
-that Unisono has no other of (``parallel_apply``).
+its counterpart here, in ``test_behaviour.py``, in ``test_devices.py`` or in ``tests/parity``, but
+for those of functions that Unisono has no other of (``parallel_apply``).
 """
 
 from __future__ import annotations
@@ -14,42 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradcheck
 
 import unisono
-from unisono.distributed.chunks import cut, join
-
-BOTH = [[0, 1], [1, 0]]
 
 
 def parallel(module, device_ids=(0, 1), **options):
     return unisono.DataParallel(module.to(f"sim:{device_ids[0]}"), device_ids, **options)
-
-
-@pytest.mark.parametrize("device_ids", BOTH)
-def test_outputs_and_gradients_are_the_modules(device_ids, accelerator):
-    torch.manual_seed(0)
-    module, x = nn.Linear(10, 5), torch.randn(20, 10)
-    expected = module(x)
-    expected.sum().backward()
-    gradients = [parameter.grad.clone() for parameter in module.parameters()]
-    module.zero_grad()
-    model = parallel(module, device_ids)
-    made = model(x.to("sim:1"))
-    made.sum().backward()
-    assert made.device == torch.device("sim", device_ids[0])
-    torch.testing.assert_close(made.cpu(), expected)
-    for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad.cpu(), gradient)
-
-
-@pytest.mark.parametrize("dtype", [torch.float, torch.double, torch.half])
-def test_outputs_are_the_modules_in_each_dtype(dtype, accelerator):
-    module, x = nn.Linear(10, 5).to("sim", dtype), torch.randn(20, 10).to("sim", dtype)
-    expected = module(x)
-    made = unisono.DataParallel(module)(x)
-    assert (made.dtype, str(made.device)) == (dtype, "sim:0")
-    torch.testing.assert_close(made, expected)
 
 
 @pytest.mark.parametrize("unused", ["nothing", [], {}, ()])
@@ -75,7 +46,7 @@ def test_a_module_without_inputs_is_called_once(device_ids, accelerator):
     assert made.equal(torch.eye(2, 3, device="sim:0"))
 
 
-@pytest.mark.parametrize("device_ids", [[0], *BOTH, [0, 1, 2, 3]])
+@pytest.mark.parametrize("device_ids", [[0], [0, 1], [1, 0], [0, 1, 2, 3]])
 @pytest.mark.parametrize("is_given", [True, False])
 def test_several_inputs_of_several_kinds(device_ids, is_given, accelerator):
     class Net(nn.Module):
@@ -139,58 +110,12 @@ def test_no_cycle_is_left_behind_on_devices(accelerator):
     assert gc.collect() == 0
 
 
-@pytest.mark.parametrize("source", ["cpu", "sim:0"])
-def test_cutting_has_gradients_of_gradients(source, accelerator):
-    devices = [torch.device("sim", 0), torch.device("sim", 1)]
-    x = torch.randn(4, 4, dtype=torch.double, device=source, requires_grad=True)
-
-    def pieces(x):
-        return tuple(args[0] for args, _ in cut((x,), {}, devices, 0))
-
-    first, second = pieces(x)
-    assert [first.device, second.device] == devices
-    first.backward(torch.full_like(first, 2))
-    assert x.grad.tolist() == [[2] * 4] * 2 + [[0] * 4] * 2
-    assert gradcheck(pieces, x, check_batched_grad=False)
-    assert gradgradcheck(pieces, x, check_batched_grad=False)
-
-
-@pytest.mark.parametrize("shape", [(2, 4), ()])
-@pytest.mark.parametrize("target", ["cpu", "sim:0"])
-@pytest.mark.filterwarnings("ignore:Was asked to gather")
-def test_gathering_has_gradients_of_gradients(shape, target, accelerator):
-    inputs = [
-        torch.randn(shape, dtype=torch.double, device=f"sim:{index}", requires_grad=True)
-        for index in range(2)
-    ]
-
-    def joined(*inputs):
-        return join(inputs, torch.device(target), 0)
-
-    made = joined(*inputs)
-    assert str(made.device) == target
-    made.backward(torch.arange(1.0, made.numel() + 1, device=target).view(made.shape).double())
-    expected = torch.arange(1.0, made.numel() + 1).double().view(2, *shape)
-    assert torch.stack([tensor.grad.cpu() for tensor in inputs]).equal(expected)
-    assert gradcheck(joined, inputs, check_batched_grad=False)
-    assert gradgradcheck(joined, inputs, check_batched_grad=False)
-
-
 def replicas_in(model, x):
     found = []
     handle = model.module.register_forward_pre_hook(lambda replica, _: found.append(replica))
     model(x)
     handle.remove()
     return found
-
-
-def test_replicas_are_on_their_devices(accelerator):
-    model = parallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), [1, 0])
-    for replica, device in zip(
-        replicas_in(model, torch.randn(8, 3)), ("sim:1", "sim:0"), strict=True
-    ):
-        tensors = [*replica.parameters(), *replica.buffers()]
-        assert [str(tensor.device) for tensor in tensors] == [device] * 7
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
@@ -214,15 +139,6 @@ def test_zero_grad_in_a_replica_warns(accelerator):
             return x
 
     parallel(Net(2, 2))(torch.rand(4, 2))
-
-
-def test_autocast_in_a_forward_pass(accelerator):
-    class Net(nn.Linear):
-        @torch.autocast("sim", dtype=torch.float16)
-        def forward(self, x):
-            return super().forward(x)
-
-    assert parallel(Net(8, 8))(torch.randn(8, 8)).dtype == torch.float16
 
 
 @pytest.mark.parametrize("dtypes", ["f f", "f h", "h h"])
