@@ -65,9 +65,3 @@ def _read(switch: Callable[[], object]) -> object:
         return switch()
     except RuntimeError:
         return "differs from the new switches"
-
-
-def free_bytes() -> int:
-    """Ask the driver how much of the GPU's memory nobody has."""
-    free, _ = torch.cuda.mem_get_info(0)
-    return free

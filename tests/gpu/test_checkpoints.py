@@ -6,7 +6,6 @@ import shutil
 from typing import Any
 
 import pytest
-import torch
 from tests.gpu import cases
 from tests.gpu.launching import launch
 from tests.gpu.loops import train, trainer_of
@@ -71,15 +70,3 @@ def test_a_checkpoint_of_the_cpu_is_resumed_and_the_difference_is_told(device, t
     assert summary.steps == LAST - STOP
     assert "in the checkpoint" in capsys.readouterr().out
     assert {parameter.device.type for parameter in trainer.run.model.parameters()} == {device}
-
-
-def test_saved_weights_are_read_on_the_cpu(device, tmp_path):
-    import unisono
-
-    trainer = trainer_of("gpt", device, 1)
-    trainer.fit(cases.texts(), batch_size=cases.BATCH_SIZE, steps=2)
-    trainer.save(tmp_path / "weights.safetensors")
-    model = cases.CASES["gpt"].model(device)
-    unisono.load_weights(tmp_path / "weights.safetensors", model)
-    for name, value in trainer.run.model.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value.cpu()), name

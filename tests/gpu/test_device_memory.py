@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 import torch
@@ -27,13 +26,11 @@ def mapped(num_bytes: int) -> torch.Tensor:
 
 
 @pytest.mark.needs_accelerator
-def test_mapped_memory_is_pinned_where_it_lies(device, record):
+def test_mapped_memory_is_pinned_where_it_lies(device):
     memory = mapped(NUM_BYTES)
     assert not memory.is_pinned()
     here = Device.of(device, unisono.world())
-    start_s = time.perf_counter()
     undo = here.register(memory)
-    record(register_s_per_gib=(time.perf_counter() - start_s) * (1 << 30) / NUM_BYTES)
     assert undo is not None
     try:
         assert memory.is_pinned()
@@ -42,25 +39,9 @@ def test_mapped_memory_is_pinned_where_it_lies(device, record):
         torch.get_device_module(here.torch).synchronize()
         assert torch.equal(memory, source.cpu())
         assert torch.equal(memory.to(here.torch, non_blocking=True), source)
-        record(gib_per_s=speed(memory, source))
     finally:
         undo()
     assert not memory.is_pinned()
-    record(gib_per_s_not_pinned=speed(memory, source))
-
-
-def speed(host: torch.Tensor, on_device: torch.Tensor) -> dict[str, float]:
-    """Measure copies both ways, in GiB/s; a fact, nothing depends on it."""
-    found, module = {}, torch.get_device_module(on_device.device)
-    for name, into, source in (("to host", host, on_device), ("to device", on_device, host)):
-        into.copy_(source, non_blocking=True)
-        module.synchronize()
-        start_s = time.perf_counter()
-        for _ in range(5):
-            into.copy_(source, non_blocking=True)
-        module.synchronize()
-        found[name] = 5 * NUM_BYTES / 2**30 / (time.perf_counter() - start_s)
-    return found
 
 
 @pytest.mark.on_the_cpu_too

@@ -105,13 +105,6 @@ def test_memory_that_is_not_there_is_explained(device, record):
     assert caught.value.needed["parameters"] > 0
 
 
-@pytest.mark.needs_cuda
-def test_more_workers_than_gpus_are_refused_with_the_way_out(device):
-    too_many = torch.cuda.device_count() + 1
-    with pytest.raises(ValueError, match="workers_per_gpu"):
-        unisono.launch(settings, workers=too_many, workers_per_gpu=1)
-
-
 @pytest.mark.needs_accelerator
 def test_a_device_that_is_not_there_is_refused(device):
     model = nn.Linear(2, 2)

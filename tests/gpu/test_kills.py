@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 from tests.gpu import cases
-from tests.gpu.devices import CUDA, be_ready, free_bytes
 from tests.gpu.launching import launch
 from tests.gpu.loops import train, trainer_of
 
@@ -120,40 +119,3 @@ def test_workers_killed_from_outside_at_any_moment_change_nothing(device, tmp_pa
         killer.join()
     assert killed
     assert results == [alone] * 2, (killed, capfd.readouterr().err)
-
-
-def hold_memory(device: str, folder: str, num_bytes: int) -> None:
-    """Take memory of the GPU for good."""
-    be_ready(device)
-    kept = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    torch.cuda.synchronize()
-    Path(folder, str(os.getpid())).touch()
-    while kept.numel():
-        time.sleep(1)
-
-
-@pytest.mark.needs_cuda
-def test_the_memory_of_a_killed_worker_is_free_at_once(device, tmp_path, record):
-    assert device == CUDA
-    before = free_bytes()
-    num_bytes = min(20 << 30, before // 3)  # far more than what other tests take meanwhile
-    seen: dict[str, float] = {}
-
-    def watch() -> None:
-        while not (names := list(tmp_path.iterdir())):
-            time.sleep(0.05)
-        seen["taken"] = before - free_bytes()
-        start_s = time.monotonic()
-        os.kill(int(names[0].name), signal.SIGKILL)
-        while before - free_bytes() > num_bytes // 2 and time.monotonic() - start_s < 20:
-            time.sleep(0.005)
-        seen["seconds"] = time.monotonic() - start_s
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with pytest.raises(Exception, match="SIGKILL"):
-        launch(hold_memory, device, str(tmp_path), num_bytes, workers=1, device=device, restarts=0)
-    watcher.join()
-    record(**seen)
-    assert seen["taken"] > num_bytes // 2
-    assert seen["seconds"] < 20

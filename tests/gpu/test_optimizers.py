@@ -59,16 +59,3 @@ def updated(name, way, device, *, cut):
 def values(shape, seed, device):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(device)
-
-
-@pytest.mark.parametrize("name", ["adam", "momentum"])
-def test_ways_of_torch_that_differ_are_told(name, device, record):
-    """Which ways of one optimizer round alike on the device: a fact for documentation."""
-    found = {}
-    for way in cases.OPTIMIZERS[name].ways:
-        if cases.is_offered(name, way, device) is None:
-            found[way] = plain_loop("cnn", device, STEPS, optimizer=name, way=way)
-    usual = found.pop("usual")
-    alike = {way: first_difference(weights, usual) is None for way, weights in found.items()}
-    record(optimizer=name, same_bits_as_the_usual_way=alike)
-    assert alike
