@@ -7,6 +7,7 @@ import os
 import queue
 import select
 import signal
+from collections import OrderedDict
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -236,7 +237,7 @@ class Pair(NamedTuple):
     label: object
 
 
-@dataclass
+@dataclass(frozen=True)
 class Graph:
     nodes: torch.Tensor
     name: str
@@ -255,6 +256,7 @@ class Own:
 FORMS = {
     "tensor": lambda ones: ones,
     "nested": lambda ones: {"a": [ones, (ones + 1, "word", 3)], "b": None},
+    "ordered": lambda ones: OrderedDict(a=ones),
     "named tuple": lambda ones: Pair(ones, Pair(ones * 2, None)),
     "dataclass": lambda ones: Graph(ones, "g"),
     "empty": lambda ones: ones[:0],

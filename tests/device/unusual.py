@@ -5,11 +5,8 @@ Run in workers, so importable there.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
 import functools
-from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +18,11 @@ from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 import unisono
 from unisono.callbacks import EMA, Callback
 
-Pair = namedtuple("Pair", ["inputs", "labels"])
 PROGRAMS: dict[str, Callable[[str], Any]] = {}
 
 
@@ -98,11 +94,6 @@ class Tied(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.second(torch.relu(self.first(inputs)))))
-
-
-@program
-def tied_weights(device):
-    return fitted(device, Tied)
 
 
 class Frozen(nn.Module):
@@ -186,11 +177,6 @@ class Odd(nn.Module):
 
 
 @program
-def odd_parameters(device):
-    return fitted(device, Odd)
-
-
-@program
 def odd_parameters_with_momentum_and_clipping(device):
     sgd = lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, foreach=False)  # noqa: E731
     return fitted(device, Odd, sgd, clip_norm=0.5)
@@ -217,18 +203,6 @@ def activation_checkpointing(device):
 
 
 @program
-def a_gradient_penalty(device):
-    def loss(model, batch):
-        inputs = batch[0].requires_grad_()
-        outputs = model(inputs)
-        (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
-        return F.cross_entropy(outputs, batch[1]) + 0.1 * slope.square().mean()
-
-    smooth = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))  # noqa: E731
-    return fitted(device, smooth, loss=loss)
-
-
-@program
 def gradient_hooks(device):
     trainer = make(device)
     trainer.run.model[0].weight.register_hook(lambda gradient: gradient * 0.5)
@@ -237,16 +211,6 @@ def gradient_hooks(device):
 
 
 # Losses
-
-
-@program
-def a_sum_and_its_weight(device):
-    def loss(model, batch):
-        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        counts = batch[1] > 0
-        return (losses * counts).sum(), counts.sum()
-
-    return fitted(device, loss=loss)
 
 
 @program
@@ -355,88 +319,9 @@ def infinite_gradients_with_clipping_are_named(device):
 # Data
 
 
-class Stream(IterableDataset):
-    def __len__(self) -> int:
-        return 40
-
-    def __iter__(self):
-        yield from data(40)
-
-
-@program
-def an_iterable_dataset(device):
-    return fitted(device, dataset=Stream())
-
-
 @program
 def loader_processes_and_pinned_memory(device):
     return fitted(device, fit={"loader_workers": 2, "pin_memory": True, **FIT})
-
-
-class Nested(Dataset):
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Any:
-        inputs, label = data(40)[index]
-        return {"id": f"sample {index}", "number": index, "deep": [{"x": inputs}, (label, None)]}
-
-
-def collate_nested(samples):
-    return {
-        "ids": [sample["id"] for sample in samples],
-        "when": "now",
-        "deep": [
-            {"x": torch.stack([sample["deep"][0]["x"] for sample in samples])},
-            (torch.stack([sample["deep"][1][0] for sample in samples]), None),
-        ],
-        "numbers": {sample["number"] for sample in samples},
-    }
-
-
-@program
-def nested_batches_with_other_things(device):
-    def loss(model, batch):
-        assert batch["when"] == "now"
-        assert batch["deep"][1][1] is None
-        assert len(batch["ids"]) == len(batch["numbers"])
-        return F.cross_entropy(model(batch["deep"][0]["x"]), batch["deep"][1][0])
-
-    return fitted(device, dataset=Nested(), fit={"collate_fn": collate_nested, **FIT}, loss=loss)
-
-
-@dataclasses.dataclass
-class Batch:
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    name: str = "a batch"
-
-
-def with_dataclass(samples):
-    inputs, labels = torch.utils.data.default_collate(samples)
-    return Batch(inputs, labels)
-
-
-@program
-def batches_that_are_dataclasses(device):
-    def loss(model, batch):
-        assert isinstance(batch, Batch)
-        return F.cross_entropy(model(batch.inputs), batch.labels)
-
-    return fitted(device, fit={"collate_fn": with_dataclass, **FIT}, loss=loss)
-
-
-def with_namedtuple(samples):
-    return Pair(*torch.utils.data.default_collate(samples))
-
-
-@program
-def batches_that_are_named_tuples(device):
-    def loss(model, batch):
-        assert isinstance(batch, Pair)
-        return F.cross_entropy(model(batch.inputs), batch.labels)
-
-    return fitted(device, fit={"collate_fn": with_namedtuple, **FIT}, loss=loss)
 
 
 class Movable:
@@ -519,18 +404,6 @@ def parameters_that_the_model_does_not_have(device):
 
 
 @program
-def schedules(device):
-    torch.manual_seed(0)
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=7)
-    schedule = unisono.Schedule(rates, every="step")
-    trainer = unisono.Trainer(model, optimizer, loss_of, shards=4, device=device, schedule=schedule)
-    trainer.fit(data(40), **FIT)
-    return trainer.digest(), rates.get_last_lr()
-
-
-@program
 def a_rate_that_is_a_tensor(device):
     adamw = lambda p, lr: torch.optim.AdamW(p, torch.tensor(lr), foreach=False)  # noqa: E731
     return fitted(device, optimizer=adamw)
@@ -610,31 +483,6 @@ def a_loop_of_its_own_that_is_left(device):
                 break
     weight = model[0].weight.detach()
     return weight.cpu().tolist(), run.position.step, weight.device.type == torch.device(device).type
-
-
-@program
-def exceptions_in_a_loop(device):
-    def loss(model, batch):
-        if failing.run.position.step == 2:  # on every worker
-            raise KeyError("a loss that fails")
-        return loss_of(model, batch)
-
-    failing, trainer = make(device, loss=loss), make(device)
-    with contextlib.suppress(KeyError):
-        failing.fit(data(40), **FIT)
-    trainer.fit(data(40), **FIT)
-    return trainer.digest()
-
-
-@program
-def several_trainers_one_after_the_other(device):
-    first, second = make(device), make(device, Tied)
-    found = []
-    for steps in (3, 6):
-        for trainer in (first, second):
-            trainer.fit(data(40), batch_size=10, steps=steps)
-            found.append(trainer.digest())
-    return found
 
 
 @program
