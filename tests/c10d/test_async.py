@@ -245,23 +245,6 @@ def test_denormals_are_treated_as_where_the_call_was_made(as_ranks):
     assert as_ranks(2, work) == [[2097150, 0, 2097150]] * 2
 
 
-def test_coalesced_calls_go_on_together(as_ranks):
-    def work(group, rank):
-        tensors = [torch.tensor([1.0 + rank]), torch.tensor([10.0 + rank])]
-        opts = options(dist.AllreduceCoalescedOptions, is_async=True)
-        if rank == 1:
-            be_told(group, 0)
-        going_on = group.allreduce_coalesced(tensors, opts)
-        if rank == 0:
-            assert not going_on.is_completed()
-            tell(group, 1)
-        going_on.wait()
-        assert going_on.result() == tensors
-        return torch.cat(tensors).tolist()
-
-    assert as_ranks(2, work) == [[3.0, 21.0]] * 2
-
-
 def test_a_future_is_complete_when_one_has_it(as_ranks):
     def work(group, rank):
         if rank == 1:

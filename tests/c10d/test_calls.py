@@ -1,39 +1,11 @@
 """What a rank posts about a call: words, which the others compare and show."""
 
-import pytest
 import torch
 
-from unisono.runtime.c10d.calls import encode, kind_of
+from unisono.runtime.c10d.calls import encode
 from unisono.runtime.c10d.group_memory import POST_TEXT_BYTES
 
 F32, I64 = torch.float32, torch.int64
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (encode("barrier"), "barrier"),
-        (
-            encode("all_reduce", F32, 1024, "SUM"),
-            "all_reduce(SUM) of 1,024 float32 elements",
-        ),
-        (
-            encode("broadcast", I64, 6, root=1, shape=(2, 3)),
-            "broadcast of 6 int64 elements in the shape (2, 3) with root 1",
-        ),
-        (
-            encode("broadcast", I64, 6, root=1, shape=(6,)),
-            "broadcast of 6 int64 elements with root 1",
-        ),
-        (
-            encode("all_to_all", F32, sizes=(1, 2, 3)),
-            "all_to_all of float32 elements in parts of 3 different sizes (fingerprint ",
-        ),
-    ],
-)
-def test_a_call_is_told_in_words(call, words):
-    assert call.decode().startswith(words)
-    assert kind_of(call) == words.partition("(")[0].partition(" ")[0]
 
 
 def test_calls_that_differ_in_shape_or_sizes_have_other_bytes():

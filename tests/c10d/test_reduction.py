@@ -56,30 +56,6 @@ def test_every_reduction_is_that_of_the_definition(num_ranks, name, place):
     assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
 
 
-def truncated(total, divisor):
-    return int(total / divisor)  # towards zero, as NCCL and C++ divide integers
-
-
-@pytest.mark.parametrize("num_ranks", range(1, 6))
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-def test_the_average_of_integers_is_rounded_towards_zero(monkeypatch, num_ranks, dtype):
-    monkeypatch.setattr(reduction, "_BLOCK_BYTES", 64)  # several blocks
-    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    if dtype is torch.int64:
-        low, high = -(2**40), 2**40
-    generator = torch.Generator().manual_seed(num_ranks)
-    values = [
-        torch.randint(low, high, (99,), dtype=dtype, generator=generator) for _ in range(num_ranks)
-    ]
-    for value in values:
-        value[:3] = torch.tensor([low, high, low + 1])  # whose sums do not fit
-    totals = torch.stack(values).to(torch.int64).sum(0).tolist()
-    for place in range(num_ranks):
-        given = [value.clone() for value in values]
-        reduction.combine("AVG", given, given[place])
-        assert given[place].tolist() == [truncated(total, num_ranks) for total in totals]
-
-
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint16, torch.uint64])
 def test_averages_that_mean_nothing_or_that_torch_cannot_add_up_are_refused(dtype):
     with pytest.raises(TypeError, match="AVG"):

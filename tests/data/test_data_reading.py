@@ -57,7 +57,6 @@ class Stream(IterableDataset):
         return iter(data())
 
 
-first_six = Subset(data(), range(6))
 SAME = {
     "in order": (lambda: DataLoader(data(), 4), {"shuffle": False}),
     "shuffled": (lambda: DataLoader(data(), 4, shuffle=True), {}),

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from tests.data import augmenting
-from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
@@ -176,14 +175,6 @@ def test_what_a_dataset_draws_never_shifts_what_the_model_draws():
         return seen
 
     assert of_the_model(Each(draw)) == of_the_model([0] * augmenting.NUM_SAMPLES)
-
-
-def test_every_epoch_augments_anew():
-    seen = batches(Each(lambda index: (index, *draw(index))), 0, epochs=2)
-    rows = torch.stack([torch.cat(columns) for columns in zip(*seen, strict=True)], 1).tolist()
-    first, second = sorted(rows[: len(rows) // 2]), sorted(rows[len(rows) // 2 :])
-    assert [row[0] for row in first] == [row[0] for row in second]
-    assert all(set(a[1:]).isdisjoint(b[1:]) for a, b in zip(first, second, strict=True))
 
 
 # Reading ahead
@@ -351,48 +342,6 @@ def test_other_arrays_travel_as_numpy_has_it(array):
     (arrived,), _ = travelled([array])
     assert arrived.dtype == array.dtype
     assert np.array_equal(arrived, array)
-
-
-class Grey(Dataset):
-    """Images as files have them: height, width, channels."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.randn(12, 12, 1), index % 4
-
-
-def channels_first(samples):
-    images = torch.stack([image for image, _ in samples])
-    return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in samples])
-
-
-def train_on_grey(loader_workers):
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(20, 4)
-    )
-    trainer = unisono.Trainer(
-        model,
-        torch.optim.Adam(model.parameters(), lr=0.01),
-        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        shards=2,
-    )
-    options = {"collate_fn": channels_first, "loader_workers": loader_workers}
-    return trainer.fit(Grey(), batch_size=6, epochs=1, **options).digest
-
-
-@pytest.mark.slow
-def test_the_layout_of_images_does_not_depend_on_who_reads_them():
-    assert train_on_grey(1) == train_on_grey(0)
-
-
-@pytest.mark.slow
-def test_a_worker_that_reads_for_a_lost_one_has_its_layout(monkeypatch):
-    alone = train_on_grey(0)
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=1")
-    assert unisono.launch(train_on_grey, 1, workers=2) == [alone] * 2
 
 
 # What can fail
@@ -586,16 +535,6 @@ def test_digest_is_the_same_with_loader_processes(alone):
     results, _ = alone
     assert results[::2] == results[1::2]
     assert len(set(results)) == len(CASES) // 2
-
-
-@pytest.mark.slow
-def test_no_two_samples_and_no_two_epochs_of_a_run_share_a_stream(alone):
-    _, (drawn, ahead) = alone
-    assert drawn == ahead
-    places = {(epoch, index) for epoch, index, *_ in drawn}
-    assert len(drawn) == len(places) == 2 * augmenting.NUM_SAMPLES
-    for numbers in list(zip(*drawn, strict=True))[2:]:
-        assert len(set(numbers)) == len(places)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import itertools
 import os
 import queue
 import random
@@ -46,24 +45,6 @@ class Counting(Plain):
         return self.inputs[index] / self.calls
 
 
-class ForClass(Plain):
-    calls = 0
-
-    def __getitem__(self, index):
-        ForClass.calls += 1
-        return self.inputs[index]
-
-
-class Noting(Plain):
-    def __init__(self):
-        super().__init__()
-        self.state = {"seen": []}
-
-    def __getitem__(self, index):
-        self.state["seen"].append(index)
-        return self.inputs[index]
-
-
 class Globally(Plain):
     def __getitem__(self, index):
         CALLS.append(index)
@@ -84,16 +65,6 @@ class Visits(Plain):
 
     def __getitem__(self, index):
         self.visits[index] += 1
-        return self.inputs[index]
-
-
-class Iterating(Plain):
-    def __init__(self):
-        super().__init__()
-        self.count = itertools.count()
-
-    def __getitem__(self, index):
-        next(self.count)
         return self.inputs[index]
 
 
@@ -140,12 +111,9 @@ def growing(samples, seen=[]):  # noqa: B006
 
 COUNTING = {
     "dataset.calls": Counting,
-    "dataset.ForClass.calls": ForClass,
-    "dataset.state['seen']": Noting,
     "dataset.Globally.__getitem__.CALLS": Globally,
     "dataset.InNumber.__getitem__.NUMBER": InNumber,
     "dataset.visits": Visits,
-    "dataset.count": Iterating,
     "dataset.transforms[0].strength": Transformed,
     "dataset.dataset.calls": lambda: Subset(ManyAtOnce(), range(24)),
     "collate_fn.count": lambda: (Plain(), counting_collate()),

@@ -130,37 +130,6 @@ def test_it_may_be_called_several_times_before_a_backward_pass():
         torch.testing.assert_close(gradients(model.module)[name], plain)
 
 
-def test_shared_parameters_stay_one():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.other.weight = self.one.weight
-
-        def forward(self, x):
-            assert self.one.weight is self.other.weight
-            return self.other(self.one(x))
-
-    torch.manual_seed(0)
-    module = Tied()
-    model = wrapped(copy.deepcopy(module), shards=2)
-    for each in (module, model):
-        each(torch.ones(4, 3)).sum().backward()
-    assert len(gradients(model.module)) == 3
-    torch.testing.assert_close(model.module.one.weight.grad, module.one.weight.grad)
-
-
-def test_frozen_parameters_take_no_gradient():
-    module = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1))
-    model = wrapped(module)
-    model(torch.ones(4, 3)).sum().backward()
-    assert module[0].weight.grad is None
-    assert module[1].weight.grad is not None
-    module[0].requires_grad_(True)
-    model(torch.ones(4, 3)).sum().backward()
-    assert module[0].weight.grad is not None
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_without_gradients_nothing_is_recorded(frozen):
     model = wrapped(nn.Linear(3, 1).requires_grad_(not frozen))

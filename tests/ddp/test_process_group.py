@@ -104,7 +104,7 @@ def test_workers_of_our_launcher_need_no_port(monkeypatch, place):
     assert [sum_of_ranks for sum_of_ranks, _ in first] == [3, 3]
 
 
-@pytest.mark.parametrize("backend", [None, pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", [None, "gloo"])
 @pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("workers", ["alike", "of_an_agent"])
 def test_ranks_find_each_other_again_and_again(request, workers, world_size, backend):
@@ -474,7 +474,6 @@ torch.save  # the model lives to the very end
 """
 
 
-@pytest.mark.slow
 def test_a_program_of_gloo_and_ddp_ends_in_order():
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{os.getpid()}3"}  # only its name
     for _ in range(3):

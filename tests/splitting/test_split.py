@@ -18,10 +18,7 @@ pytestmark = pytest.mark.usefixtures("optimizers_are_imported")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [n if n in ("CNN", "UNet") else pytest.param(n, marks=pytest.mark.slow) for n in MODELS],
-)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore")
 def test_bits_are_those_of_one_device(name, accelerator):
     expected = trained(MODELS[name], ["sim:1"])
@@ -37,9 +34,7 @@ def test_the_cpu_several_times_is_the_cpu(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", ["GPT", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if "Recomp" in n)]
-)
+@pytest.mark.parametrize("name", ["GPT", *(name for name in MODELS if "Recomp" in name)])
 def test_layers_may_be_on_any_device_in_any_order(name, accelerator):
     balance = {
         "sim:0": ["embedding", "position", "blocks.1", "blocks.2.out", "head"],
