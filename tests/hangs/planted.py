@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,8 +27,6 @@ class Planted:
 
     Attributes:
         said: what came on standard error.
-        began_unix_s: when the hang began, as the program says.
-        said_unix_s: when the explanation was complete.
     """
 
     program: str
@@ -38,7 +36,6 @@ class Planted:
     more: Sequence[str] = ()
     options: Sequence[str] = ()
     said: str = ""
-    said_unix_s: float = 0.0
     pid: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _stdin: int = -1
@@ -46,10 +43,6 @@ class Planted:
     @property
     def note(self) -> Path:
         return self.folder / f"{self.program} {self.way}.began"
-
-    @property
-    def began_unix_s(self) -> float:
-        return float(self.note.read_text())
 
     def begin(self) -> None:
         reading, self._stdin = os.pipe()  # nobody ever writes there
@@ -76,7 +69,6 @@ class Planted:
         """Read what has come; tell whether all is said."""
         data = os.read(self.fileno(), 1 << 16)
         self.said += data.decode()
-        self.said_unix_s = time.time()
         return LAST_WORDS in self.said or not data
 
     def end(self) -> None:
@@ -100,39 +92,22 @@ class Planted:
         os.close(self._stdin)
 
 
-@contextlib.contextmanager
-def stuck(planted: Planted) -> Iterator[Planted]:
-    """Start a program and wait until it has been explained."""
-    planted.begin()
-    try:
-        explain_all([planted], ends=False)
-        yield planted
-    finally:
-        planted.end()
-
-
-def explain_all(programs: Sequence[Planted], at_once: int = 8, *, ends: bool = True) -> None:
-    """Wait for the first word on each program, starting and ending them where `ends` says so."""
-    waiting = list(programs) if ends else []
+def explain_all(programs: Sequence[Planted], at_once: int = 8) -> None:
+    """Start programs, wait for the first word on each, and end it."""
+    waiting = list(programs)
     selector = selectors.DefaultSelector()
     running: dict[int, tuple[Planted, float]] = {}
 
-    def watch(one: Planted) -> None:
-        running[one.fileno()] = one, time.monotonic() + GIVE_UP_S
-        selector.register(one.fileno(), selectors.EVENT_READ)
-
     def leave(fd: int) -> None:
         selector.unregister(fd)
-        one, _ = running.pop(fd)
-        if ends:
-            one.end()
+        running.pop(fd)[0].end()
 
-    for one in programs if not ends else ():
-        watch(one)
     while waiting or running:
         while waiting and len(running) < at_once:
-            waiting[0].begin()
-            watch(waiting.pop(0))
+            one = waiting.pop(0)
+            one.begin()
+            running[one.fileno()] = one, time.monotonic() + GIVE_UP_S
+            selector.register(one.fileno(), selectors.EVENT_READ)
         for key, _ in selector.select(0.5):
             if running[key.fd][0].read():
                 leave(key.fd)

@@ -44,14 +44,10 @@ COMPUTING = r"computing(?: in `[^`]+` of \S+)?"
 LOADING = {
     "asleep": ("sleep_long", "time.sleep(1000)", "asleep"),
     "lock": ("take_lock", "with LOCK", "waits for a lock or another thread"),
-    "python loop": ("spin_in_python", "", COMPUTING),
     "c loop": ("spin_in_c", "sum(itertools", COMPUTING),
     "stopped": ("stop_itself", "os.kill", r"stopped by a signal; `kill -CONT \d+` has it go on"),
-    "fifo": ("read_fifo", "open(path)", r"waits to open the FIFO /.*\.fifo"),
-    "input": ("ask", "input(", "waits to read standard input"),
     "debugger": ("debug", "breakpoint()", "at the prompt of a debugger"),
     "disk": ("wait_for_disk", "posix_spawn(", "waits for a disk or a network file system"),
-    "file lock": ("read_slowly", "flock(other", "waits for a lock on a file"),
 }
 
 
@@ -65,24 +61,19 @@ SLEEP = ("sleep_long", "ways.py", "time.sleep(1000)")
 ALONE = ("evaluate", "trained.py", "")
 CASES = [
     while_loading("trained", "lock"),
-    while_loading("trained", "python loop"),
-    while_loading("trained", "input"),
     while_loading("trained", "debugger"),
     while_loading("trained", "disk"),
-    while_loading("trained", "file lock"),
     while_loading("plain", "asleep"),
     while_loading("plain", "lock"),
     while_loading("plain", "c loop"),
     while_loading("plain", "stopped"),
-    while_loading("plain", "fifo"),
     Case("plain", "init", "`init_process_group`", ("connect", "plain.py", "sleep"), "asleep"),
     Case("plain", "evaluates alone", "`barrier`", ("evaluate", "plain.py", ""), COMPUTING, "0"),
     Case("plain", "async", "`all_reduce`", SLEEP, "asleep"),
 ]
 MORE_CASES = [
-    *(while_loading("trained", way) for way in ("asleep", "c loop", "stopped", "fifo")),
-    *(while_loading("plain", way) for way in ("python loop", "input", "debugger", "disk")),
-    while_loading("plain", "file lock"),
+    *(while_loading("trained", way) for way in ("asleep", "c loop", "stopped")),
+    while_loading("plain", "debugger"),
     Case(
         "trained", "evaluates alone", "`evaluate`", ("evaluate", "trained.py", ""), COMPUTING, "0"
     ),

@@ -474,11 +474,6 @@ def test_init_joins_the_workers_of_all_launchers(make_hosts: MakeHosts, tmp_path
     assert sorted(re.findall(r"rank \d of .*", said)) == told
 
 
-def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:
-    for output in start(make_hosts(2), [2, 2], [DDP]):
-        assert "took" in output.has_ended_well()
-
-
 @pytest.mark.parametrize(
     ("launch", "everywhere", "at_address"),
     [
@@ -598,8 +593,3 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(
     for output in start(hosts, [1, 1], [*program, "9"]):
         assert "but host 0 has those of steps 4, 6, 8; host 1 has none: copy" in output.end()
         assert output.process.returncode == 1
-
-
-def test_what_is_not_there_yet_across_hosts_is_refused(make_hosts: MakeHosts) -> None:
-    for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--exchange", "gloo"]):
-        assert "ValueError: UNISONO_EXCHANGE=gloo is for workers of one host" in output.end()

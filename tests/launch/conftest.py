@@ -1,4 +1,4 @@
-"""Running the command as a user does, and finding every process that comes of it."""
+"""Running the command as a user does, and finding its processes; or watching made-up ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from tests.warm import processes
+
+from unisono.runtime.launch import stall_watch
+from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.launcher_messages import Membership
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENDED_S = 30.0  # on a machine where others compute, too
@@ -84,3 +89,31 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+class Kernel:
+    """What a watch sees: the time, and processes that have run so long."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.processes: dict[int, tuple[int, bool]] = {}
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+    monkeypatch.setattr(stall_watch, "time", SimpleNamespace(monotonic=lambda: kernel.now_s))
+    monkeypatch.setattr(stall_watch, "processor_time", lambda pid: kernel.processes.get(pid))
+    return kernel
+
+
+@pytest.fixture
+def page() -> Iterator[ControlBlock]:
+    page = ControlBlock.create(3)
+    yield page
+    page.close()
+
+
+# Of the workers whose control block is `page`.
+PIDS = {0: 10, 1: 11, 2: 12}
+ALL = Membership((0, 1, 2), leader=0)

@@ -64,12 +64,6 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
 
-    def restart(self) -> None:
-        """Press the restart button: the kernel is killed, and another takes its place."""
-        self.client.stop_channels()
-        self.manager.restart_kernel(now=True)
-        self._connect()
-
     def cell(self, code: str) -> Shown:
         """Execute a cell and give all it shows."""
         return self.shown(self.start(code))

@@ -60,20 +60,6 @@ CASES: list[Case] = [
     ),
     ("forward bus", "unisono", "", r"worker 1 of 2 was killed by SIGBUS"),
 ]
-MORE_CASES: list[Case] = [
-    ("forward raise", "ddp", "", ORIGINAL),
-    ("backward", "ddp", "", ORIGINAL),
-    ("optimizer", "ddp", "", ORIGINAL),
-    ("shape", "ddp", "", r"worker 1 of 2 raised .*RuntimeError: mat1 and mat2 shapes cannot be"),
-    ("import", "ddp", "", r"worker 1 of 2 raised .*No module named 'no_such_module'"),
-    ("forward segfault", "ddp", "", r"worker 1 of 2 was killed by SIGSEGV"),
-    ("forward exit", "ddp", "", r"worker 1 of 2 left with exit status 3"),
-    ("load raise", "unisono", "", r"worker 1 of 2 raised.*sample \d+ raised ArithmeticError"),
-    ("load raise", "unisono", "loader", r"worker 1 of 2 raised.*sample \d+ raised Arithmetic"),
-    ("shape", "unisono", "", rf"worker 1 of 2 raised.*shapes cannot be multiplied.*{FORWARD}"),
-    ("forward abort", "unisono", "", r"worker 1 of 2 was killed by SIGABRT"),
-    ("load vanish", "unisono", "", r"worker 1 of 2 left with exit status 0 in the middle of its"),
-]
 
 
 def start(way: str, kind: str, more: str) -> subprocess.Popen[str]:
@@ -116,10 +102,3 @@ def crashed() -> dict[Kind, End]:
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_the_cause_comes_first(case: Case, crashed: dict[Kind, End]) -> None:
     check(case, crashed[case[:3]])
-
-
-@pytest.mark.long
-def test_so_it_does_elsewhere() -> None:
-    ends = dict(outcomes(MORE_CASES))
-    for case in MORE_CASES:
-        check(case, ends[case[:3]])

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from tests.launch.test_stalls import ALL, PIDS, Kernel, kernel, page  # noqa: F401
+from tests.launch.conftest import ALL, PIDS, Kernel
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -62,7 +62,7 @@ def test_who_is_not_at_the_meeting_is_ended_and_all_are_told_of() -> None:
     )
 
 
-def ended_within(watch: StallWatch, kernel: Kernel, num_looks: int, **how: object) -> list[int]:  # noqa: F811
+def ended_within(watch: StallWatch, kernel: Kernel, num_looks: int, **how: object) -> list[int]:
     """Look again and again, while those who wait look around."""
     found = []
     for _ in range(num_looks):
@@ -73,14 +73,11 @@ def ended_within(watch: StallWatch, kernel: Kernel, num_looks: int, **how: objec
 
 
 def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
-    page: ControlBlock,  # noqa: F811
-    kernel: Kernel,  # noqa: F811
+    page: ControlBlock, kernel: Kernel
 ) -> None:
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
-    page.lines[
-        1
-    ].arrive()  # for whom nobody has come, but who may wait for worker 0 in a collective
+    page.lines[1].arrive()  # nobody has come, but it may wait for worker 0 in a collective
     assert ended_within(watch, kernel, 9, is_everybody=True) == []
     page.begin_wait(0, b"barrier (call 3)")
     page.lines[2].arrive()
@@ -88,7 +85,7 @@ def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
     assert ended_within(watch, kernel, 1, is_everybody=True) == [0]
 
 
-def test_waiting_again_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> None:  # noqa: F811
+def test_waiting_again_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> None:
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
     page.lines[1].arrive()
@@ -98,7 +95,7 @@ def test_waiting_again_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> 
         page.end_wait(0)
 
 
-def test_one_that_waits_to_make_a_group_waits(page: ControlBlock, kernel: Kernel) -> None:  # noqa: F811
+def test_one_that_waits_to_make_a_group_waits(page: ControlBlock, kernel: Kernel) -> None:
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
     page.lines[1].arrive()
@@ -108,8 +105,7 @@ def test_one_that_waits_to_make_a_group_waits(page: ControlBlock, kernel: Kernel
 
 
 def test_one_that_a_signal_has_stopped_is_ended_in_a_group_too(
-    page: ControlBlock,  # noqa: F811
-    kernel: Kernel,  # noqa: F811
+    page: ControlBlock, kernel: Kernel
 ) -> None:
     kernel.processes = {10: (5, False), 11: (5, True), 12: (5, False)}
     assert ended_within(StallWatch(page, 2.0), kernel, 3, is_everybody=True) == [1]
@@ -117,8 +113,8 @@ def test_one_that_a_signal_has_stopped_is_ended_in_a_group_too(
 
 @pytest.mark.parametrize(("uses_runs", "found"), [(True, [0]), (False, [])])
 def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
-    page: ControlBlock,  # noqa: F811
-    kernel: Kernel,  # noqa: F811
+    page: ControlBlock,
+    kernel: Kernel,
     monkeypatch: pytest.MonkeyPatch,
     uses_runs: bool,
     found: list[int],

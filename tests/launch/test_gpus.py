@@ -47,18 +47,3 @@ def test_a_process_sees_the_gpus_that_cuda_would_show_it(
     environ = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
     assert visible_gpus(environ, UUIDS) == seen
     assert visible_gpus(environ, ()) == ()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "-1", "2,1", "0,1,7,2", "0,-1,2", "1,1", "1st,+2", "GPU-8932f,GPU-fe", "GPU-8932"]
-)
-def test_torch_counts_as_many(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """torch asks the same library, and reads the variable in Python."""
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: list(UUIDS))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
-    assert torch.cuda._device_count_nvml() == len(
-        visible_gpus({"CUDA_VISIBLE_DEVICES": text}, UUIDS)
-    )

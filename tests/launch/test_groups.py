@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "programs"
 COMMAND = [sys.executable, "-m", "unisono", "run"]
-CLASSICS = "plain,env,overwrite,tcp,again,groups"
+CLASSICS = "plain,none,env,overwrite,tcp,again,groups"
 LOOPBACK = {"0100007F"}  # 127.0.0.1 in the byte order of the kernel's table
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -63,10 +63,6 @@ def left_over(file: Path) -> bytes:
     for key in ("default_pg/0//0", "default_pg/0//rank_0", "default_pg/unisono"):
         store.set(key, "not what is here")
     return file.read_bytes()
-
-
-def test_no_backend_at_all_is_torchs_default() -> None:
-    assert unisono.launch(run_script, "groups.py", "none", "", workers=2) == ["done\n"] * 2
 
 
 def test_a_program_may_have_a_store_of_its_own_at_the_port_it_was_given() -> None:
@@ -224,7 +220,6 @@ def test_a_group_makes_a_loss_final_and_that_is_said() -> None:
 # By the command, with processes of the program's own.
 
 
-@pytest.mark.slow
 def test_one_that_leaves_a_group_early_is_named(unisono_run: Run) -> None:
     done = unisono_run("-n", 3, PROGRAMS / "group_faults.py", "finished", "gloo")
     assert "Worker 2 had come to the end of the program by then" in done.stderr
@@ -233,7 +228,6 @@ def test_one_that_leaves_a_group_early_is_named(unisono_run: Run) -> None:
     assert done.returncode == 1
 
 
-@pytest.mark.slow
 def test_two_jobs_may_name_the_same_port_at_once() -> None:
     command = [*COMMAND, "-n", "2", str(PROGRAMS / "groups.py"), "overwrite", "gloo"]
     jobs = [
@@ -250,7 +244,6 @@ def test_a_worker_may_start_ranks_of_its_own(unisono_run: Run) -> None:
     assert (done.stdout.count("done"), done.stderr) == (2 * 2 * 2, "")
 
 
-@pytest.mark.slow
 def test_plain_python_spawns_ranks_with_either_backend(tmp_path: Path) -> None:
     ways = ["env gloo", "tcp gloo", "file gloo", "env unisono", "tcp unisono", "file unisono"]
     with own_ports(len(ways)) as ports:
@@ -268,14 +261,12 @@ def own_ports(count: int) -> Iterator[str]:
         yield ",".join(str(port.getsockname()[1]) for port in found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.long), "unisono"])
 def test_the_checks_of_debug_work_and_harm_nobody(unisono_run: Run, backend: str) -> None:
     done = unisono_run("--debug", "-n", 2, PROGRAMS / "under_debug.py", backend)
     assert (done.stdout, done.returncode) == ("done\n" * 2, 0), done.stderr
 
 
-@pytest.mark.slow
 def test_an_interrupt_ends_a_rendezvous() -> None:
     launcher = processes.start(
         [*COMMAND, "-n", "3", str(PROGRAMS / "half_way.py")],

@@ -82,14 +82,6 @@ def kernel(folders: tuple[Path, Path]) -> Iterator[Kernel]:
         yield kernel
 
 
-@pytest.fixture
-def own_kernel(folders: tuple[Path, Path]) -> Iterator[Kernel]:
-    """Give a kernel of the test's own, for those that change it for good."""
-    with Kernel(*folders) as kernel:
-        kernel.fine(DEFINITIONS)
-        yield kernel
-
-
 def below(kernel: Kernel) -> list[psutil.Process]:
     return kernel.process.children(recursive=True)
 
@@ -135,18 +127,6 @@ def test_what_workers_print_is_shown_by_the_cell_that_launched_them(kernel):
         assert shown.stderr == f"{name} went wrong\n" * 2
 
 
-def test_lines_of_many_workers_do_not_tear_however_long_they_are(kernel):
-    kernel.fine(
-        "def shout():\n"
-        "    for i in range(20):\n"
-        "        print(f'{unisono.world().rank}:{i}:' + 'ä€😀' * (30_000 if i == 7 else 3))"
-    )
-    shown = kernel.fine("unisono.launch(shout, workers=4)")
-    assert sorted(shown.stdout.splitlines()) == sorted(
-        f"{rank}:{i}:" + "ä€😀" * (30_000 if i == 7 else 3) for rank in range(4) for i in range(20)
-    )
-
-
 def test_a_line_without_an_end_is_shown_while_the_worker_goes_on(kernel):
     cell = kernel.start(
         "def begin():\n    print('begun', end='', flush=True); time.sleep(600)\n"
@@ -155,17 +135,6 @@ def test_a_line_without_an_end_is_shown_while_the_worker_goes_on(kernel):
     kernel.until(cell, "begun")
     kernel.interrupt()
     assert kernel.shown(cell).error == "KeyboardInterrupt: "
-
-
-def test_values_are_of_the_notebooks_own_classes(kernel):
-    kernel.fine("class Found:\n    def __init__(self, value):\n        self.value = value")
-    assert kernel.value(
-        "big = torch.arange(1_000_000)\n"
-        "half = lambda data: (Found(data), big.sum() // 2, None, train)\n"
-        "found, total, nothing, function = unisono.launch(half, Sums(3), workers=1)[0]\n"
-        "(isinstance(found, Found), isinstance(found.value, Sums), total == big.sum() // 2,\n"
-        " nothing, callable(function))"
-    ) == ("(True, True, tensor(True), None, True)")
 
 
 def test_redefinitions_take_effect_in_workers_of_the_same_server(kernel):
@@ -200,14 +169,6 @@ def test_variables_and_the_folder_are_those_of_the_moment(kernel, folders):
     assert kernel.value("unisono.launch(os.getcwd, workers=1)") == f"[{str(folders[0])!r}]"
 
 
-def test_a_folder_in_which_nobody_may_write_is_good_enough(kernel, folders):
-    folder = folders[0] / "read only"
-    folder.mkdir(mode=0o555)
-    kernel.fine(f"before = os.getcwd(); os.chdir({str(folder)!r})")
-    kernel.fine("unisono.launch(train, 5, workers=2); os.chdir(before)")
-    assert list(folder.iterdir()) == []  # as root, who may
-
-
 def test_an_exception_names_the_lines_of_the_cells(kernel):
     kernel.fine(
         "class Odd(Exception):\n    pass\n\n"
@@ -224,13 +185,6 @@ def test_an_exception_names_the_lines_of_the_cells(kernel):
     caught = "try:\n    unisono.launch(outer, workers=2)\nexcept Odd as error:\n    caught = error"
     kernel.fine(caught)
     assert kernel.value("caught.__cause__.rank") == "1"
-
-
-def test_what_cannot_be_pickled_is_named_with_the_reason(kernel):
-    kernel.fine("lock = threading.Lock()\ndef locked():\n    return lock")
-    shown = kernel.cell("unisono.launch(lambda: locked(), workers=1)")
-    assert "but function `<lambda>` is not (cannot pickle '_thread.lock' object)" in shown.error
-    assert "cloudpickle.py" not in shown.traceback
 
 
 @pytest.mark.parametrize("first", ["pass", "import asyncio; await asyncio.sleep(0)"])
@@ -331,30 +285,16 @@ def inherited(server: psutil.Process) -> set[str]:
 
 
 @pytest.mark.long
-def test_the_stop_button_while_the_fork_server_starts(own_kernel):
-    for delay_s in (0.0, 0.1, 0.5):
-        cell = own_kernel.start("print('now', flush=True); unisono.launch(wait, workers=2)")
-        own_kernel.until(cell, "now")
-        time.sleep(delay_s)  # any moment will do
-        own_kernel.interrupt()
-        assert own_kernel.shown(cell).error == "KeyboardInterrupt: "
-    assert own_kernel.value("unisono.launch(lambda: 7, workers=2)") == "[7, 7]"
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(Kernel.restart, marks=pytest.mark.long, id="restart"),
-        pytest.param(lambda kernel: kernel.process.kill(), id="killed"),
-    ],
-)
-def test_everything_ends_with_the_kernel(own_kernel, end):
-    cell = own_kernel.start("unisono.launch(wait, workers=2)")
-    own_kernel.until(cell, "waiting\nwaiting")
-    processes = below(own_kernel)
-    assert len(processes) == 3
-    end(own_kernel)
-    assert all_gone(processes)
+def test_the_stop_button_while_the_fork_server_starts(folders):
+    with Kernel(*folders) as kernel:
+        kernel.fine(DEFINITIONS)
+        for delay_s in (0.0, 0.1, 0.5):
+            cell = kernel.start("print('now', flush=True); unisono.launch(wait, workers=2)")
+            kernel.until(cell, "now")
+            time.sleep(delay_s)  # any moment will do
+            kernel.interrupt()
+            assert kernel.shown(cell).error == "KeyboardInterrupt: "
+        assert kernel.value("unisono.launch(lambda: 7, workers=2)") == "[7, 7]"
 
 
 def told(notebook) -> list[str]:

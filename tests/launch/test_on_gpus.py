@@ -33,35 +33,13 @@ def seen() -> list[str | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (
-            {"workers_per_gpu": 2, "workers": 3},
-            [[str(rank), None, "2", ":4096:8"] for rank in range(3)],
-        ),
-        ({}, [[str(rank), None, "1", ":4096:8"] for rank in range(2)]),
-    ],
-)
 def test_launched_workers_are_told_of_their_gpus(
-    two_gpus: None, options: dict[str, Any], expected: list[Any]
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert unisono.launch(seen, **options) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gpus", "expected"),
-    [
-        ("1", [["0", "1", "1", ":4096:8"]]),
-        ("", [[str(rank), "", None, None] for rank in range(3)]),
-    ],
-)
-def test_the_environment_chooses_gpus(
-    two_gpus: None, monkeypatch: pytest.MonkeyPatch, gpus: str, expected: list[Any]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    assert unisono.launch(seen) == expected
+    told = [[str(rank), None, "2", ":4096:8"] for rank in range(3)]
+    assert unisono.launch(seen, workers_per_gpu=2, workers=3) == told
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert unisono.launch(seen) == [["0", "1", "1", ":4096:8"]]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tests.launch.conftest import ALL, PIDS, Kernel
 
-from unisono.runtime.launch import stall_watch
 from unisono.runtime.launch.stall_watch import (
     LOOK_EVERY_S,
     Observation,
@@ -160,33 +159,6 @@ def test_the_name_of_a_process_is_not_mistaken_for_its_state(tmp_path: Path, nam
 
 
 # The watch.
-
-
-class Kernel:
-    """What a watch sees: the time, and processes that have run so long."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self.processes: dict[int, tuple[int, bool]] = {}
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    kernel = Kernel()
-    monkeypatch.setattr(stall_watch, "time", SimpleNamespace(monotonic=lambda: kernel.now_s))
-    monkeypatch.setattr(stall_watch, "processor_time", lambda pid: kernel.processes.get(pid))
-    return kernel
-
-
-@pytest.fixture
-def page() -> Iterator[ControlBlock]:
-    page = ControlBlock.create(3)
-    yield page
-    page.close()
-
-
-PIDS = {0: 10, 1: 11, 2: 12}
-ALL = Membership((0, 1, 2), leader=0)
 
 
 def seen_in(
