@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -23,6 +23,7 @@ from tests.accelerator.fixture import (  # noqa: F401
 )
 
 from unisono.runtime.launch import forkserver
+from unisono.runtime.workers.control_block import ControlBlock
 
 # Tests share cores with workers, so no single example has to be quick.
 settings.register_profile("unisono", deadline=None)
@@ -133,6 +134,20 @@ def _check_libraries(session: pytest.Session) -> None:
         raise pytest.UsageError(
             f"import where it is used, not at the top: {', '.join(sorted(loaded))}"
         )
+
+
+@pytest.fixture
+def control_of() -> Iterator[Callable[[int], ControlBlock]]:
+    """Give a function that makes the control block of so many workers, which may be threads."""
+    pages = []
+
+    def make(world_size: int) -> ControlBlock:
+        pages.append(ControlBlock.create(world_size))
+        return pages[-1]
+
+    yield make
+    for control in pages:
+        control.close()
 
 
 @pytest.fixture(autouse=True)

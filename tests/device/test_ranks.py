@@ -5,7 +5,6 @@ import functools
 import pytest
 from tests.device import ranks
 from tests.workers.desk import MOMENTS, Death
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.engine.exchange import host_crossing, staged
 from unisono.errors import NonFiniteLossError
@@ -45,11 +44,7 @@ def check(results, optimizer, clip_norm=None):
 @pytest.mark.parametrize("optimizer", ranks.OPTIMIZERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_step_has_the_bits_of_one_worker_on_the_cpu(
-    accelerator,
-    control_of,  # noqa: F811
-    world_size,
-    optimizer,
-    clip_norm,
+    accelerator, control_of, world_size, optimizer, clip_norm
 ):
     results = ranks.run(control_of(world_size), optimizer=optimizer, clip_norm=clip_norm)
     assert len(results) == world_size
@@ -60,11 +55,7 @@ def test_a_step_has_the_bits_of_one_worker_on_the_cpu(
     ("hosts", "optimizer"), [(((0,), (1, 2)), "adam"), (((0, 1), (2, 3)), "normed")], ids=str
 )
 def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
-    accelerator,
-    monkeypatch,
-    control_of,  # noqa: F811
-    hosts,
-    optimizer,
+    accelerator, monkeypatch, control_of, hosts, optimizer
 ):
     monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
     monkeypatch.setattr(host_crossing, "_SLICE_BYTES", 1024)
@@ -72,27 +63,20 @@ def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
     check(results, optimizer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 3), (2, 3), (0, 2), (1, 2)])
-def test_a_worker_may_be_lost_at_every_meeting(
-    accelerator,
-    control_of,  # noqa: F811
-    rank,
-    world_size,
-    moment,
-):
+def test_a_worker_may_be_lost_at_every_meeting(accelerator, control_of, rank, world_size, moment):
     for meeting in range(FIRST_OF_A_STEP, FIRST_OF_A_STEP + 6):
         results = ranks.run(control_of(world_size), Death(rank, meeting, moment))
         assert results.keys() | {rank} == set(range(world_size))
         check(results, "adam")
 
 
-def test_losses_may_be_brought_to_the_host(accelerator, control_of):  # noqa: F811
+def test_losses_may_be_brought_to_the_host(accelerator, control_of):
     check(ranks.run(control_of(2), on_host=True), "adam")
 
 
-def test_a_loss_that_is_not_finite_is_named_by_all(accelerator, control_of):  # noqa: F811
+def test_a_loss_that_is_not_finite_is_named_by_all(accelerator, control_of):
     results = ranks.run(control_of(2), bad=(2, 3))
     for result in results.values():
         assert isinstance(result, NonFiniteLossError), result

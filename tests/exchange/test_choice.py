@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.workers.desk import Job
-from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import distributed, nn
 
 import unisono
@@ -109,7 +108,7 @@ def test_what_cannot_be_is_refused_when_a_run_is_made(monkeypatch):
         (["b", "a", "a"], "ranks 1 and 2 share one"),
     ],
 )
-def test_two_workers_on_one_gpu_are_refused_on_all(control_of, identities, words):  # noqa: F811
+def test_two_workers_on_one_gpu_are_refused_on_all(control_of, identities, words):
     def work(team):
         device = SimpleNamespace(identity=identities[team.world.rank])
         check_devices("staged", device, team)
@@ -142,7 +141,7 @@ def loop_on(exchanges):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_computes_on_the_exchange_that_the_environment_names(monkeypatch, workers):
     for set_to, name in (
         (None, "SharedExchange"),

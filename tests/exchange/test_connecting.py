@@ -3,14 +3,13 @@
 import pytest
 from tests.exchange.test_contract import adam, check, train
 from tests.workers.desk import Job
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.engine.exchange import gloo_communicator
 from unisono.engine.exchange.group_exchange import GroupExchange
 
 
 @pytest.mark.parametrize("failing", [0, 1])  # which of the groups of a communicator
-def test_one_worker_may_fail_to_connect(control_of, monkeypatch, failing):  # noqa: F811
+def test_one_worker_may_fail_to_connect(control_of, monkeypatch, failing):
     made = []
 
     class Group(gloo_communicator.ProcessGroupGloo):

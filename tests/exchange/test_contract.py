@@ -9,7 +9,6 @@ import torch
 from tests.device.ranks import Normed
 from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import MOMENTS, Death, Job
-from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
 from unisono.engine.exchange import host_crossing
@@ -211,7 +210,7 @@ def job_of(cls, control, deaths=()):
 
 
 @pytest.fixture
-def run(control_of):  # noqa: F811
+def run(control_of):
     def run_with(world_size, cls, optimizer, num_shards, *deaths):
         job = job_of(cls, control_of(world_size), deaths)
         return job.run(lambda team: train(team, cls, optimizer, num_shards))
@@ -246,7 +245,7 @@ def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size,
 @pytest.mark.parametrize(
     "hosts", [((0, 1), (2, 3)), ((0,), (1,), (2, 3)), ((0, 1, 2), (3,))], ids=str
 )
-def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, cls, hosts, num_shards):  # noqa: F811
+def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, cls, hosts, num_shards):
     job = HostsJob(control_of(4), ranks_of_host=hosts)
     results = job.run(lambda team: train(team, cls, adam, num_shards))
     assert len(results) == 4
@@ -326,13 +325,7 @@ def sums_of_what_changes(team, cls, how, only_rank, device=None):
 # The last of three has no lane, as its neighbour has.
 @pytest.mark.parametrize(("num_ranks", "only_rank"), [(2, None), (2, 1), (3, 2)])
 @pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])
-def test_what_comes_early_does_not_count_if_it_changes(
-    control_of,  # noqa: F811
-    cls,
-    how,
-    num_ranks,
-    only_rank,
-):
+def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, num_ranks, only_rank):
     job = job_of(cls, control_of(num_ranks))
     results = job.run(lambda team: sums_of_what_changes(team, cls, how, only_rank))
     check_changed(results, how, only_rank)
@@ -359,17 +352,8 @@ def await_begun(exchange):
             time.sleep(0.001)
 
 
-def await_sent(exchange, team):
-    """Wait until what was published early is with the others."""
-    await_begun(exchange)
-    team.meet("published")
-    pipeline = getattr(getattr(exchange, "_crossing", exchange), "_pipeline", None)
-    while pipeline is not None and not all(one.transfer.is_ready for one in pipeline._under_way):
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("cls", EXCHANGES)
-def test_sparse_gradients_are_refused(cls, control_of):  # noqa: F811
+def test_sparse_gradients_are_refused(cls, control_of):
     def work(team):
         model, updates = make(adam)
         exchange = cls(model, updates, shards=1, team=team, new_key=1)

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.device import ranks
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.engine.exchange import staged
 from unisono.engine.exchange.arena import lay_out
@@ -71,7 +70,7 @@ def test_every_byte_is_given_after_its_last_change(numels, num_bytes, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_buckets_of_any_size_give_the_same_bits(accelerator, control_of, world_size):  # noqa: F811
+def test_buckets_of_any_size_give_the_same_bits(accelerator, control_of, world_size):
     expected = ranks.run(control_of(1), kind="cpu", optimizer="adam")[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staged, "BUCKET_BYTES", 64)
@@ -80,7 +79,7 @@ def test_buckets_of_any_size_give_the_same_bits(accelerator, control_of, world_s
 
 
 @pytest.mark.slow
-def test_buckets_are_copied_before_the_backward_pass_ends(accelerator, control_of):  # noqa: F811
+def test_buckets_are_copied_before_the_backward_pass_ends(accelerator, control_of):
     seen = []
 
     def to_host(copies, into, source):

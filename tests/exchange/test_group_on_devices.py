@@ -20,7 +20,6 @@ from tests.exchange.test_contract import (
     take_step,
 )
 from tests.workers.desk import Death, Job
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.engine.exchange.communicator import Communicator, Transfer
 from unisono.engine.exchange.gloo_communicator import GlooCommunicator
@@ -107,13 +106,7 @@ def on_devices(shard, step):
     ("world_size", "deaths"), [(1, ()), (2, ()), (3, (Death(1, 9, "before"),))]
 )
 def test_bits_are_those_of_cpus(
-    accelerator,
-    monkeypatch,
-    control_of,  # noqa: F811
-    cls,
-    optimizer,
-    world_size,
-    deaths,
+    accelerator, monkeypatch, control_of, cls, optimizer, world_size, deaths
 ):
     sums, digest = expected(optimizer, 8)
     monkeypatch.setattr(test_contract, "gradients_of", on_devices)

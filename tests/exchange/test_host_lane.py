@@ -8,7 +8,6 @@ from queue import Queue
 import pytest
 import torch
 from tests.exchange.fake_hosts import HostsJob
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.engine.exchange import host_lane
 from unisono.engine.exchange.communicator import BrokenError
@@ -71,7 +70,7 @@ def test_whoever_waits_stops_when_another_thread_has_the_lane_left(lanes):
         lanes[1].wait(lanes[1].swap(7, {}))
 
 
-def test_strangers_are_turned_away(control_of, monkeypatch):  # noqa: F811
+def test_strangers_are_turned_away(control_of, monkeypatch):
     """Somebody connects first, with a wrong secret; the workers connect nevertheless."""
     turned_away = []
     call_it = host_links._call_rank

@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.exchange.fake_nccl import FakeNccl
 from tests.workers.desk import Death, Job
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.communicator import BrokenError
@@ -45,7 +44,7 @@ def all_to_all(team, communicator, device):
     return received.tolist()
 
 
-def test_bytes_come_from_all(settings_are_there, accelerator, control_of):  # noqa: F811
+def test_bytes_come_from_all(settings_are_there, accelerator, control_of):
     def work(team):
         communicator, device = communicator_of(team)
         seen = [all_to_all(team, communicator, device) for _ in range(3)]
@@ -65,7 +64,7 @@ def test_bytes_come_from_all(settings_are_there, accelerator, control_of):  # no
     assert num_guards() == 0
 
 
-def test_a_lost_worker_holds_nobody_up(settings_are_there, accelerator, control_of):  # noqa: F811
+def test_a_lost_worker_holds_nobody_up(settings_are_there, accelerator, control_of):
     def work(team):
         communicator, device = communicator_of(team)
         seen = all_to_all(team, communicator, device)
@@ -87,9 +86,7 @@ def test_a_lost_worker_holds_nobody_up(settings_are_there, accelerator, control_
 
 
 def test_a_worker_that_is_lost_while_all_connect_holds_nobody_up(
-    settings_are_there,
-    accelerator,
-    control_of,  # noqa: F811
+    settings_are_there, accelerator, control_of
 ):
     def work(team):
         try:
@@ -110,7 +107,7 @@ class Never:
         return False
 
 
-def test_what_does_not_come_in_time_is_given_up(accelerator, monkeypatch, control_of):  # noqa: F811
+def test_what_does_not_come_in_time_is_given_up(accelerator, monkeypatch, control_of):
     monkeypatch.setattr(nccl_communicator, "_TIMEOUT_S", 0.05)
 
     def work(team):
@@ -131,7 +128,7 @@ def test_what_does_not_come_in_time_is_given_up(accelerator, monkeypatch, contro
     assert Job(control_of(1)).run(work) == {0: 1}
 
 
-def test_settings_hold_while_the_group_is_made_and_no_longer(accelerator, monkeypatch, control_of):  # noqa: F811
+def test_settings_hold_while_the_group_is_made_and_no_longer(accelerator, monkeypatch, control_of):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     before, seen = dict(os.environ), []

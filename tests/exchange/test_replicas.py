@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from tests.chaos.training import Options, train
-from tests.classified import taken
 from tests.parity import cases
 from tests.warm import processes
 from torch import nn
@@ -17,7 +16,6 @@ import unisono
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, name_of_exchange
 from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.shared import SharedExchange
-from unisono.engine.exchange.staged import StagedExchange
 from unisono.engine.state.contents import digest_of
 from unisono.runtime.device import host
 
@@ -81,42 +79,6 @@ def test_whoever_is_lost_takes_nothing_with_it(replicas, monkeypatch, fault, opt
     monkeypatch.setenv("UNISONO_FAULTS", fault)
     results = unisono.launch(train, options, workers=3, restarts=50)
     assert all(result == expected for result in results)
-
-
-def exchange_in_a_loop():
-    model = cases.Cnn(norm=True)
-    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4)
-    kind = None
-    for _ in taken(run, cases.classify, cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
-        kind = type(run.context.engine.exchange)
-    return kind
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_workers_compute_on_the_exchange_that_was_chosen(monkeypatch, workers):
-    assert unisono.launch(exchange_in_a_loop, workers=workers) == [SharedExchange] * workers
-    for name, cls in (("staged", StagedExchange), ("gloo", GroupExchange)):
-        monkeypatch.setenv(EXCHANGE_VARIABLE, name)
-        assert unisono.launch(exchange_in_a_loop, workers=workers) == [cls] * workers
-
-
-def train_for(steps, directory):
-    torch.manual_seed(11)
-    model = cases.Cnn(norm=True)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    trainer = unisono.Trainer(model, optimizer, cases.classify, shards=4, directory=directory)
-    return trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=steps).digest
-
-
-@pytest.mark.parametrize(
-    ("first", "other"), [("shared", "staged"), ("staged", "gloo"), ("gloo", "shared")]
-)
-def test_a_run_goes_on_with_another_exchange(monkeypatch, tmp_path, first, other):
-    whole = train_for(12, tmp_path / "whole")
-    monkeypatch.setenv(EXCHANGE_VARIABLE, first)
-    unisono.launch(train_for, 5, str(tmp_path / "run"), workers=2)
-    monkeypatch.setenv(EXCHANGE_VARIABLE, other)
-    assert unisono.launch(train_for, 12, str(tmp_path / "run"), workers=3) == [whole] * 3
 
 
 class Recomputed(nn.Module):

@@ -15,7 +15,6 @@ from tests.exchange.test_contract import (
     make,
     sums_of_what_changes,
 )
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.engine.exchange import host_crossing, staged
 from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
@@ -39,11 +38,7 @@ def on_devices(shard, step):
     [(comes_twice, None), (is_replaced, 1), (changes_in_place, None), (is_taken_away, 1)],
 )
 def test_what_leaves_a_device_early_does_not_count_if_it_changes(
-    accelerator,
-    monkeypatch,
-    control_of,  # noqa: F811
-    how,
-    only_rank,
+    accelerator, monkeypatch, control_of, how, only_rank
 ):
     """And it does leave: all buckets are waited for, on their way to the other host."""
 
@@ -57,7 +52,7 @@ def test_what_leaves_a_device_early_does_not_count_if_it_changes(
     check_changed(results, how, only_rank)
 
 
-def test_a_worker_without_a_lane_counts_nothing_of_the_step_before(accelerator, control_of):  # noqa: F811
+def test_a_worker_without_a_lane_counts_nothing_of_the_step_before(accelerator, control_of):
     def work(team):
         device = Device(torch.device("sim", team.world.rank))
         model, updates = make(adam)

@@ -14,19 +14,6 @@ from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier, Contro
 from unisono.runtime.workers.meeting_point import Departure
 
 
-@pytest.fixture
-def control_of():
-    pages = []
-
-    def make(world_size):
-        pages.append(ControlBlock.create(world_size))
-        return pages[-1]
-
-    yield make
-    for control in pages:
-        control.close()
-
-
 def meet(barrier, purpose=""):
     barrier.arrive(purpose)
     return barrier.wait()

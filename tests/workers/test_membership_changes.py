@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.threads import in_threads
 from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import MismatchError
 from unisono.runtime.workers import meeting_point
@@ -26,7 +25,7 @@ def short_sleeps():
 
 
 @pytest.fixture
-def job(control_of):  # noqa: F811
+def job(control_of):
     def make(world_size, *deaths, **options):
         return Job(control_of(world_size), deaths, **options)
 
@@ -308,7 +307,7 @@ def steps_until_all_are_back(team, *, joined_at=None):
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_replacement_joins_between_two_steps(control_of, rank, moment):  # noqa: F811
+def test_a_replacement_joins_between_two_steps(control_of, rank, moment):
     control = control_of(3)
 
     def work(team):
@@ -332,8 +331,7 @@ def test_a_replacement_joins_between_two_steps(control_of, rank, moment):  # noq
 
 
 def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_counted(
-    control_of,  # noqa: F811
-    monkeypatch,
+    control_of, monkeypatch
 ):
     # Both were lost after many meetings; the first replacement counts anew, the second joins it.
     control = control_of(2)

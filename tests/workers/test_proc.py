@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.descriptors import none_stay_open
 
-from unisono.runtime.procfs import NotThereError, host_name, open_memory, started_at
+from unisono.runtime.procfs import NotThereError, open_memory, started_at
 
 
 @pytest.fixture
@@ -18,31 +18,12 @@ def memory():
     os.close(fd)
 
 
-def test_a_process_is_told_from_a_later_one_of_the_same_number():
-    assert started_at(os.getpid()) == started_at(os.getpid())
-    assert started_at(1) < started_at(os.getpid())
-
-
 def test_one_that_has_ended_has_no_start():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert started_at(ended.pid) is None  # nobody has asked for its exit status yet
     ended.wait()
     assert started_at(ended.pid) is None
-
-
-@pytest.mark.slow
-def test_two_processes_of_one_host_agree_on_its_name():
-    code = "from unisono.runtime.procfs import host_name; print(host_name())"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == host_name()
-
-
-def test_memory_is_opened_by_its_place(memory):
-    mine = open_memory(os.getpid(), memory, "unisono-test", 4096)
-    os.pwrite(mine, b"seen", 0)
-    assert os.pread(memory, 4, 0) == b"seen"
-    os.close(mine)
 
 
 @pytest.mark.parametrize(

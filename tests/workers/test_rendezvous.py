@@ -5,10 +5,7 @@ import contextlib
 import fcntl
 import functools
 import os
-import platform
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,33 +45,6 @@ def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa
 def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
     said = job.run(lambda rank: context().team() is context().team(), 2)
     assert [one.value for one in said] == [True, True]
-
-
-PAGE_FAULTS = """
-import resource
-import numpy as np
-from unisono.runtime.workers.memory import keep_freed_memory
-
-def page_faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    np.empty(64 << 20, np.uint8).fill(1)  # more than glibc would keep of its own accord
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-before = min(page_faults() for _ in range(3))
-keep_freed_memory()
-# The first block is new, and so is one whose place something small has taken meanwhile.
-print(before, min(page_faults() for _ in range(8)))
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_memory_that_is_freed_is_kept():
-    """In a process of its own: where an allocation has once failed, glibc takes other places."""
-    done = subprocess.run(
-        [sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, check=True
-    )
-    before, since = map(int, done.stdout.split())
-    assert since <= before / 10
 
 
 def test_a_worker_keeps_the_memory_that_it_frees(job, monkeypatch):  # noqa: F811

@@ -106,52 +106,6 @@ def gather(message, purpose):
     raise AssertionError("the launcher makes the memory")
 
 
-TWO = Membership((0, 1), leader=1, generation=3)
-
-
-@pytest.mark.parametrize(
-    ("ask", "request_", "answer", "result"),
-    [
-        (
-            lambda link: link.stopped(7, between_steps=True),
-            messages.Stopped(7, between_steps=True),
-            messages.Continue(TWO),
-            TWO,
-        ),
-        (
-            lambda link: link.catch_up(3, "digest"),
-            messages.CatchUp(3, "digest"),
-            messages.Passed(b"outcome"),
-            messages.Passed(b"outcome"),
-        ),
-        (
-            lambda link: link.catch_up(3, "loop"),
-            messages.CatchUp(3, "loop"),
-            messages.Live(TWO, {"key": 1}, is_alone=False),
-            messages.Live(TWO, {"key": 1}, is_alone=False),
-        ),
-        (
-            lambda link: link.write_checkpoint(KEPT, wait=True),
-            messages.WriteRequest(KEPT, wait=True),
-            messages.Acknowledged(),
-            True,
-        ),
-        (
-            lambda link: link.lock_directory("runs/1"),
-            messages.LockRequest("runs/1"),
-            messages.Acknowledged(),
-            True,
-        ),
-    ],
-)
-def test_a_launcher_is_asked_and_its_answer_is_the_result(linked, ask, request_, answer, result):
-    link, launcher = linked(answer)
-    assert (link.world.rank, link.incarnation, link.can_replace) == (1, 2, True)
-    link.tell(messages.Ready())
-    assert ask(link) == result
-    assert launcher.heard == [messages.Ready(), request_]
-
-
 @pytest.mark.parametrize(
     ("refusal", "error"),
     [

@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 from tests.threads import in_threads
 from tests.workers.desk import Death, Job
-from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import MismatchError
 from unisono.runtime.workers.context import context, refuse_larger_group
@@ -16,7 +15,7 @@ from unisono.training.trainer import Trainer
 
 
 @pytest.fixture
-def teams(control_of):  # noqa: F811
+def teams(control_of):
     def make(world_size):
         control = control_of(world_size)
         worlds = [World(r, world_size, r, world_size) for r in range(world_size)]
@@ -51,7 +50,7 @@ def test_votes_are_heard_by_all_each_time(teams):
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_the_vote_of_a_lost_worker_is_heard_by_all_or_by_nobody(control_of, moment):  # noqa: F811
+def test_the_vote_of_a_lost_worker_is_heard_by_all_or_by_nobody(control_of, moment):
     def work(team):
         assert team.vote(1, "first") == dict.fromkeys(range(3), 1)
         heard = team.vote(2 + team.world.rank, "second")
