@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +21,8 @@ EXAMPLES = REPOSITORY / "examples"
 DOCS = REPOSITORY / "docs"
 DATA = REPOSITORY.parent / "shared" / "data"
 MNIST = DATA / "mnist"
-TEXT = DATA / "tinyshakespeare" / "input.txt"
 
 needs_mnist = pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST is not in {MNIST}")
-needs_text = pytest.mark.skipif(not TEXT.is_file(), reason=f"tinyshakespeare is not {TEXT}")
 
 PROGRAMS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py"))
 _DDP = "torch.distributed, where the batch is the program's affair: tests/test_examples_ddp.py"
@@ -211,36 +208,3 @@ def test_wrong_forms_are_refused_with_what_to_write() -> None:
 def test_mnist_learns_in_three_epochs() -> None:
     output = run("mnist.py", "--data", MNIST, workers=num_devices())
     assert validation_accuracy(output) > 0.985
-
-
-@pytest.mark.long
-def test_images_stopped_by_ctrl_c_resumes_on_another_number_of_workers(tmp_path: Path) -> None:
-    folders = [tmp_path / "whole", tmp_path / "stopped"]
-    args = ("--epochs", 3, "--directory")
-    whole = run("complete/images.py", *args, folders[0])
-    program = [EXAMPLES / "complete" / "images.py", *args, folders[1]]
-    command = [sys.executable, "-m", "unisono", "run", "-n", 2, *program]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with processes.start(command, text=True, **pipes) as process:
-        while not process.stdout.readline().startswith("epoch 1:"):
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    resumed = run("complete/images.py", *args, folders[1])
-    assert "resuming from checkpoint" in resumed
-    assert digest(resumed) == digest(whole)
-    assert resumed.splitlines()[-1] == whole.splitlines()[-1]
-    one, two = ((folder / "best.safetensors").read_bytes() for folder in folders)
-    assert one == two
-
-
-@pytest.mark.long
-@needs_text
-def test_text_writes_the_same_on_two_workers() -> None:
-    args = ("--data", TEXT, "--steps", 3)
-    alone, together = run("complete/text.py", *args), run("complete/text.py", *args, workers=2)
-    assert digest(alone) == digest(together)
-    written = [output.split("\n\n", 1)[1] for output in (alone, together)]
-    assert written[0] == written[1]
-    assert len(written[0]) > 300

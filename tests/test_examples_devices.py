@@ -75,13 +75,6 @@ def test_limits_need_simulated_devices():
     )
 
 
-def test_a_gpt_in_two_has_one_digest():
-    whole = run("gpt_in_two.py", "--devices", "cpu")
-    halves = run("gpt_in_two.py", workers=2)
-    assert last(whole) == last(halves)
-    assert "2 workers; blocks of worker 0 on cpu" in halves
-
-
 @needs_sim
 def test_a_gpt_in_two_is_on_two_simulated_devices():
     devices = ("--devices", "sim:0,sim:1")

@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.runtime.faults import (
-    DEEDS,
     FAULTS_VARIABLE,
-    PLACES,
     Fault,
     Faults,
     disk_full,
-    due,
     read_faults,
 )
 
@@ -76,53 +73,6 @@ def test_other_tables_are_refused_in_words(text, message):
 def test_no_table_makes_us_fall(text):
     with suppress(ValueError):
         read_faults(text)
-
-
-NUMBERS = st.integers(0, 10**6)
-FAULTS = st.one_of(
-    st.builds(
-        Fault,
-        st.sampled_from(DEEDS),
-        NUMBERS,
-        NUMBERS,
-        st.sampled_from([place for place in PLACES if place != "start"]),
-    ),
-    st.builds(Fault, st.sampled_from(DEEDS), NUMBERS, st.none(), st.just("start")),
-    st.builds(lambda number: Fault("disk-full", checkpoint=number), st.integers(1, 99)),
-)
-
-
-def written(fault):
-    fields = ((key, getattr(fault, key)) for key in ("rank", "step", "at", "checkpoint"))
-    return f"{fault.kind}:" + ",".join(f"{k}={v}" for k, v in fields if v not in (None, ""))
-
-
-@pytest.mark.slow
-@given(st.lists(FAULTS).map(tuple))
-def test_what_is_written_is_read(faults):
-    assert read_faults(";".join(map(written, faults))) == faults
-
-
-@pytest.mark.slow
-@given(st.lists(FAULTS, max_size=5).map(tuple), NUMBERS, st.sampled_from(PLACES))
-def test_only_a_row_for_this_step_and_place_is_due(faults, step, at):
-    row = Fault("kill", 0, step, at)
-    expected = [
-        fault
-        for fault in (*faults, row)
-        if fault.kind in DEEDS and fault.at == at and (fault.step is None or fault.step == step)
-    ]
-    assert due((*faults, row), step=step, at=at) == expected[0]
-    assert due((row,), step=step + 1, at=at) is None
-    assert all(due((row,), step=step, at=o) is None for o in PLACES if o != at)
-
-
-@pytest.mark.slow
-@given(st.lists(FAULTS, max_size=5).map(tuple), st.integers(0, 2))
-def test_only_rows_for_this_rank_are_met(faults, rank):
-    table = {FAULTS_VARIABLE: ";".join(map(written, faults))}
-    mine = [fault for fault in faults if fault.rank == rank and fault.at != "join"]
-    assert Faults.from_environment(table, rank, 0)._mine == tuple(mine)
 
 
 def test_the_disk_is_full_at_one_checkpoint():

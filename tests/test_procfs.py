@@ -1,8 +1,5 @@
 """What is read of the kernel's files."""
 
-import subprocess
-import sys
-
 import pytest
 
 from unisono.runtime.procfs import (
@@ -60,32 +57,3 @@ def test_what_the_kernel_counts_of_a_thread_is_read(text, times, tmp_path):
     (tmp_path / "schedstat").write_text(text)
     assert thread_times(tmp_path) == times
     assert thread_times(tmp_path / "gone") is None
-
-
-SHARES = """
-import os, time
-from pathlib import Path
-from unisono.runtime.procfs import thread_times
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-pid, me = os.fork(), Path("/proc/self")
-if not pid:
-    while True: pass
-begin_s, before = time.perf_counter(), thread_times(me)
-while time.perf_counter() < begin_s + 0.4: pass
-passed_s, after = time.perf_counter() - begin_s, thread_times(me)
-os.kill(pid, 9); os.wait()
-print(before.ran_ns, after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns, passed_s)
-"""
-
-
-@pytest.mark.slow
-def test_waiting_for_a_core_that_another_uses_is_counted():
-    """Two processes share a core, so that each waits for about half of the time."""
-    done = subprocess.run(
-        [sys.executable, "-c", SHARES], capture_output=True, text=True, check=True
-    )
-    counted_ns, ran_ns, waited_ns, passed_s = map(float, done.stdout.split())
-    if not counted_ns:
-        pytest.skip("this kernel does not count")
-    assert 0.05e9 < waited_ns < passed_s * 1e9
-    assert ran_ns + waited_ns < 1.5e9 * passed_s

@@ -22,12 +22,3 @@ def test_every_default_generator_is_seeded(seed_all):
         seed_all(SEED)
         assert (random.random(), np.random.rand(), torch.rand(()).item()) == drawn
     assert all(one != other for one, other in zip(drawn, others, strict=True))
-
-
-def test_torch_and_numpy_take_the_low_half_of_a_seed():
-    # Should torch take more one day, `plan.seeds` need no longer care.
-    with generators_put_back():
-        seed_generators(SEED)
-        drawn = np.random.rand(), torch.rand(()).item()
-        seed_generators(SEED % 2**32)
-        assert (np.random.rand(), torch.rand(()).item()) == drawn

@@ -71,21 +71,6 @@ def check(monkeypatch, capfd, faults, options, *, exchange="shared", workers=3, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "loop"),
-    [
-        ("kill:rank=0,step=8,at=update", "own"),
-        pytest.param("kill:rank=1,step=8", "trainer", marks=pytest.mark.slow),
-    ],
-)
-def test_a_lost_worker_changes_nothing(monkeypatch, capfd, fault, loop):
-    results, said = check(monkeypatch, capfd, fault, Options(loop=loop, hold=HOLD))
-    assert len(results) == 3
-    assert None not in results
-    assert re.search(r"worker \d \(pid \d+\) has joined with shards \d–\d\.", said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("exchange", "faults", "loop", "optimizer"),
     [
         pytest.param(

@@ -126,24 +126,6 @@ def test_a_replacement_that_stands_still_is_replaced(monkeypatch, capfd):
 # Programs that fail, which no replacement would mend.
 
 
-def test_an_exception_ends_the_run_and_is_told_once(started):
-    job = started(workers=3, faults="raise:rank=1,step=8,at=shard")
-    assert job.wait() == 1
-    assert explanations(job) == ["worker 1 of 3 raised an exception; the others were ended:"]
-    assert job.err.count("Traceback (most recent call last)") == 1
-    assert "RuntimeError: a failure at shard of step 8" in job.err
-    assert not job.results
-
-
-def test_leaving_in_the_midst_is_told(started):
-    job = started(workers=3, faults="exit:rank=1,step=8,at=updated")
-    assert job.wait() == 1
-    (told,) = explanations(job)
-    assert told.startswith("worker 1 of 3 left with exit status 0 in the middle of its program")
-    assert "while workers 0, 2 waited for it" in told
-    assert not job.results
-
-
 def train_with_a_loader_that_dies():
     """Train, and read by a loader process of which one is killed on one worker."""
     import torch
@@ -188,14 +170,6 @@ def test_more_losses_than_allowed_end_the_run_with_an_explanation(started, tmp_p
     )
     assert 12 <= steps_kept(tmp_path)[0] <= 21  # the newest snapshot
     check_goes_on(started, options)
-
-
-def test_without_restarts_the_first_loss_ends_the_run(started):
-    job = started(workers=2, flags=("--restarts", 0), faults="kill:rank=1,step=8,at=update")
-    assert job.wait() == 128 + signal.SIGKILL
-    (told,) = explanations(job)
-    assert "worker 1 of 2 was killed by SIGKILL" in told
-    assert "more than `--restarts` or `restarts` (0) allows" in told
 
 
 def test_the_last_worker_without_a_replacement_ends_the_run(started):
