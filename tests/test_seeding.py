@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.distributed import init
+from unisono.distributed import process_group
 from unisono.runtime.device import generators_put_back, seed_generators
 
 SEED = 2**40 + 7
 
 
-@pytest.mark.parametrize("seed_all", [seed_generators, init._seed_generators])
+@pytest.mark.parametrize("seed_all", [seed_generators, process_group._seed_generators])
 def test_every_default_generator_is_seeded(seed_all):
     with generators_put_back():
         seed_all(SEED)
