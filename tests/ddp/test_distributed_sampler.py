@@ -130,53 +130,32 @@ def test_a_second_epoch_without_set_epoch_is_told_once(exact):
     assert issubclass(seen.category, UserWarning)
 
 
-def test_it_is_told_too_when_set_epoch_was_called_once_before_all_epochs():
-    sampler = sampler_of()
-    sampler.set_epoch(7)
-    assert len(noted(lambda: [list(sampler) for _ in range(4)])) == 1
+THRICE = lambda one: [list(one) for _ in range(3)]  # noqa: E731
 
 
-def test_one_that_is_left_early_counts_as_iterated():
-    sampler = sampler_of()
-    assert len(noted(lambda: [next(iter(sampler)) for _ in range(2)])) == 1
-
-
-def test_nothing_is_said_when_set_epoch_is_called_even_with_the_same_number():
-    sampler = sampler_of()
-
-    def epochs():
-        list(sampler)
-        for epoch in (0, 0, 1, 1, 0):
-            sampler.set_epoch(epoch)
-            list(sampler)
-
-    assert noted(epochs) == []
-
-
-def test_nothing_is_said_when_the_attribute_is_set_instead():
-    sampler = sampler_of()
-
-    def epochs():
-        for epoch in range(3):
-            sampler.epoch = epoch
-            list(sampler)
-
-    assert noted(epochs) == []
-
-
-def test_nothing_is_said_of_an_order_that_is_meant_to_stay():
-    sampler = sampler_of(shuffle=False)
-    assert noted(lambda: [list(sampler) for _ in range(3)]) == []
-
-
-def test_only_rank_0_speaks():
-    sampler = sampler_of(rank=1)
-    assert noted(lambda: [list(sampler) for _ in range(3)]) == []
-
-
-def test_asking_for_the_length_or_for_iterators_that_nobody_uses_is_no_epoch():
-    sampler = sampler_of()
-    assert noted(lambda: [len(sampler), iter(sampler), iter(sampler), list(sampler)]) == []
+@pytest.mark.parametrize(
+    ("options", "iterate", "times"),
+    [
+        pytest.param(
+            {}, lambda one: [one.set_epoch(7), *THRICE(one)], 1, id="set_epoch before all epochs"
+        ),
+        pytest.param({}, lambda one: [next(iter(one)) for _ in "ab"], 1, id="left early"),
+        pytest.param(
+            {}, lambda one: [(one.set_epoch(n), list(one)) for n in (0, 0, 1, 1, 0)], 0, id="set"
+        ),
+        pytest.param(
+            {}, lambda one: [(setattr(one, "epoch", n), list(one)) for n in range(3)], 0, id="attr"
+        ),
+        pytest.param({"shuffle": False}, THRICE, 0, id="an order that is meant to stay"),
+        pytest.param({"rank": 1}, THRICE, 0, id="only rank 0 speaks"),
+        pytest.param(
+            {}, lambda one: [len(one), iter(one), iter(one), list(one)], 0, id="only one is used"
+        ),
+    ],
+)
+def test_it_is_told_of_epochs_with_one_order_alone(options, iterate, times):
+    sampler = sampler_of(**options)
+    assert len(noted(lambda: iterate(sampler))) == times
 
 
 def test_the_order_is_that_of_the_epoch_in_which_iter_was_called():

@@ -51,28 +51,12 @@ def lost(rank: int) -> Event:
             "a replacement is starting.",
         ),
         (
-            2,
-            [loop(8)],
-            True,
-            0,
-            "in step 41 with shards 0–3; worker 1 goes on with shards 0–7; "
-            "a replacement is starting.",
-        ),
-        (
             3,
             [loop(3)],
             False,
             2,
             "in step 41 with shard 2; workers 0 and 1 go on with shards 0–1, shard 2; "
             "it is not replaced.",
-        ),
-        (
-            4,
-            [loop(4)],
-            True,
-            3,
-            "in step 41 with shard 3; workers 0, 1 and 2 go on with shards 0–1, shard 2, shard 3; "
-            "a replacement is starting.",
         ),
         # a second one, before the first is replaced
         (
@@ -93,7 +77,6 @@ def lost(rank: int) -> Event:
         ),
         # outside of loops nobody holds shards
         (3, [], True, 1, "; workers 0 and 2 go on; a replacement is starting."),
-        (2, [], False, 1, "; worker 0 goes on; it is not replaced."),
         # the last one
         (
             1,
@@ -104,13 +87,6 @@ def lost(rank: int) -> Event:
             "latest snapshot.",
         ),
         # a replacement that was still catching up
-        (
-            2,
-            [loop(8), lost(1)],
-            True,
-            1,
-            "before it had joined the others; a replacement is starting.",
-        ),
         (
             2,
             [loop(8), lost(1), lost(0)],
@@ -134,13 +110,6 @@ def test_a_loss_names_who_was_lost_and_who_goes_on_with_what(
     ("workers", "before", "ranks", "message"),
     [
         (3, [loop(8)], (1,), "worker 1 (pid 101) has joined with shards 3–5."),
-        (3, [loop(3)], (2,), "worker 2 (pid 102) has joined with shard 2."),
-        (
-            3,
-            [loop(8)],
-            (0, 2),
-            "workers 0 (pid 100) and 2 (pid 102) have joined with shards 0–2, shards 6–7.",
-        ),
         (
             4,
             [loop(4)],
