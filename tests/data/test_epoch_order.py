@@ -203,22 +203,6 @@ def test_what_a_sampler_draws_depends_on_the_epoch_and_the_seed_alone():
     assert len(set(map(tuple, orders))) == 4
 
 
-def test_a_sampler_is_asked_once_for_each_epoch():
-    asked = []
-
-    def noted(epoch, seed):
-        asked.append(epoch)
-        return range(20)
-
-    augmenting.make().fit(augmenting.Noisy(), batch_size=10, epochs=3, sampler=noted)
-    assert asked == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_loader_processes_read_what_the_sampler_says():
-    assert train(weighted, 2) == train(weighted)
-
-
 @pytest.mark.slow
 def test_a_loader_process_that_is_told_another_order_says_so():
     def whimsical(epoch, seed):

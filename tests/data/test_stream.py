@@ -173,13 +173,6 @@ class Dealt(Stream):
         return part
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loader_workers", [0, 2])
-def test_parts_that_are_dealt_out_give_the_bits_of_the_whole(tmp_path, loader_workers):
-    dealt = Dealt(tmp_path / "lines")
-    assert train(dealt, loader_workers, steps=7) == train(Listed(), steps=7)
-
-
 def test_a_worker_asks_for_the_parts_of_its_shards_alone():
     class Parts(Numbers):
         def shard(self, index, num_shards):

@@ -59,58 +59,35 @@ def test_bfloat16_has_the_bits_of_torchs_autocast(case, device):
     assert first_difference(unisono_loop(case, device, STEPS, precision="bf16"), theirs) is None
 
 
-@pytest.mark.parametrize("case", ["cnn", "gpt"])
+@pytest.mark.parametrize(
+    ("case", "how"),
+    [
+        ("cnn", {}),
+        ("gpt", {}),
+        # Not with momentum: torch's fused SGD reads what nobody wrote if it skips the first step.
+        *(("cnn", {"optimizer": optimizer, "way": "fused"}) for optimizer in ("adamw", "sgd")),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_float16_has_the_bits_of_torchs_scaler(case, device):
+def test_float16_has_the_bits_of_torchs_scaler(case, how, device):
     """The scale is so large at first that steps are skipped."""
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**22)
+    scaler, ours = (torch.amp.GradScaler(device, init_scale=2.0**22) for _ in range(2))
 
     def around():
         return torch.autocast(device, torch.float16)
 
     def update(loss, model, optimizer):
         scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
 
-    theirs = plain_loop(case, device, SCALED_STEPS, around=around, update=update)
-    ours = unisono_loop(
-        *(case, device, SCALED_STEPS),
-        precision=unisono.Precision(
-            "fp16", scaler=torch.amp.GradScaler(device, init_scale=2.0**22)
-        ),
-    )
-    assert first_difference(ours, theirs) is None
+    theirs = plain_loop(case, device, SCALED_STEPS, around=around, update=update, **how)
+    precision = unisono.Precision("fp16", scaler=ours)
+    found = unisono_loop(case, device, SCALED_STEPS, precision=precision, **how)
+    assert first_difference(found, theirs) is None
     begun = weights_of(cases.CASES[case].model(device))
     assert not torch.equal(begun[FIRST[case]], theirs[FIRST[case]])  # some steps were not
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_float16_with_a_fused_optimizer_has_the_bits_of_torchs_scaler(optimizer, device):
-    """Not with momentum: torch's fused SGD reads what nobody wrote if it skips the first step."""
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**22)
-
-    def update(loss, model, stepping):
-        scaler.scale(loss).backward()
-        scaler.unscale_(stepping)
-        scaler.step(stepping)
-        scaler.update()
-
-    how = {"optimizer": optimizer, "way": "fused"}
-    theirs = plain_loop(
-        *("cnn", device, SCALED_STEPS),
-        around=lambda: torch.autocast(device, torch.float16),
-        update=update,
-        **how,
-    )
-    ours = unisono_loop(
-        *("cnn", device, SCALED_STEPS),
-        precision=unisono.Precision(
-            "fp16", scaler=torch.amp.GradScaler(device, init_scale=2.0**22)
-        ),
-        **how,
-    )
-    assert first_difference(ours, theirs) is None
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -153,28 +130,25 @@ def test_channels_last_has_the_bits_of_torchs(precision, device):
 
 
 @pytest.mark.on_the_cpu_too
-@pytest.mark.parametrize("way", ["usual", "fused"])
-def test_clipping_by_the_norm_has_the_bits_of_torchs(way, device):
+@pytest.mark.parametrize(
+    ("case", "way", "options"),
+    [
+        ("cnn", "usual", {"clip_norm": 0.05}),
+        ("cnn", "fused", {"clip_norm": 0.05}),
+        ("gpt", "usual", {"clip_value": 1e-3}),
+    ],
+)
+def test_clipping_has_the_bits_of_torchs(case, way, options, device):
     def update(loss, model, optimizer):
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        if "clip_norm" in options:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_norm"])
+        else:
+            torch.nn.utils.clip_grad_value_(model.parameters(), options["clip_value"])
         optimizer.step()
 
-    theirs = plain_loop("cnn", device, STEPS, update=update, way=way)
-    assert first_difference(
-        unisono_loop("cnn", device, STEPS, clip_norm=0.05, way=way), theirs
-    ) is (None)
-
-
-def test_clipping_by_value_has_the_bits_of_torchs(device):
-    def update(loss, model, optimizer):
-        loss.backward()
-        torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
-        optimizer.step()
-
-    theirs = plain_loop("gpt", device, STEPS, update=update)
-    ours = unisono_loop("gpt", device, STEPS, clip_value=1e-3)
-    assert first_difference(ours, theirs) is None
+    theirs = plain_loop(case, device, STEPS, update=update, way=way)
+    assert first_difference(unisono_loop(case, device, STEPS, way=way, **options), theirs) is None
 
 
 def test_a_batch_is_on_the_device_pinned_or_not(device):
