@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, name_of_exchange
-from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.state.contents import digest_of
 from unisono.runtime.device import host
