@@ -243,12 +243,13 @@ def _train_unisono(task: GpuTask, *, is_exact: bool = True, **options: Any) -> N
         device=task.device.type,
         **options,
     )
-    trainer.fit(
+    loader = torch.utils.data.DataLoader(
         task.workload.dataset(),
-        batch_size=task.workload.batch_size,
-        steps=ENDLESS,
+        task.workload.batch_size,
+        shuffle=True,
         pin_memory=task.device.type == "cuda",
     )
+    trainer.fit(loader, steps=ENDLESS)
 
 
 @dataclass(frozen=True)

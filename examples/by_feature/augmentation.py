@@ -9,7 +9,7 @@ import argparse
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import unisono
 from unisono.data import digits
@@ -45,13 +45,8 @@ def main():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     trainer = unisono.Trainer(model, optimizer, loss, shards=4, seed=0)
-    trainer.fit(
-        Augmented(digits()),
-        batch_size=64,
-        epochs=3,
-        validate=digits(train=False),
-        loader_workers=loader_workers,
-    )
+    loader = DataLoader(Augmented(digits()), 64, shuffle=True, num_workers=loader_workers)
+    trainer.fit(loader, epochs=3, validate=digits(train=False))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import datasets
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch.utils.data import DataLoader
 
 import unisono
 
@@ -116,13 +117,9 @@ def main():
         schedule=unisono.Schedule(rates, every="step"),
         directory=args.directory,
     )
-    trainer.fit(
-        data["train"],
-        batch_size=args.batch_size,
-        epochs=args.epochs,
-        validate=data["test"],
-        collate_fn=transformers.DataCollatorWithPadding(tokenizer),  # pads within each shard
-    )
+    pad = transformers.DataCollatorWithPadding(tokenizer)  # within each shard
+    loader = DataLoader(data["train"], args.batch_size, shuffle=True, collate_fn=pad)
+    trainer.fit(loader, epochs=args.epochs, validate=data["test"])
     if unisono.world().rank == 0:
         if args.save:
             model.save_pretrained(args.save)

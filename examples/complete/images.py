@@ -14,7 +14,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import unisono
 from unisono.callbacks import BestCheckpoint
@@ -137,13 +137,8 @@ def main():
         schedule=unisono.Schedule(rates, every="step"),
         callbacks=[best],
     )
-    trainer.fit(
-        train_set,
-        batch_size=args.batch_size,
-        epochs=args.epochs,
-        validate=test_set,
-        loader_workers=args.loader_workers,
-    )
+    loader = DataLoader(train_set, args.batch_size, shuffle=True, num_workers=args.loader_workers)
+    trainer.fit(loader, epochs=args.epochs, validate=test_set)
     if unisono.world().rank == 0:
         print(f"best accuracy {best.best:.2%}, after step {best.step}")
 

@@ -59,5 +59,5 @@ def test_the_end_of_fit_names_a_slow_worker_and_a_slow_loader(tmp_path, capfd):
     even, worker, loader = capfd.readouterr().out.split("--\n")
     assert "is slow in" not in even
     assert re.search(r"^worker 1 is slow in its forward pass: .* ms more than", worker, re.M)
-    assert re.search(r"^loading takes .* a step's .*`loader_workers=1`$", loader, re.M)
+    assert re.search(r"^loading takes .* a step's .*`num_workers=1`$", loader, re.M)
     assert "is slow in" not in loader

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import torch
 from tests.classified import cross_entropy as loss_of
+from tests.loaders import loader_of
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -74,14 +75,8 @@ def noisy_collate(samples):
 def train(dataset, loader_workers, collate_fn=None, *, totals=None, **options):
     """Train and validate in this worker; returns the digest and the mean of the validation."""
     trainer = make(**options)
-    summary = trainer.fit(
-        dataset,
-        batch_size=BATCH_SIZE,
-        **(totals or {"epochs": EPOCHS}),
-        validate=dataset,
-        loader_workers=loader_workers,
-        collate_fn=collate_fn,
-    )
+    loader = loader_of(dataset, BATCH_SIZE, num_workers=loader_workers, collate_fn=collate_fn)
+    summary = trainer.fit(loader, **(totals or {"epochs": EPOCHS}), validate=dataset)
     return summary.digest, summary.validation["loss"]
 
 
@@ -95,9 +90,8 @@ def draw_all(loader_workers):
     trainer = make()
     parameter = next(trainer.run.model.parameters())
     seen = []
-    for step in trainer.run.steps(
-        Drawing(), batch_size=BATCH_SIZE, epochs=2, loader_workers=loader_workers
-    ):
+    loader = loader_of(Drawing(), BATCH_SIZE, num_workers=loader_workers)
+    for step in trainer.run.steps(loader, epochs=2):
         with step:
             for batch in step.shards:
                 columns = [column.tolist() for column in batch]

@@ -66,7 +66,7 @@ SAME = {
     ),
     "processes": (
         lambda: DataLoader(data(), 4, num_workers=1, persistent_workers=True),
-        {"shuffle": False, "loader_workers": 1},
+        {"shuffle": False},
     ),
     "collate_fn": (lambda: DataLoader(data(), 4, collate_fn=collate), {"shuffle": False}),
     "a sampler of one's own": (
@@ -157,7 +157,6 @@ class OfTheirOwn(DataLoader):
         (lambda: DataLoader(data(), 4), {"batch_size": 4}, "`batch_size` must be left out"),
         (lambda: DataLoader(data(), 4), {"shuffle": True}, "`shuffle` must be left out"),
         (lambda: DataLoader(data(), 4), {"sampler": [1]}, "`sampler` must be left out"),
-        (lambda: DataLoader(data(), 4), {"loader_workers": 2}, "`loader_workers` must be left"),
         (lambda: DataLoader(data(), None), {}, "no `batch_size`"),
         (
             lambda: DataLoader(data(), batch_sampler=OwnBatches([1, 2], 2, False)),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.data import augmenting
+from tests.loaders import loader_of
 from tests.replacements import wait_for_replacement
 from torch.utils.data import (
     BatchSampler,
@@ -39,14 +40,11 @@ def as_shuffled(epoch, seed):
 
 def train(sampler, loader_workers=0, *, steps=12, **options):
     trainer = augmenting.make(**options)
-    summary = trainer.fit(
-        augmenting.Noisy(),
-        batch_size=augmenting.BATCH_SIZE,
-        steps=steps,
-        sampler=sampler,
-        loader_workers=loader_workers,
-    )
-    return summary.digest
+    data, size = augmenting.Noisy(), augmenting.BATCH_SIZE
+    if not loader_workers:
+        return trainer.fit(data, batch_size=size, steps=steps, sampler=sampler).digest
+    loader = loader_of(data, size, sampler=sampler, num_workers=loader_workers)
+    return trainer.fit(loader, steps=steps).digest
 
 
 # What it may say

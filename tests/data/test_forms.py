@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.data import augmenting
+from tests.loaders import loader_of
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, TensorDataset
 
 import unisono
@@ -72,8 +73,7 @@ def digest_of(dataset, read=tuple, loader_workers=0):
 
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     trainer = unisono.Trainer(model, optimizer, loss, shards=3)
-    options = {"batch_size": 10, "steps": 6, "loader_workers": loader_workers}
-    return trainer.fit(dataset, **options).digest
+    return trainer.fit(loader_of(dataset, 10, num_workers=loader_workers), steps=6).digest
 
 
 @pytest.fixture(scope="module")

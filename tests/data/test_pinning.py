@@ -6,6 +6,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 from tests.data import augmenting
+from tests.loaders import loader_of
 
 from unisono.data import loader
 from unisono.runtime.device import pin
@@ -55,14 +56,14 @@ def test_every_tensor_is_pinned_and_all_else_stays(marked):
 def test_batches_are_pinned_where_there_is_a_gpu(monkeypatch, marked, loader_workers):
     def means(**options):
         trainer, dataset = augmenting.make(), augmenting.Noisy()
-        reading = {"batch_size": 10, "loader_workers": loader_workers, **options}
+        read = loader_of(dataset, 10, num_workers=loader_workers, **options)
         seen = []
-        for step in trainer.run.steps(dataset, steps=1, **reading):
+        for step in trainer.run.steps(read, steps=1):
             with step:
                 for inputs, labels in step.shards:
                     seen.append(inputs.mean())
                     step.backward(augmenting.loss_of(trainer.run.model, (inputs, labels.abs())))
-        predicted = trainer.predict(dataset, forward=lambda model, batch: batch[0], **reading)
+        predicted = trainer.predict(read, forward=lambda model, batch: batch[0])
         return torch.stack([*seen, predicted.mean()])
 
     plain = means()
@@ -79,10 +80,10 @@ def test_without_a_gpu_nothing_happens_and_nothing_is_said():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer = augmenting.make()
-        options = {"batch_size": 10, "pin_memory": True}
-        digest = trainer.fit(dataset, epochs=1, validate=dataset, **options).digest
-        trainer.evaluate(dataset, **options)
-        trainer.predict(dataset, **options)
+        read = loader_of(dataset, 10, pin_memory=True)
+        digest = trainer.fit(read, epochs=1, validate=dataset).digest
+        trainer.evaluate(read)
+        trainer.predict(read)
     assert digest == augmenting.make().fit(dataset, batch_size=10, epochs=1).digest
 
 

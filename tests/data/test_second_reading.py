@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.loaders import loader_of
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
@@ -387,8 +388,8 @@ def train(make, loader_workers=0):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), shards=4)
     try:
-        reading = {"loader_workers": loader_workers, "collate_fn": collate}
-        trainer.fit(dataset, batch_size=8, epochs=2, **reading)
+        loader = loader_of(dataset, 8, num_workers=loader_workers, collate_fn=collate)
+        trainer.fit(loader, epochs=2)
     except unisono.errors.LoadingError as error:
         return trainer.run.position.step, str(error)
     return trainer.digest()
@@ -415,7 +416,7 @@ def train_or_raise(make):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), shards=4)
-    trainer.fit(dataset, batch_size=8, epochs=2, collate_fn=collate)
+    trainer.fit(loader_of(dataset, 8, collate_fn=collate), epochs=2)
 
 
 @pytest.mark.slow

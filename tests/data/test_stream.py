@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from tests.data import augmenting
+from tests.loaders import loader_of
 from torch.utils.data import ChainDataset, IterableDataset
 
 import unisono
@@ -57,11 +58,10 @@ def train(dataset, loader_workers=0, *, steps=12, validate=None, in_eval=False, 
     trainer = augmenting.make(**options)
     if in_eval:  # so that BatchNorm takes single samples
         trainer.run.model.eval()
-    totals = {"batch_size": augmenting.BATCH_SIZE, "steps": steps}
     shuffle = None if isinstance(dataset, IterableDataset) else False
-    summary = trainer.fit(
-        dataset, validate=validate, shuffle=shuffle, loader_workers=loader_workers, **totals
-    )
+    size = augmenting.BATCH_SIZE
+    loader = loader_of(dataset, size, shuffle=shuffle, num_workers=loader_workers)
+    summary = trainer.fit(loader, steps=steps, validate=validate)
     return summary.digest, summary.validation and summary.validation["loss"]
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tests.chaos.exchanges import install
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
+from tests.loaders import loader_of
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -74,10 +75,18 @@ FIT: dict[str, Any] = {"batch_size": 10, "steps": 7}
 
 
 def fitted(
-    device: str, *args: Any, dataset: Any = None, fit: dict[str, Any] = FIT, **options: Any
+    device: str,
+    *args: Any,
+    dataset: Any = None,
+    fit: dict[str, Any] = FIT,
+    reading: dict[str, Any] | None = None,
+    **options: Any,
 ) -> str:
     trainer = make(device, *args, **options)
-    trainer.fit(data(40) if dataset is None else dataset, **fit)
+    dataset = data(40) if dataset is None else dataset
+    if reading is not None:
+        dataset, fit = loader_of(dataset, FIT["batch_size"], **reading), {"steps": FIT["steps"]}
+    trainer.fit(dataset, **fit)
     return trainer.digest()
 
 
@@ -321,7 +330,7 @@ def infinite_gradients_with_clipping_are_named(device):
 
 @program
 def loader_processes_and_pinned_memory(device):
-    return fitted(device, fit={"loader_workers": 2, "pin_memory": True, **FIT})
+    return fitted(device, reading={"num_workers": 2, "pin_memory": True})
 
 
 class Movable:
@@ -347,7 +356,7 @@ def with_movable(samples):
 @program
 def batches_that_can_be_moved(device):
     loss = lambda m, b: F.cross_entropy(m(b.inputs), b.labels)  # noqa: E731
-    return fitted(device, fit={"collate_fn": with_movable, **FIT}, loss=loss)
+    return fitted(device, reading={"collate_fn": with_movable}, loss=loss)
 
 
 @program

@@ -17,6 +17,7 @@ from tests.gpu.loops import (
     unisono_loop,
     weights_of,
 )
+from tests.loaders import loader_of
 from tests.once import computed_once
 
 import unisono
@@ -161,7 +162,7 @@ def test_a_batch_is_on_the_device_pinned_or_not(device):
     digests = []
     for pinned in (False, True):
         trainer = trainer_of("cnn", device, 1, loss=loss)
-        trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=3, pin_memory=pinned)
+        trainer.fit(loader_of(cases.images(), cases.BATCH_SIZE, pin_memory=pinned), steps=3)
         digests.append(trainer.digest())
     assert digests[0] == digests[1]
     assert set().union(*seen) == {device}

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from tests.loaders import loader_of
 from torch.utils.data import Dataset
 
 import unisono
@@ -48,7 +49,7 @@ def read(device: str) -> int:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, lambda model, x: model(x).mean(), shards=2)
-    return trainer.fit(OnDevice(device), batch_size=4, steps=4, loader_workers=1).steps
+    return trainer.fit(loader_of(OnDevice(device), 4, num_workers=1), steps=4).steps
 
 
 def test_the_driver_knows_the_gpus_that_torch_knows(device: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.launch.conftest import PROGRAMS
+from tests.loaders import loader_of
 from tests.warm import processes
 
 import unisono
@@ -100,8 +101,9 @@ def train(device: str, build: Any = None, loader_workers: int = 0) -> tuple[str,
     trainer = unisono.Trainer(
         model, optimizer, lambda model, batch: model(batch).mean(), shards=4, device=device
     )
-    trainer.fit(Rows(), batch_size=8, steps=2, loader_workers=loader_workers)
-    trainer.fit(Rows(), batch_size=8, steps=4, loader_workers=loader_workers)
+    loader = loader_of(Rows(), 8, num_workers=loader_workers)
+    trainer.fit(loader, steps=2)
+    trainer.fit(loader, steps=4)
     return trainer.run.device.name, trainer.digest()
 
 

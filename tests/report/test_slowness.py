@@ -152,7 +152,7 @@ def test_a_worker_that_others_keep_from_its_core_is_not_slow():
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        ("loading", r"loading takes 4\.\d* ms of a step's .* `loader_workers=3`"),
+        ("loading", r"loading takes 4\.\d* ms of a step's .* `num_workers=3`"),
         ("between", r"what lies between steps takes 4\.\d* ms of a step's .* look at callbacks"),
     ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tests.classified import at_random
+from tests.loaders import loader_of
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
@@ -146,12 +147,12 @@ class Shuffled:
 
 PROGRAMS = {
     "data set": lambda: (Own(), {}, None),
-    "read ahead": lambda: (Own(), {"loader_workers": 2, "collate_fn": collating()}, None),
+    "read ahead": lambda: (Own(), {"num_workers": 2, "collate_fn": collating()}, None),
     "collate": lambda: (at_random(22, 8, 4, seed=3), {"collate_fn": collating()}, None),
     "parts": lambda: (Subset(ConcatDataset([Own(), Legacy()]), range(5, 35)), {}, None),
     "many": lambda: (Legacy(), {}, None),
-    "lazy": lambda: (Lazy(), {"loader_workers": 1}, None),
-    "stream": lambda: (Stream(), {"shuffle": False}, None),
+    "lazy": lambda: (Lazy(), {"num_workers": 1}, None),
+    "stream": lambda: (Stream(), {}, None),
     "loss": lambda: (Own(), {}, losing()),
     "object": lambda: (at_random(22, 8, 4, seed=3), {}, Shuffled().__call__),
 }
@@ -165,10 +166,9 @@ def train(name, *, steps=7, **options):
     hooked(model.to(options.get("device", "cpu"))[0])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     trainer = unisono.Trainer(model, optimizer, loss or plain, shards=4, seed=1, **options)
-    trainer.fit(dataset, batch_size=6, steps=steps, **reading)
-    reading.pop("shuffle", None)
-    rows = trainer.predict(dataset, batch_size=6, **reading)
-    means = trainer.evaluate(dataset, batch_size=6, **reading)
+    loader = loader_of(dataset, 6, **reading)
+    trainer.fit(loader, steps=steps)
+    rows, means = trainer.predict(loader), trainer.evaluate(loader)
     return trainer.digest(), means, rows.tolist()
 
 

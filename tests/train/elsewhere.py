@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from tests.loaders import loader_of
 
 import unisono
 from unisono.runtime.world import threads_per_worker
@@ -35,11 +36,10 @@ def train(directory: str | None = None, *, loader_workers: int = 0, steps: int =
         directory=directory,
         checkpoint=every,
     )
-    data = cases.images()
-    sizes = {"batch_size": cases.BATCH_SIZE, "loader_workers": loader_workers}
+    loader = loader_of(cases.images(), cases.BATCH_SIZE, num_workers=loader_workers)
     for end in (steps // 2, steps):
-        digest = trainer.fit(data, steps=end, **sizes).digest
-    return {"digest": digest, "means": trainer.evaluate(data, **sizes)}
+        digest = trainer.fit(loader, steps=end).digest
+    return {"digest": digest, "means": trainer.evaluate(loader)}
 
 
 def listening() -> list[str]:

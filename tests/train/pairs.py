@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from tests.classified import by_sign
+from tests.loaders import loader_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -197,13 +198,8 @@ def trained(name, steps=STEPS, shards=4, fault=None, marker=None, loader_workers
     `fault`: (place, step, which update) where rank 1 is killed once; `marker` is made then.
     """
     program, run = run_of(name, shards, **options)
-    for step in run.steps(
-        data(),
-        batch_size=BATCH_SIZE,
-        steps=steps,
-        shuffle=False,
-        loader_workers=loader_workers,
-    ):
+    loader = loader_of(data(), BATCH_SIZE, shuffle=False, num_workers=loader_workers)
+    for step in run.steps(loader, steps=steps):
         with step:
             for turn, (names, loss_of) in enumerate(due(program.updates, step.number)):
                 is_due = fault and fault[1:] == (step.number, turn) and not marker.exists()

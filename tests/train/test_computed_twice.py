@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.classified import by_sign, cross_entropy, taken
+from tests.loaders import loader_of
 from tests.once import computed_once
 from torch import nn
 
@@ -421,7 +422,7 @@ def test_other_processes_read_what_the_loop_began_with():
             model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4
         )
         with pytest.raises(RuntimeError, match=words) if words else contextlib.nullcontext():
-            trainer.fit(data, batch_size=16, steps=2, loader_workers=1)
+            trainer.fit(loader_of(data, 16, num_workers=1), steps=2)
 
 
 def in_place(model, batch):

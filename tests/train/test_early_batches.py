@@ -5,6 +5,7 @@ import functools
 import pytest
 from tests.accelerator import sim
 from tests.data import augmenting
+from tests.loaders import loader_of
 
 import unisono
 from unisono.data import loader
@@ -54,9 +55,9 @@ def test_bits_are_the_cpus(accelerator, kind):
 def test_training_waits_for_no_batch(accelerator):
     trainer = augmenting.make(device="sim")
     places = count_early_batches()
-    options = {"batch_size": 10, "steps": 12, "loader_workers": 2}
+    loader = loader_of(augmenting.Noisy(), 10, num_workers=2)
     with accelerator.synchronizations() as seen:
-        trainer.fit(augmenting.Noisy(), **options)
+        trainer.fit(loader, steps=12)
     assert len(places) == 11
     assert [each for each in seen if "unisono/data" in each.file or "arrivals" in each.file] == []
 

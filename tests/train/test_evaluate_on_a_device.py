@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.loaders import loader_of
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
@@ -35,7 +36,7 @@ def test_the_host_waits_once_in_many_passes(accelerator, loader_workers):
     on_device = trainer("sim")
     expected = trainer("cpu").evaluate(DATA, batch_size=8)
     with accelerator.synchronizations() as seen:
-        found = on_device.evaluate(DATA, batch_size=8, loader_workers=loader_workers)
+        found = on_device.evaluate(loader_of(DATA, 8, num_workers=loader_workers))
     assert found == expected
     assert seen == []  # the copies of losses are asked for, not waited for by torch
 
@@ -68,13 +69,13 @@ def test_a_negative_weight_is_refused_there_too(accelerator):
 
 @pytest.mark.parametrize("loader_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_predictions_are_those_of_the_cpu_and_are_never_waited_for(accelerator, loader_workers):
-    options = {"batch_size": 8, "loader_workers": loader_workers}
+    loader = loader_of(DATA, 8, num_workers=loader_workers)
     on_device = trainer("sim")
     with accelerator.synchronizations() as seen:
-        found = on_device.predict(DATA, **options)
+        found = on_device.predict(loader)
     assert seen == []
     assert found.device.type == "cpu"
-    assert torch.equal(found, trainer("cpu").predict(DATA, **options))
+    assert torch.equal(found, trainer("cpu").predict(loader))
 
 
 OUTPUTS = {

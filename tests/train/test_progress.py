@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.classified import at_random
+from tests.loaders import loader_of
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -74,8 +75,8 @@ class Reading(torch.optim.SGD):
 
 PROGRAMS = {
     "data set": (Told, {}, {}),
-    "read ahead": (Told, {"loader_workers": 2, "collate_fn": collate}, {}),
-    "stream": (Stream, {"shuffle": False}, {}),
+    "read ahead": (Told, {"num_workers": 2, "collate_fn": collate}, {}),
+    "stream": (Stream, {}, {}),
     "gradients": (Told, {"collate_fn": collate}, {"on_gradients": by_hook}),
 }
 
@@ -87,9 +88,9 @@ def train(name, steps=9, **options):
     optimizer = Reading(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, annealed, shards=3, seed=1, **more, **options)
     dataset = make()
-    trainer.fit(dataset, batch_size=6, steps=steps, validate=dataset, validate_every=4, **reading)
-    reading = {key: value for key, value in reading.items() if key != "shuffle"}
-    rows = trainer.predict(dataset, batch_size=6, **reading)
+    loader = loader_of(dataset, 6, **reading)
+    trainer.fit(loader, steps=steps, validate=dataset, validate_every=4)
+    rows = trainer.predict(loader)
     return trainer.digest(), trainer.run.last["validation"], rows.tolist()
 
 

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from tests.data import augmenting
+from tests.loaders import loader_of
 
 import unisono
 
@@ -19,12 +20,9 @@ def train(directory, steps, loader_workers):
     """Train to so many steps on data that draw random numbers; print nothing."""
     with contextlib.redirect_stdout(io.StringIO()):
         trainer = augmenting.make(shards=4, directory=directory)
-        summary = trainer.fit(
-            augmenting.Noisy("numpy"),
-            batch_size=BATCH_SIZE,
-            steps=steps,
-            loader_workers=loader_workers,
-        )
+        data = augmenting.Noisy("numpy")
+        loader = loader_of(data, BATCH_SIZE, num_workers=loader_workers)
+        summary = trainer.fit(loader, steps=steps)
         return summary.steps, summary.digest
 
 

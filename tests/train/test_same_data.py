@@ -6,6 +6,7 @@ import re
 import numpy
 import pytest
 import torch
+from tests.loaders import loader_of
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -103,7 +104,7 @@ def attempts():
             ):
                 key = f"{make.__name__} {act.__name__} {workers}"
                 try:
-                    act(dataset, batch_size=6, loader_workers=workers, **options)
+                    act(loader_of(dataset, 6, num_workers=workers), **options)
                     said[key] = ""
                 except unisono.errors.MismatchError as error:
                     said[key] = str(error)
@@ -161,8 +162,7 @@ def go_on(directory, dataset, steps, loader_workers=0):
         shards=2,
         directory=directory,
     )
-    options = {"batch_size": 6, "steps": steps, "loader_workers": loader_workers}
-    trainer.fit(dataset, **options)
+    trainer.fit(loader_of(dataset, 6, num_workers=loader_workers), steps=steps)
 
 
 NEW_DATA = "the data set is not that of the checkpoint, as "

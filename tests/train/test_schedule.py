@@ -207,13 +207,13 @@ def test_a_schedule_of_another_optimizer_is_refused():
     ],
 )
 def test_validation_comes_as_often_as_it_is_asked_for(every, steps, expected, capsys):
-    trainer = make("lambda", 1)
     seen = []
-    evaluate = trainer.evaluate
-    trainer.evaluate = lambda *args, **kwargs: (
-        seen.append(trainer.run.position.step),
-        evaluate(*args, **kwargs),
-    )[1]
+
+    class Notes(unisono.callbacks.Callback):
+        def on_validation(self, fit, means, seconds):
+            seen.append(fit.step)
+
+    trainer = make("lambda", 1, callbacks=[Notes()])
     trainer.fit(data(), batch_size=BATCH, steps=steps, validate=data(23), validate_every=every)
     assert seen == expected
 

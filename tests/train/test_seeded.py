@@ -12,7 +12,7 @@ from unisono.runtime.seeding import fresh_seed
 
 PROGRAM = """
 import sys, torch, unisono
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 def main(first="pass", between="pass"):
     exec(first)
@@ -104,7 +104,7 @@ def look(where):
 
 look("start")
 import unisono
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 look("import")
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -116,7 +116,7 @@ trainer = unisono.Trainer(
     model, optimizer, loss, shards=2, directory=sys.argv[1], callbacks=[EMA(0.9), CSVLog()]
 )
 look("model")
-trainer.fit(data, batch_size=8, epochs=2, validate=data, loader_workers=1)
+trainer.fit(DataLoader(data, 8, shuffle=True, num_workers=1), epochs=2, validate=data)
 look("model")
 trainer.evaluate(data, batch_size=8), trainer.predict(data, batch_size=8), trainer.digest()
 trainer.save(sys.argv[1] + "/weights.safetensors")

@@ -72,8 +72,8 @@ class Collator:
         except Exception as error:
             raise LoadingError(
                 f"samples must fit into one batch, but to collate samples {listed(numbers)} "
-                f"raised {said(error)}: give all samples one form, or pass `collate_fn=`, or a "
-                f"DataLoader that has one.",
+                f"raised {said(error)}: give all samples one form, or pass a DataLoader that "
+                f"has a `collate_fn`.",
                 indices=tuple(numbers),
             ) from error
 

@@ -35,7 +35,10 @@ from unisono.runtime.whole import check_whole
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The arguments that say how samples are read; :meth:`unisono.Run.steps` documents each."""
+    """How samples are read; :meth:`unisono.Trainer.fit` documents each.
+
+    What only a DataLoader says: `loader_workers`, `collate_fn`, `pin_memory`.
+    """
 
     dataset: Any
     batch_size: int
@@ -47,15 +50,21 @@ class Reading:
 
     @classmethod
     def of(
-        cls, dataset: Any, batch_size: int | None, *, drop_last: bool = False, **given: Any
+        cls,
+        dataset: Any,
+        batch_size: int | None,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
+        *,
+        drop_last: bool = False,
     ) -> Reading:
         """Read the arguments of a program.
 
         Args:
             dataset: a dataset, or a DataLoader of torch.
-            batch_size: samples of a global batch; a loader has its own.
-            drop_last: whether a short last batch of an epoch is left out; likewise.
-            given: the other attributes, which a loader has as well.
+            batch_size: samples of a global batch; a loader has its own, and its own order.
+            shuffle, sampler: the order.
+            drop_last: whether a short last batch of an epoch is left out.
 
         Raises:
             TypeError: there is no batch size.
@@ -63,8 +72,13 @@ class Reading:
                 `drop_last` does not fit.
         """
         if isinstance(dataset, DataLoader):
-            for name, value in {"batch_size": batch_size, "drop_last": drop_last, **given}.items():
-                if value not in (None, False) and not (name == "loader_workers" and value == 0):
+            for name, value in (
+                ("batch_size", batch_size),
+                ("shuffle", shuffle),
+                ("sampler", sampler),
+                ("drop_last", drop_last),
+            ):
+                if value not in (None, False):
                     raise ValueError(
                         f"`{name}` must be left out where a DataLoader is passed, which has its "
                         f"own, but is {value!r}: leave it out, or pass `loader.dataset`."
@@ -75,7 +89,8 @@ class Reading:
                 "`batch_size` must say how many samples all workers together take in a step, but "
                 "is left out: pass `batch_size=64`, say."
             )
-        reading = cls(dataset, check_whole("batch_size", batch_size, at_least=1), **given)
+        whole = check_whole("batch_size", batch_size, at_least=1)
+        reading = cls(dataset, whole, shuffle, sampler)
         return _without_last(reading) if drop_last else reading
 
     def of_another(self, dataset: Any) -> Reading:

@@ -64,7 +64,7 @@ _AHEAD = 2
 _GRACE_S = 1.0
 _NO_GPU_HERE = (
     "A loader process cannot use a GPU: have the data set give samples on the CPU, from where they "
-    "are moved, or pass `loader_workers=0` to read in the worker itself."
+    "are moved, or set `num_workers=0` in its DataLoader to read in the worker itself."
 )
 
 
@@ -246,7 +246,7 @@ def _failed(error: Exception) -> _Failed:
     name = type(error).__name__
     message = (
         f"a batch must be readable and must travel between processes, but that raised {name}: "
-        f"{error}: pass `loader_workers=0` to read in the worker itself."
+        f"{error}: set `num_workers=0` in its DataLoader to read in the worker itself."
     )
     return _Failed(message, (), _traceback_of(error))
 
@@ -266,9 +266,10 @@ def _died(process: BaseProcess) -> LoadingError:
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     advice = (
-        "is there memory enough? Pass fewer `loader_workers`, or 0 to read in the worker itself"
+        "is there memory enough? Set fewer `num_workers` in its DataLoader, or 0 to read in the "
+        "worker itself"
         if code == -signal.SIGKILL
-        else "pass `loader_workers=0` to see what happens there in the worker itself"
+        else "set `num_workers=0` in its DataLoader to see what happens there in the worker itself"
     )
     return LoadingError(
         f"loader processes must live as long as the loop, but process {process.pid} {how}: "

@@ -72,19 +72,12 @@ class Totals:
 
 @dataclass(slots=True)
 class LoopPlan:
-    """One loop of a run; see :meth:`unisono.Run.steps` for its arguments.
-
-    Raises:
-        TypeError, ValueError: `loader_workers` is no count.
-    """
+    """One loop of a run; see :meth:`unisono.Run.steps` for its arguments."""
 
     reading: Reading  # the dataset, and how it is read
     # which samples are computed where; where `shards` is left out, a checkpoint may have other ones
     samples: SamplePlan
     totals: Totals  # how far the run is to come
-
-    def __post_init__(self) -> None:
-        check_whole("loader_workers", self.reading.loader_workers, at_least=0)
 
     @property
     def program(self) -> dict[str, Any]:
@@ -119,8 +112,8 @@ class LoopPlan:
                 None if done is None else (done.step, done.epoch),
                 in_order=is_stream(self.reading.dataset),
             ),
-            num_processes=int(self.reading.loader_workers),
+            num_processes=self.reading.loader_workers,
             num_batches=self.totals.num_batches(self.samples, position),
             device=device,
-            pin_memory=bool(self.reading.pin_memory),
+            pin_memory=self.reading.pin_memory,
         )

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.engine.exchange.choice import name_of_exchange
@@ -268,9 +267,6 @@ class Run:
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
         drop_last: bool = False,
-        loader_workers: int = 0,
-        collate_fn: Collate | None = None,
-        pin_memory: bool = False,
     ) -> Generator[Step, None, None]:
         """Yield steps until the totals are reached; a finished run yields none.
 
@@ -283,16 +279,7 @@ class Run:
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
-        reading = Reading.of(
-            dataset,
-            batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            drop_last=drop_last,
-            loader_workers=loader_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-        )
+        reading = Reading.of(dataset, batch_size, shuffle, sampler, drop_last=drop_last)
         plan = self.plan_loop(reading, epochs, steps)
         return self.begin_loop(plan, named=used_in(sys._getframe(1)))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.engine.splitting.cut import check_casts, split_of
@@ -187,9 +185,6 @@ class Trainer:
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
         drop_last: bool = False,
-        loader_workers: int = 0,
-        collate_fn: Collate | None = None,
-        pin_memory: bool = False,
     ) -> Summary:
         """Train until the run has done `epochs` or `steps` in total; if it has, do nothing.
 
@@ -206,9 +201,11 @@ class Trainer:
         Args:
             dataset: the same on every worker. A map-style dataset; or an IterableDataset, which
                 every worker reads from its beginning, unless it has a method ``shard(index,
-                num_shards)`` that returns one shard's part; or a DataLoader, whose dataset, order,
-                `collate_fn`, batch size (as that of the global batch) and number of processes are
-                used. A dataset without a length has one epoch and needs `steps`.
+                num_shards)`` that returns one shard's part; or a DataLoader, whose dataset, order
+                (``shuffle=True``), batch size (as that of the global batch), `collate_fn`,
+                `num_workers` (processes of each worker that read ahead; bits do not depend on them)
+                and `pin_memory` (for programs that copy batches from the CPU themselves) are used.
+                A dataset without a length has one epoch and needs `steps`.
             batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
@@ -223,12 +220,6 @@ class Trainer:
                 many in each epoch and the same on every worker; or one of torch's samplers.
             drop_last: whether samples behind the last full batch of an epoch are left out; other
                 ones in each epoch, if they are shuffled.
-            loader_workers: the number of processes for each worker that read ahead; 0: the worker
-                reads itself. Bits do not depend on it.
-            collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: with ``device="cpu"``, put batches into pinned memory if there is a GPU, for
-                programs that copy them there. On an accelerator, batches always pass through
-                pinned memory.
 
         Returns:
             What this call did; its text is the summary line.
@@ -245,26 +236,20 @@ class Trainer:
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        how: dict[str, Any] = {
-            "loader_workers": loader_workers,
-            "collate_fn": collate_fn,
-            "pin_memory": pin_memory,
-            "drop_last": drop_last,
-        }
-        reading = Reading.of(dataset, batch_size, shuffle=shuffle, sampler=sampler, **how)
+        reading = Reading.of(dataset, batch_size, shuffle, sampler, drop_last=drop_last)
         plan = run.plan_loop(reading, epochs, steps)
         if plan.samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule")
-        metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
-        self._metrics(**metrics)
-        find_means: Callable[[], dict[str, Any]] | None = None
+        self._metrics(validate_metrics, validate_forward)
         if validate is not None:
             run.plan(reading.of_another(validate).in_dataset_order())
-            find_means = functools.partial(
-                self._validate, validate, reading.of_another(validate), metrics
-            )
+
+        def find_means() -> dict[str, Any]:
+            whole = reading.of_another(validate).in_dataset_order()
+            return self._evaluate(whole, self._metrics(validate_metrics, validate_forward), None)
+
         callbacks = Callbacks(self._all_callbacks(), self.directory)
-        validation = Validation(run, find_means, validate_every)
+        validation = Validation(run, None if validate is None else find_means, validate_every)
         if self._schedule.needs_validation:
             validation.must_be("ReduceLROnPlateau, which looks at validations")
         for callback in callbacks:
@@ -290,9 +275,6 @@ class Trainer:
         batch_size: int | None = None,
         metrics: Any = None,
         forward: Forward = outputs_and_targets,
-        loader_workers: int = 0,
-        collate_fn: Collate | None = None,
-        pin_memory: bool = False,
         model: nn.Module | None = None,
     ) -> dict[str, Any]:
         """Average the loss and its scalars over a dataset, every sample once.
@@ -311,9 +293,6 @@ class Trainer:
                 arguments of the metrics as a tuple, or as a dict by name. By default the model is
                 called with the first part of a pair (inputs, targets), and metrics get (outputs,
                 targets).
-            loader_workers: see :meth:`fit`.
-            collate_fn: see :meth:`fit`.
-            pin_memory: see :meth:`fit`.
             model: another model to evaluate, for example with averaged weights; the same on
                 every worker. None: the one that is trained.
 
@@ -327,13 +306,7 @@ class Trainer:
                 no rows for functions, or the loss has the wrong type.
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
-        reading = Reading.of(
-            dataset,
-            batch_size,
-            loader_workers=loader_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-        )
+        reading = Reading.of(dataset, batch_size)
         measured = self._metrics(metrics, forward)
         return self._evaluate(reading.in_dataset_order(), measured, model)
 
@@ -344,9 +317,6 @@ class Trainer:
         batch_size: int | None = None,
         forward: Forward = forward_inputs,
         path: str | os.PathLike[str] | None = None,
-        loader_workers: int = 0,
-        collate_fn: Collate | None = None,
-        pin_memory: bool = False,
         model: nn.Module | None = None,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
@@ -363,9 +333,6 @@ class Trainer:
                 for memory: the returned tensors are mapped from the file. Until it is complete its
                 name ends in ``.partial``; such a file is left behind if the whole job is killed,
                 launcher included, or under ``torchrun`` and other launchers.
-            loader_workers: see :meth:`fit`.
-            collate_fn: see :meth:`fit`.
-            pin_memory: see :meth:`fit`.
             model: see :meth:`evaluate`.
 
         Returns:
@@ -383,13 +350,7 @@ class Trainer:
         """
         run = self.run
         check_forward(forward)
-        reading = Reading.of(
-            dataset,
-            batch_size,
-            loader_workers=loader_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-        )
+        reading = Reading.of(dataset, batch_size)
         predictor = Predictor(
             self._sweep("predict", reading.in_dataset_order(), model, forward),
             self._prepared(forward),
@@ -423,18 +384,6 @@ class Trainer:
     def directory(self) -> Path | None:
         """Where checkpoints are kept; from the first `fit` on the same on every worker."""
         return None if self.run.checkpoints is None else self.run.checkpoints.directory
-
-    def _validate(self, dataset: Any, reading: Reading, metrics: dict[str, Any]) -> dict[str, Any]:
-        if dataset is not reading.dataset:  # a DataLoader, which says itself how it is read
-            return self.evaluate(dataset, **metrics)
-        return self.evaluate(
-            dataset,
-            batch_size=reading.batch_size,
-            loader_workers=reading.loader_workers,
-            collate_fn=reading.collate_fn,
-            pin_memory=reading.pin_memory,
-            **metrics,
-        )
 
     def _evaluate(
         self, reading: Reading, measured: Metrics | None, model: nn.Module | None

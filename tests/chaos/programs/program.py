@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.loaders import loader_of
 from torch import nn
 
 import unisono
@@ -112,15 +113,14 @@ class Program:
         self.test_set = dataset_of(choices, NUM_VALIDATED, 2)
         self.loss = loss_of(choices.loss)
         self.recorder: Recorder | None = None
-        self.reading: dict[str, Any] = {
+        reading: dict[str, Any] = {
             "batch_size": choices.batch_size,
-            "loader_workers": choices.loader_workers,
+            "num_workers": choices.loader_workers,
             "collate_fn": collate if choices.dataset == "collated" else None,
         }
-        self.ordering: dict[str, Any] = {
-            "shuffle": choices.shuffle,
-            "sampler": sampler_of(choices),
-        }
+        order = {"shuffle": choices.shuffle, "sampler": sampler_of(choices)}
+        self.train_loader = loader_of(self.train_set, **reading, **order)
+        self.test_loader = loader_of(self.test_set, **reading)
         self.settings: dict[str, Any] = {
             "shards": choices.shards,
             "seed": choices.seed,
@@ -180,18 +180,16 @@ def with_trainer(program: Program) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for epochs in program.totals():
         summary = trainer.fit(
-            program.train_set,
+            program.train_loader,
             epochs=epochs,
             validate=program.test_set,
             validate_every=choices.validate_every or "1 epoch",
-            **program.reading,
-            **program.ordering,
         )
         found[f"validation after {epochs}"] = summary.validation
         if choices.predicts_in_between:
             found[f"rows after {epochs}"] = rows_of(trainer, program, None)
     averaged = ema.model(program.model) if ema.num_averaged else None
-    means = trainer.evaluate(program.test_set, **program.reading)
+    means = trainer.evaluate(program.test_loader)
     found["evaluated"], found["by all"] = means, trainer.digest()
     found["rows"] = rows_of(trainer, program, averaged)
     return {**found, **end_of(program, trainer.run)}
@@ -199,7 +197,7 @@ def with_trainer(program: Program) -> dict[str, Any]:
 
 def rows_of(trainer: unisono.Trainer, program: Program, model: nn.Module | None) -> str:
     """Hash what is predicted."""
-    rows = trainer.predict(program.test_set, model=model, **program.reading)
+    rows = trainer.predict(program.test_loader, model=model)
     return hashlib.sha256(rows.contiguous().float().numpy().tobytes()).hexdigest()
 
 
@@ -220,8 +218,7 @@ def with_own_loop(program: Program) -> dict[str, Any]:
     run.state["losses"] = []
     model.train()
     for epochs in program.totals():
-        reading = {**program.reading, **program.ordering}
-        for step in run.steps(program.train_set, epochs=epochs, **reading):
+        for step in run.steps(program.train_loader, epochs=epochs):
             change_modes(choices, model, step.number)
             with step:
                 for batch in step.shards:

@@ -6,7 +6,7 @@ import sys
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import unisono
 
@@ -51,7 +51,7 @@ def main():
     loaders = 1 if WAY == "lock" else 0
     if WAY == "lock" and RANK == LATE:
         ways.LOCK.acquire()
-    trainer.fit(Images(), batch_size=8, epochs=1, loader_workers=loaders)
+    trainer.fit(DataLoader(Images(), 8, shuffle=True, num_workers=loaders), epochs=1)
     if RANK == 0 and WAY == "evaluates alone":
         evaluate(model)
     trainer.evaluate(Images(), batch_size=8)

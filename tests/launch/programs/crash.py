@@ -105,7 +105,8 @@ def main():
         return
     clip_norm = 1.0 if WAY == "infinite gradient" else None
     trainer = unisono.Trainer(model, optimizer, loss_of, shards=2, seed=0, clip_norm=clip_norm)
-    trainer.fit(Images(), batch_size=8, epochs=1, loader_workers=2 * ("loader" in sys.argv))
+    loaders = 2 * ("loader" in sys.argv)
+    trainer.fit(DataLoader(Images(), 8, shuffle=True, num_workers=loaders), epochs=1)
 
 
 if __name__ == "__main__":

@@ -24,4 +24,4 @@ if __name__ == "__main__":
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), shards=4)
     print(os.getpid(), flush=True)
-    trainer.fit(Endless(), batch_size=16, epochs=1, loader_workers=2)
+    trainer.fit(torch.utils.data.DataLoader(Endless(), 16, shuffle=True, num_workers=2), epochs=1)

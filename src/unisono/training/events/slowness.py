@@ -196,7 +196,7 @@ class _Judgement:
 
     @property
     def _read_ahead(self) -> str:
-        return f"read ahead with `loader_workers={self._facts.loader_workers + 1}`"
+        return f"read ahead with a DataLoader with `num_workers={self._facts.loader_workers + 1}`"
 
     def _remedy(self, column: int) -> str:
         if column == _LOADING:
