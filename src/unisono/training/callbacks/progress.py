@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Protocol
+from typing import TypeAlias
 
 from unisono.runtime.launch.cell import (
     Cell,
@@ -39,26 +39,6 @@ with python_put_back():  # it draws as it is imported, be it after the program's
         TextColumn,
         TimeRemainingColumn,
     )
-
-
-class Display(Protocol):
-    """Shows a run."""
-
-    @property
-    def every_s(self) -> float:
-        """How long to wait from one state that is shown to the next, in seconds."""
-
-    def start(self, state: DisplayState) -> None:
-        """Begin with a run."""
-
-    def show(self, state: DisplayState) -> None:
-        """Show how far the run is."""
-
-    def say(self, line: str) -> None:
-        """Show one line that stays."""
-
-    def stop(self, state: DisplayState) -> None:
-        """Leave the terminal as it was; the run has come to `state`, and may go on elsewhere."""
 
 
 class _Output(Console):
@@ -96,17 +76,17 @@ class Lines:
         console: where to.
     """
 
-    every_s = 30.0
+    every_s = 30.0  # from one state that is shown to the next
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def start(self, state: DisplayState) -> None:
-        """See :class:`Display`."""
+        """Begin with a run."""
         self._shown = state
 
     def show(self, state: DisplayState) -> None:
-        """See :class:`Display`."""
+        """Show how far the run is."""
         before, self._shown = self._shown, state
         rate = (state.samples - before.samples) / (state.seconds - before.seconds)
         self.say(
@@ -115,11 +95,11 @@ class Lines:
         )
 
     def say(self, line: str) -> None:
-        """See :class:`Display`."""
+        """Show one line that stays."""
         _print_line(self._console, line)
 
     def stop(self, state: DisplayState) -> None:
-        """See :class:`Display`."""
+        """Leave the terminal as it was; the run may go on elsewhere."""
 
 
 class Bar:
@@ -140,12 +120,12 @@ class Bar:
         self._task = self._progress.add_task("", epoch="", loss="loss -", rate="")
 
     def start(self, state: DisplayState) -> None:
-        """See :class:`Display`."""
+        """Begin with a run."""
         self._progress.update(self._task, completed=state.done, total=state.total)
         self._progress.start()
 
     def show(self, state: DisplayState) -> None:
-        """See :class:`Display`."""
+        """Show how far the run is."""
         # The terminal may have another width than when the run began.
         self._progress.columns = columns(self._console.width)
         epoch, loss = state.epoch_and_loss
@@ -159,11 +139,11 @@ class Bar:
         )
 
     def say(self, line: str) -> None:
-        """See :class:`Display`."""
+        """Show one line that stays."""
         _print_line(self._console, line)
 
     def stop(self, state: DisplayState) -> None:
-        """See :class:`Display`."""
+        """Leave the terminal as it was; the run may go on elsewhere."""
         self._progress.stop()
 
 
@@ -190,6 +170,10 @@ def _print_line(console: Console, line: str) -> None:
     encoding = getattr(console.file, "encoding", None) or "utf-8"
     fitting = shown_lines(line).encode(encoding, "replace").decode(encoding)
     console.print(fitting, highlight=False, markup=False, soft_wrap=True)
+
+
+Display: TypeAlias = Lines | Bar | Observed
+"""Shows a run: it starts and stops, states follow, and lines that stay may be said."""
 
 
 class Progress(Callback):
