@@ -104,18 +104,6 @@ def test_a_folder_is_made(tmp_path):
     assert "is a folder: save to a file in it; training goes on." in line
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"better": "small"}, "`better` must be one of"),
-        ({"min_delta": -1.0}, "`min_delta` must be at least 0"),
-    ],
-)
-def test_wrong_options_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        BestCheckpoint(**options)
-
-
 def data(num_samples):
     """A little to be learned, and then much to be learned by heart."""
     generator = torch.Generator().manual_seed(num_samples)

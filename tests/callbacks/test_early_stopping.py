@@ -187,11 +187,3 @@ def test_a_name_that_no_mean_has_is_refused():
         match=r"EarlyStopping failed .*`monitor` must be one of .*\['loss'\], but is 'f1'",
     ):
         train(rule={"monitor": "f1"})
-
-
-def test_it_needs_validation():
-    model = torch.nn.Linear(6, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=1, callbacks=[EarlyStopping()])
-    with pytest.raises(ValueError, match="`validate` must be given for EarlyStopping"):
-        trainer.fit(data(10), batch_size=5, epochs=1)

@@ -117,11 +117,6 @@ def test_nothing_is_written_without_a_directory(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_of_its_own(tmp_path):
-    train(None, callbacks=[EventLog(tmp_path / "a folder" / "mine.jsonl")])
-    assert len(events(tmp_path / "a folder", "step", name="mine.jsonl")) == 12
-
-
 def test_a_program_that_goes_to_another_folder_finds_its_files_again(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -160,19 +155,6 @@ def test_a_run_that_is_taken_up_holds_each_step_once(tmp_path):
     train(tmp_path, checkpoint=5)
     assert numbers(tmp_path) == list(range(12))
     assert [event["step"] for event in events(tmp_path, "start", "failure")] == [0, 7, 7]
-
-
-def test_another_run_leaves_the_file_of_the_first_alone(tmp_path):
-    train(tmp_path, epochs=2)
-    train(tmp_path, epochs=1, checkpoint=unisono.Checkpoint(resume="never"))
-    assert numbers(tmp_path) == list(range(4))
-    assert len(events(tmp_path, "step", name="events-1.jsonl")) == 8
-
-
-def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    train(None, callbacks=[EventLog(tmp_path / "file" / "events.jsonl")])
-    assert capsys.readouterr().out.count("training goes on") == 1
 
 
 def test_a_worker_that_is_alone_has_written_each_step_when_the_next_begins(tmp_path, monkeypatch):
@@ -225,23 +207,6 @@ def test_what_belongs_to_a_step_is_ordered():
     assert len(set(places)) == 5
     assert places[0] == 6
     assert places[3] < 7
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *[b"", b"{", b"[]", b"7", b'{"event":"step"}', b'{"event":[],"step":1}', b"\xff"],
-        b"[" * 60_000,
-        b'{"event":"step","step":NaN}',
-        b'{"event":"step","step":-Infinity}',
-        b'{"event":"step","step":1e999}',
-        b'{"event":"step","step":' + b"9" * 400 + b"}",
-        b'{"event":"step","step":' + b"9" * 5000 + b"}",
-        b'{"event":"\\ud800\\u0000","step":1}',
-    ],
-)
-def test_what_cannot_be_read_belongs_to_no_step(line):
-    assert place_of(line) is None
 
 
 def test_a_run_goes_on_in_a_file_of_hostile_lines(tmp_path):

@@ -319,24 +319,6 @@ def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
     assert lines.count("a note") == notes
 
 
-def test_a_long_end_without_a_place_is_read_in_few_pieces(worker, monkeypatch):
-    """Notes alone, as a hostile file has them; each piece had been parsed with all after it."""
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 1 << 8)
-    worker.step(0)
-    for _ in range(50):
-        worker.journal.note(b"a note that belongs to no step\n" * 100)
-    asked = []
-
-    def counting(line):
-        asked.append(line)
-        return place_of(line)
-
-    after = Journal(worker.path, counting, worker.fit)
-    after.add(1, lambda: line_of(1))
-    assert worker.lines[-1] == "step 1"
-    assert len(asked) < 4 * 5001
-
-
 def test_the_last_line_is_the_last_whole_one(worker):
     assert worker.journal.last() == b""
     assert not worker.path.exists()

@@ -10,12 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from rich.console import Console
 
-from unisono.tools.cli import main
 from unisono.tools.doctor.machine_checks import machine_probes, observe, summary
-from unisono.tools.verify.findings import Finding, print_findings
+from unisono.tools.verify.findings import Finding
 
 COMMAND = [sys.executable, "-m", "unisono", "doctor"]
 SEEN = [
@@ -49,26 +46,10 @@ def test_all_is_summed_up() -> None:
     assert summary(SEEN[:1]) == "Nothing is wrong with this machine."
 
 
-@pytest.mark.parametrize(("encoding", "marks"), [("utf-8", "✓!?✗"), ("ascii", "o!?W")])
-def test_the_table_has_a_line_for_each(tmp_path: Path, encoding: str, marks: str) -> None:
-    path = tmp_path / "out"
-    with path.open("w", encoding=encoding) as file:
-        print_findings(Console(file=file, width=100), SEEN)
-    lines = [line.rstrip() for line in path.read_text(encoding=encoding).splitlines()]
-    tops = [line for line in lines if not line.startswith(" ")]
-    assert "".join(line[0] for line in tops) == marks
-    assert any("torch [cannot] be loaded." in line for line in lines)
-    assert any(line.endswith("Install it.") for line in lines)
-
-
 def test_a_machine_that_says_nothing_is_examined_to_the_end(tmp_path: Path) -> None:
     verdicts = {one.check: one.verdict for one in observe(machine_probes(tmp_path))}
     assert [check for check, found in verdicts.items() if found == "unknown"] == ["shared-memory"]
     assert "wrong" not in verdicts.values()
-
-
-def test_wrong_options_are_refused() -> None:
-    assert CliRunner().invoke(main, ["doctor", "--fast"]).exit_code == 2
 
 
 @pytest.mark.slow

@@ -67,11 +67,6 @@ def test_variables_of_a_job_that_is_not_there_are_told() -> None:
     assert "this is rank 1 of 4, so a program that is started here waits for the others" in text
 
 
-def test_several_are_told_each() -> None:
-    found = judged({"MALLOC_PERTURB_": "3", "UNISONO_FAULTS": "kill:rank=0", "PATH": "/bin"})
-    assert [verdict for verdict, _ in found] == ["warning", "wrong"]
-
-
 def test_a_hostile_value_is_shown_harmlessly() -> None:
     ((_, text),) = judged({"MKL_CBWR": "\x1b[2J" + "a" * 500})
     assert "\x1b" not in text

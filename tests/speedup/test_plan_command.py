@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,11 +22,6 @@ COMMAND = [sys.executable, "-m", "unisono", "plan"]
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (
-            (),
-            "SCRIPT must be a Python file, but none is named: use for example `unisono plan train",
-        ),
-        (("missing.py",), "does not exist"),
         (("--workers", "0,1", "train.py"), "`--workers` must be numbers of workers of at least 1"),
         (("--workers", "1,…,8", "train.py"), "`--workers` must be numbers of workers"),
         (("--workers", "100000", "train.py"), "`--workers` must be at most"),
@@ -99,24 +92,3 @@ def test_the_answer_is_plain_json() -> None:
     assert len(found["notes"]) == 2
     assert found["on_hosts"]["hosts"] == 2
     assert (found["program"], found["num_shards"]) == ("train.py", 4)
-
-
-@pytest.mark.long
-def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import time\ntime.sleep(1000)\n")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    running = subprocess.Popen(
-        [*COMMAND, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(temporary)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not list(temporary.glob("*/on-1-0/rank0.log")):
-        time.sleep(0.05)
-        assert running.poll() is None
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert list(temporary.glob("unisono-*")) == []

@@ -1,13 +1,10 @@
 import io
-import json
 
 import pytest
 from rich.console import Console
 
 from unisono.tools.verify.findings import (
-    CAUSES_FIRST,
     Verdict,
-    as_json,
     in_order,
     ok,
     print_table,
@@ -15,21 +12,6 @@ from unisono.tools.verify.findings import (
     unknown,
     wrong,
 )
-
-# The names that issue, docs and programs rely on.
-NAMES = {
-    *("samples-same-on-all-ranks", "epoch-order-fixed", "samples-lost", "evaluation-counts-twice"),
-    *("evaluation-partial", "split-differs", "mean-of-means", "weights-of-tokens"),
-    *("gradient-times-n", "gradient-over-n", "gradients-not-averaged", "parameter-not-averaged"),
-    *("accumulation-not-synced", "clip-before-average", "schedule-too-fast"),
-    *("learning-rate-scaled", "parameters-differ", "buffers-differ"),
-    *("randomness-same-on-all-ranks", "loader-randomness-same"),
-}
-
-
-def test_the_checks_are_these_twenty():
-    assert set(CAUSES_FIRST) == NAMES
-    assert len(CAUSES_FIRST) == 20
 
 
 @pytest.mark.parametrize(
@@ -71,22 +53,6 @@ def test_the_cause_comes_first_and_others_follow_from_it():
         "who knows",
         "fine",
     ]
-
-
-def test_json_has_these_fields_and_no_others():
-    text = as_json("train.py", Verdict((1, 2), [wrong("samples-lost", "two", "keep them")]))
-    assert json.loads(text) == {
-        "program": "train.py",
-        "world_sizes": [1, 2],
-        "findings": [
-            {
-                "check": "samples-lost",
-                "verdict": "wrong",
-                "evidence": "two",
-                "remedy": "keep them",
-            }
-        ],
-    }
 
 
 def printed(findings, encoding="utf-8"):
