@@ -9,8 +9,7 @@ Several runs together: their curves, where they differ, and whether they are equ
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +106,6 @@ def write_page(path: str | os.PathLike[str], page: str) -> Path:
 MAX_RUNS = SERIES_COLOURS
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run in the table of all."""
-
-    name: str
-    colour: str
-    numbers: Sequence[str]
-    digest: str | None
-    identity: Mapping[str, object]
-
-
 def comparison(runs: Sequence[History]) -> str:
     """Return the page that draws several runs together."""
     facts = dict.fromkeys(key for run in runs for key in identity(run))
@@ -161,7 +149,8 @@ def different_facts(runs: Sequence[History]) -> list[str]:
     return [key for key in keys if len({value(one.get(key)) for one in facts}) > 1]
 
 
-def _row(run: History, number: int) -> ComparedRun:
+def _row(run: History, number: int) -> dict[str, Any]:
+    """Give what the table of all runs tells of one."""
     progress, loss = run.progress, run.means.get("loss")
     speed = run.mean_samples_per_second
     digest = progress.ended.digest if isinstance(progress.ended, End) else None
@@ -173,8 +162,13 @@ def _row(run: History, number: int) -> ComparedRun:
         amount(loss.last if loss else None),
         duration(progress.seconds),
     ]
-    colour, shown = series_colour(number), digest[:16] if digest else None
-    return ComparedRun(name(run.name), colour, numbers, shown, identity(run))
+    return {
+        "name": name(run.name),
+        "colour": series_colour(number),
+        "numbers": numbers,
+        "digest": digest and digest[:16],
+        "identity": identity(run),
+    }
 
 
 def _figures(runs: Sequence[History]) -> list[Figure]:

@@ -67,20 +67,20 @@ def verify(
     """
     if resumes:
         limits = replace(limits, batches=_ALL_BATCHES, full_steps=0, replays=True)
-    judges = _Replay if resumes else _Verification
     with trials_of(program, limits, environ) as trials:
-        return judges(trials, world_size, limits, say).verdict()
+        verifier = _Verifier(trials, world_size, limits, say)
+        return verifier.resumed() if resumes else verifier.compared()
 
 
 @dataclass(frozen=True)
-class _Verification:
+class _Verifier:
     _trials: Trials
     _world_size: int
     _limits: Limits
     _say: Callable[[str], None]
 
-    def verdict(self) -> Verdict:
-        """Run and judge."""
+    def compared(self) -> Verdict:
+        """Run the program on several ranks and on one, and judge."""
         trial = self._run(self._world_size, "several")
         if not trial.failure and not _has_steps(trial):
             # It accumulates more passes than an iteration was cut to.
@@ -91,7 +91,7 @@ class _Verification:
             return self._unverified(trial)
         if any(trace.of("exact") for trace in trial.traces):
             return self._exact(trial)
-        return self._compared(trial)
+        return self._with_one(trial)
 
     def _run(self, world_size: int, name: str, feed: Path | None = None) -> Trial:
         self._say(f"running on {num_ranks(world_size)}")
@@ -120,7 +120,7 @@ class _Verification:
             runs = {world_size: exact_run(trial.traces), **runs}
         return Verdict(sizes, in_order(check_exact(runs)), trouble, is_exact=True)
 
-    def _compared(self, trial: Trial) -> Verdict:
+    def _with_one(self, trial: Trial) -> Verdict:
         sizes = (1, self._world_size)
         alone = self._run_one(trial, "one")
         num_passes = [_passes_of_first_step(one.traces[0]) for one in (alone, trial)]
@@ -137,6 +137,44 @@ class _Verification:
         feed = self._trials.folder / f"{name}.json"
         feed.write_text(json.dumps(feed_of(trial.traces, one_by_one=one_by_one)))
         return self._run(1, name, feed)
+
+    def resumed(self) -> Verdict:
+        """Run the program, stop it, resume and compare."""
+        self._say("running undisturbed")
+        trial, undisturbed = self._recorded(self._limits, "undisturbed")
+        num_steps = min(map(len, undisturbed))
+        if trial.failure or num_steps < 2:
+            return self._ended(trial, "The program took fewer than two steps of an optimizer.")
+        stops = sorted({max(1, round(num_steps * part)) for part in _STOPS})
+        resumptions = []
+        for stop in stops:
+            self._say(f"stopping after {stop} steps, and resuming")
+            trial, found = self._resume(undisturbed, stop)
+            if trial.failure:
+                return self._ended(trial, f"Stopped after {stop} steps, it did not run again.")
+            resumptions.append(found)
+        findings = in_order(check_resumptions(resumptions), tuple(KINDS))
+        return Verdict((self._world_size,), findings, is_exact=True)
+
+    def _recorded(
+        self, limits: Limits, name: str, files: Path | None = None
+    ) -> tuple[Trial, Records]:
+        self._trials.limits = limits
+        trial = self._trials.run(self._world_size, name, files=files)
+        return trial, list(map(step_records, trial.traces))
+
+    def _resume(self, undisturbed: Records, stop: int) -> tuple[Trial, Resumption]:
+        name = f"stopped-{stop}"
+        files = self._trials.folder / f"{name}-files"
+        trial, _ = self._recorded(replace(self._limits, steps=stop), name, files)
+        if trial.failure:
+            return trial, Resumption(stop)
+        trial, resumed = self._recorded(self._limits, f"{name}-resumed", files)
+        return trial, compare(undisturbed, resumed, stop)
+
+    def _ended(self, trial: Trial, why: str) -> Verdict:
+        findings = [unknown(check, why) for check in KINDS]
+        return Verdict((self._world_size,), findings, trial.trouble, trial.interrupted_by)
 
 
 def judge(traces: Sequence[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
@@ -221,47 +259,3 @@ def _batch_sizes(traces: Sequence[RawTrace], factors: dict[int, int]) -> dict[st
         if size:
             sizes[str(number)] = size
     return sizes
-
-
-@dataclass(frozen=True)
-class _Replay:
-    _trials: Trials
-    _world_size: int
-    _limits: Limits
-    _say: Callable[[str], None]
-
-    def verdict(self) -> Verdict:
-        """Run, stop, resume and compare."""
-        self._say("running undisturbed")
-        trial, undisturbed = self._run(self._limits, "undisturbed")
-        num_steps = min(map(len, undisturbed))
-        if trial.failure or num_steps < 2:
-            return self._ended(trial, "The program took fewer than two steps of an optimizer.")
-        stops = sorted({max(1, round(num_steps * part)) for part in _STOPS})
-        resumptions = []
-        for stop in stops:
-            self._say(f"stopping after {stop} steps, and resuming")
-            trial, found = self._resume(undisturbed, stop)
-            if trial.failure:
-                return self._ended(trial, f"Stopped after {stop} steps, it did not run again.")
-            resumptions.append(found)
-        findings = in_order(check_resumptions(resumptions), tuple(KINDS))
-        return Verdict((self._world_size,), findings, is_exact=True)
-
-    def _run(self, limits: Limits, name: str, files: Path | None = None) -> tuple[Trial, Records]:
-        self._trials.limits = limits
-        trial = self._trials.run(self._world_size, name, files=files)
-        return trial, list(map(step_records, trial.traces))
-
-    def _resume(self, undisturbed: Records, stop: int) -> tuple[Trial, Resumption]:
-        name = f"stopped-{stop}"
-        files = self._trials.folder / f"{name}-files"
-        trial, _ = self._run(replace(self._limits, steps=stop), name, files)
-        if trial.failure:
-            return trial, Resumption(stop)
-        trial, resumed = self._run(self._limits, f"{name}-resumed", files)
-        return trial, compare(undisturbed, resumed, stop)
-
-    def _ended(self, trial: Trial, why: str) -> Verdict:
-        findings = [unknown(check, why) for check in KINDS]
-        return Verdict((self._world_size,), findings, trial.trouble, trial.interrupted_by)
