@@ -230,11 +230,9 @@ def test_no_line_makes_anybody_fall(line):
 
 def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     fit = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": torch.tensor(0.5)}]))
-    log = EventLog()
-    step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={})
-    fit.ranks, fit.is_leader, step.gradient_norm = (0, 1), False, None
+    log, fit.ranks, fit.is_leader = EventLog(), (0, 1), False
     log._journal = Journal(tmp_path / "events.jsonl", place_of, fit)
-    log.on_step_end(fit, step)
+    log.on_step_end(fit, done(0))
     assert log._pending[1]["learning_rates"] == [0.5]
 
 
@@ -407,6 +405,18 @@ class Crew:
         return work() if self.is_leader else ""
 
 
+def done(number):
+    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None}
+    return SimpleNamespace(number=number, **facts)
+
+
+def two_workers(tmp_path):
+    """The logs of two workers, of which the first leads, with what each sees of the run."""
+    fits = [Crew(), Crew()]
+    fits[1].rank, fits[1].is_leader = 1, False
+    return [EventLog(tmp_path / "events.jsonl") for _ in fits], fits
+
+
 def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, capsys):
     (tmp_path / "file").touch()
     log, fit = EventLog(tmp_path / "file" / "events.jsonl"), Crew()
@@ -417,8 +427,7 @@ def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, caps
 
 def fail_together(tmp_path, *, is_told):
     """Have rank 1 fail, with a word or killed, and rank 0 miss it."""
-    logs, fits = [EventLog(tmp_path / "events.jsonl") for _ in range(2)], [Crew(), Crew()]
-    fits[1].rank, fits[1].is_leader = 1, False
+    logs, fits = two_workers(tmp_path)
     for log, fit in zip(logs, fits, strict=True):
         log.on_begin(fit)
     if is_told:
@@ -438,8 +447,7 @@ def test_who_fails_tells_of_itself_alone(tmp_path):
 def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_path):
     log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
     log.on_begin(fit)
-    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None}
-    log.on_step_end(fit, SimpleNamespace(number=3, **facts))
+    log.on_step_end(fit, done(3))
     fit.step = 4
     log.on_workers_changed(fit, (0,), "worker 1 has joined")
     assert numbers(tmp_path) == [3]
@@ -461,19 +469,17 @@ def test_who_leads_on_takes_out_what_others_have_undone(tmp_path):
 
 
 def test_a_step_that_another_has_written_already_is_not_written_again(tmp_path):
-    logs, fits = [EventLog(tmp_path / "events.jsonl") for _ in range(2)], [Crew(), Crew()]
-    fits[1].rank, fits[1].is_leader = 1, False
+    logs, fits = two_workers(tmp_path)
     fits[0].times = lambda rank, step: Times(*[0.5] * 7)
-    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None}
     for log, fit in zip(logs, fits, strict=True):
         log.on_begin(fit)
-        log.on_step_end(fit, SimpleNamespace(number=3, **facts))
+        log.on_step_end(fit, done(3))
         fit.step = 4
         log.on_snapshot(fit)
     assert numbers(tmp_path) == [3]
     fits[1].is_leader = True
     logs[1].on_workers_changed(fits[1], (0, 1), "worker 0 was killed")
-    logs[1].on_step_end(fits[1], SimpleNamespace(number=4, **facts))
+    logs[1].on_step_end(fits[1], done(4))
     logs[1].on_snapshot(fits[1])
     assert numbers(tmp_path) == [3, 4]
     for log, fit in zip(logs, fits, strict=True):
@@ -482,13 +488,11 @@ def test_a_step_that_another_has_written_already_is_not_written_again(tmp_path):
 
 def test_a_snapshot_has_what_a_lost_leader_has_held_back(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "_HELD_S", 1000.0)
-    logs, fits = [EventLog(tmp_path / "events.jsonl") for _ in range(2)], [Crew(), Crew()]
-    fits[1].rank, fits[1].is_leader = 1, False
-    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None}
+    logs, fits = two_workers(tmp_path)
     for log, fit in zip(logs, fits, strict=True):
         log.on_begin(fit)
         for number in (3, 4):
-            log.on_step_end(fit, SimpleNamespace(number=number, **facts))
+            log.on_step_end(fit, done(number))
     assert numbers(tmp_path) == []
     fits[1].step = 5
     logs[1].on_workers_changed(fits[1], (0,), "worker 1 has joined")
@@ -506,9 +510,8 @@ def hold_back(tmp_path, monkeypatch, told):
     log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
     fit.times = lambda rank, step: Times(*[0.5] * 7) if step == 3 or rank in told else None
     log.on_begin(fit)
-    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None}
     for number in (3, 4):
-        log.on_step_end(fit, SimpleNamespace(number=number, **facts))
+        log.on_step_end(fit, done(number))
     assert numbers(tmp_path) == []
     return log, fit
 
@@ -527,9 +530,8 @@ def test_who_fails_has_the_last_word(tmp_path, monkeypatch):
     other, there = EventLog(tmp_path / "events.jsonl"), Crew()
     there.rank, there.is_leader, there.times = 1, False, fit.times
     other.on_begin(there)
-    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None}
     for number in (3, 4):
-        other.on_step_end(there, SimpleNamespace(number=number, **facts))
+        other.on_step_end(there, done(number))
     other.on_error(there, ValueError("what is wrong"))
     log.on_error(fit, unisono.errors.PeerLostError("rank 1 has failed", rank=1))
     assert numbers(tmp_path) == [3]

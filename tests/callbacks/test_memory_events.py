@@ -1,9 +1,9 @@
 """Lines of steps tell how much memory of their devices the workers take, and on CPUs nothing."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
+from tests.callbacks.test_event_log import Crew, done
 
 from unisono.callbacks import DeviceMemory, EventLog, Times
 from unisono.training.callbacks import event_log
@@ -42,28 +42,19 @@ def test_without_memory_a_line_is_as_it_always_was():
     assert read_event(written).allocated_bytes == ()
 
 
-class Crew:
+class Devices(Crew):
     """Two workers whose devices take a byte more after each step, on a clock of its own."""
 
-    directory = None
-    step, epoch, end_step, facts = 0, 0, 9, {}
-    rank, ranks, is_leader, is_first, has_joined = 0, (0, 1), True, True, False
-    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
+    step = 0
 
     def __init__(self, *, has_memory):
         self.has_memory = has_memory
-
-    def pid(self, rank):
-        return None
 
     def times(self, rank, step):
         return Times(*[0.0] * 7)
 
     def memory(self, rank):
         return DeviceMemory(self.step, 10 + rank, 20) if self.has_memory else None
-
-    def once(self, work, purpose):
-        return work()
 
 
 def lines_of(tmp_path, monkeypatch, fit, num_steps, seconds):
@@ -74,8 +65,7 @@ def lines_of(tmp_path, monkeypatch, fit, num_steps, seconds):
     for number in range(num_steps):
         now_s[0] += seconds
         fit.step = number + 1
-        done = {"number": number, "epoch": 0, "num_samples": 8, "means": {}}
-        log.on_step_end(fit, SimpleNamespace(**done, gradient_norm=None))
+        log.on_step_end(fit, done(number))
     log.on_snapshot(fit)
     log.on_error(fit, ValueError("the end"))
     text = (tmp_path / "events.jsonl").read_text()
@@ -84,13 +74,13 @@ def lines_of(tmp_path, monkeypatch, fit, num_steps, seconds):
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.3, [0, 1, 2, 3, 4]), (0.04, [0, 3])])
 def test_few_lines_a_second_tell_of_memory(tmp_path, monkeypatch, seconds, told):
-    lines = lines_of(tmp_path, monkeypatch, Crew(has_memory=True), 5, seconds)
+    lines = lines_of(tmp_path, monkeypatch, Devices(has_memory=True), 5, seconds)
     assert [line["step"] for line in lines if "allocated_bytes" in line] == told
     assert lines[0]["allocated_bytes"] == [2, 2]
 
 
 def test_on_cpus_no_line_tells_of_memory(tmp_path, monkeypatch):
-    fit = Crew(has_memory=False)
+    fit = Devices(has_memory=False)
     lines = lines_of(tmp_path, monkeypatch, fit, 5, 0.3)
     assert len(lines) == 5
     assert not any("allocated_bytes" in line for line in lines)
