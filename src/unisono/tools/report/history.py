@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from unisono.tools.report.run_progress import RunProgress
 from unisono.training.events.events import PHASES, Evaluation, Event, Mark, StepDone, mark_of
 from unisono.training.events.follow import EventReader, events_file
-from unisono.training.events.slowness import Slowdown, slowdowns_in
+from unisono.training.events.slowdown import Slowdown
 
 
 @dataclass(slots=True)
@@ -259,6 +259,8 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
         history.add(event)
     history.num_unreadable = reader.num_unreadable
     if history.progress.latest is not None:
+        from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it
+
         with suppress(OSError):  # it has just been removed
             history.findings = slowdowns_in(path, vars(history.progress.latest))
     if history.progress.first is None and not history.progress.num_steps:

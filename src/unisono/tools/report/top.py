@@ -36,7 +36,6 @@ from unisono.runtime.notices import size
 from unisono.tools.report.run_progress import processes_of
 from unisono.tools.report.view import USUAL, Condition, RunStatus, View, WorkerLine, see
 from unisono.training.events.follow import FILE_NAME, EventReader, events_file, run_folder
-from unisono.training.events.slowness import slowdowns_in
 
 REFRESH_S = 0.5
 RECENT_BYTES = 1 << 16  # some dozens of steps each time: more say nothing more, and cost
@@ -84,6 +83,8 @@ class Watch:
         if start is None or now_s < self._judged_at_s + _JUDGED_EVERY_S:
             return
         self._judged_at_s = now_s
+        from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it
+
         with suppress(OSError):
             self._status.findings = slowdowns_in(self._path, vars(start), is_newest=True) or ()
 

@@ -26,7 +26,7 @@ from unisono.training.events.events import (
     StepDone,
     Workers,
 )
-from unisono.training.events.slowness import Slowdown, SlowdownCause
+from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
 RECENT_STEPS = 100
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker

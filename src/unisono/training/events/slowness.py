@@ -17,7 +17,6 @@ of all windows. Medians decide within a window. Nothing here reads a clock or a 
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from unisono.runtime.notices import duration, percent
+from unisono.runtime.notices import duration
+from unisono.training.events.slowdown import Slowdown, SlowdownCause
 from unisono.training.events.step_sample import Seconds, StepSample, StepWindow, sample_of
 
 COSTS = 0.05  # of the steps' time: less is not worth telling
@@ -43,37 +43,6 @@ _LOADING_COSTS, _BETWEEN_COSTS, _WORTH_S = 0.2, 0.15, 1e-3
 _BETWEEN, _LOADING, _FORWARD, _BACKWARD = range(4)  # in COLUMNS
 _OWN = [_BETWEEN, _LOADING, _FORWARD, _BACKWARD]  # what a worker does before it waits
 _BY_SHARE = [_LOADING, _FORWARD, _BACKWARD]
-
-
-class SlowdownCause(enum.Enum):
-    """What costs time."""
-
-    WORKER = "slow worker"
-    UNEVEN = "uneven shards"
-    LOADING = "loading"
-    BETWEEN = "between steps"
-    BUSY = "busy machine"
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdown:
-    """One thing that costs time."""
-
-    cause: SlowdownCause
-    cost: float  # of the steps' time
-    sentence: str
-    remedy: str  # what to do
-    rank: int | None = None  # of the worker that it is about; None: no single one
-
-    @property
-    def line(self) -> str:
-        """All of it."""
-        return f"{self.sentence}{self.costs}: {self.remedy}"
-
-    @property
-    def costs(self) -> str:
-        """What it costs, to stand behind the sentence."""
-        return f", which costs {percent(self.cost)} of the time"
 
 
 @dataclass(frozen=True, slots=True)
