@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 from unisono.runtime.launch.cell import (
@@ -14,7 +12,6 @@ from unisono.runtime.launch.cell import (
     in_notebook,
     launcher_draws,
 )
-from unisono.runtime.workers.launcher_messages import ShowProgress, decode, encode
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 
@@ -86,12 +83,6 @@ def test_who_stops_before_the_end_claims_nothing():
 )
 def test_another_run_is_told_from_another_worker(before, sight, is_another):
     assert sight.begins_another_than(before) == is_another
-
-
-def test_a_state_travels_in_a_message():
-    state = DisplayState(1, 2, 0.5, 1, 16, 0, 0.125)
-    header, payload, fds = encode(ShowProgress(asdict(state)))
-    assert DisplayState(**decode(header.encode(), payload, fds).state) == state
 
 
 def test_nobody_draws_in_cells_without_a_notebook():
