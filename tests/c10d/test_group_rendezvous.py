@@ -76,7 +76,7 @@ def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
     store = dist.HashStore()
     with group_member.shared_memory(store, 0, 2, timeout_s=1) as memory:
         entry = json.loads(store.get("unisono"))
-        store.set("unisono", json.dumps([*entry[:3], "unisono-c10d-0"]))
+        store.set("unisono", json.dumps([*entry[:3], "unisono-c10d-another"]))
         with pytest.raises(RendezvousError, match="is not the memory that was told of"):
             joined(store, 1, 2, timeout_s=0.05)
         store.set("unisono", json.dumps(entry))
