@@ -8,7 +8,7 @@ import torch
 from tests.warm import processes
 
 from unisono.runtime.device import drawn_without_seed, generators_put_back
-from unisono.runtime.seeding import fresh_seed
+from unisono.runtime.launch.job import fresh_seed
 
 PROGRAM = """
 import sys, torch, unisono

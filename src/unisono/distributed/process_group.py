@@ -36,8 +36,8 @@ import torch.distributed as dist
 
 from unisono.errors import MismatchError, RendezvousError
 from unisono.plan.seeds import seed_of
+from unisono.runtime.device import seed_generators
 from unisono.runtime.notices import say
-from unisono.runtime.seeding import seed_python_and_numpy
 from unisono.runtime.timeouts import GROUP, check_seconds
 from unisono.runtime.workers.context import ShownWait, context
 from unisono.runtime.workers.gathering import Gathering
@@ -270,7 +270,7 @@ def _check(backend: object, seed: object, timeout_s: Any) -> None:
 def _seed_generators(seed: int) -> None:
     """Seed every default generator of this process, of all its devices, from 64 bits."""
     torch.manual_seed(seed)
-    seed_python_and_numpy(seed)
+    seed_generators(seed)
 
 
 def _let_go_of_groups() -> None:

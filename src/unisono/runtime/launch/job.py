@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import Any
 
 from unisono.runtime.launch.cell import environment_of_workers
-from unisono.runtime.seeding import fresh_seed
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE
 from unisono.runtime.world import HOSTS_VARIABLE
 
@@ -42,6 +41,11 @@ def working_folder() -> str:
         raise FileNotFoundError(
             "the working folder must be there, but is not: change to one that is, with `os.chdir`."
         ) from error
+
+
+def fresh_seed() -> int:
+    """Choose 64 bits at random, which nobody takes for a seed that a program has chosen."""
+    return 2**63 | int.from_bytes(os.urandom(7), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TypeAlias
 
+from unisono.runtime.device import generators_put_back
 from unisono.runtime.launch.cell import (
     Cell,
     Clock,
@@ -22,14 +23,13 @@ from unisono.runtime.launch.cell import (
     launcher_draws,
 )
 from unisono.runtime.notices import say, shown_lines
-from unisono.runtime.seeding import python_put_back
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.launcher_messages import ShowProgress
 from unisono.runtime.workers.supervisor import has_launcher
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit
 from unisono.training.callbacks.summary import Summary
 
-with python_put_back():  # it draws as it is imported, be it after the program's seed
+with generators_put_back():  # it draws as it is imported, be it after the program's seed
     import rich.progress
     from rich.console import Console
     from rich.progress import (
