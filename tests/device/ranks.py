@@ -207,7 +207,7 @@ def _snapshot(engine: StepEngine, team: Team, step: int, optimizer: torch.optim.
         tensors, numbers = take_state(optimizer, exchange._named_whole())
         return {"step": step, "numbers": numbers, "groups": group_options(optimizer)}, tensors
 
-    assert engine.take_snapshot(step, describe, wait=True) is not None
+    assert engine.between.take_snapshot(step, describe, wait=True) is not None
 
 
 def run(

@@ -48,7 +48,7 @@ def test_clipping_by_value_adds_no_wait(accelerator):
 
 @pytest.mark.slow
 def test_clipping_by_norm_reads_one_number(accelerator):
-    norm = "item: engine.py:StepEngine._clip"
+    norm = "item: transforms.py:NormClipping.apply"
     for step in waits.waits_of_trainer(clip_norm=0.1):
         assert sorted(step) == sorted([*ALONE, norm])
 

@@ -171,7 +171,7 @@ class Boundary:
 
     def go_back(self) -> None:
         """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
-        self.engine.go_back()
+        self.engine.between.go_back()
         self.undo()
         self._planned = 0
         self.is_between_steps = True
@@ -304,7 +304,8 @@ class Boundary:
         start_s = time.monotonic()
         if not self._team.leads_host:
             self._kept.note_modes()
-        slot = self.engine.take_snapshot(self._kept.position.step, self._collect, wait=wait)
+        step = self._kept.position.step
+        slot = self.engine.between.take_snapshot(step, self._collect, wait=wait)
         now_s = time.monotonic()
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
         return slot

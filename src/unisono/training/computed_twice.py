@@ -113,12 +113,12 @@ class ComputedTwice:
         assert engine is not None
 
         def restart() -> None:
-            engine.repeat_shard(shard)
+            engine.passes.repeat(shard)
 
         def rehearse(batch: Any) -> Seen:
             returned = loss(self._model, batch)
             seen = _numbers(returned, num_samples)
-            engine.differentiate_again(returned, num_samples, share)
+            engine.passes.differentiate(read_loss(returned, num_samples), share)
             updated = updated_parameters(self._model, self._run.kept.optimizer)
             return seen | {
                 _GRADIENT.format(name): hashed(parameter.grad, WHOLE)
@@ -144,7 +144,7 @@ class ComputedTwice:
         engine = self._run.engine
         assert engine is not None
         restarts = {
-            "embed": lambda: engine.repeat_shard(step.waiting[0]),
+            "embed": lambda: engine.passes.repeat(step.waiting[0]),
             "loss": lambda: engine.passes.seed("whole batch"),
         }
         functions = [partial(function, self._model) for function in (embed, loss)]

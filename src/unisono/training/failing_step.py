@@ -41,6 +41,7 @@ from unisono.engine.step.second_look import (
     innermost,
     values_of,
 )
+from unisono.engine.step.transforms import SMALLEST
 from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
 from unisono.runtime.cublas import WORKSPACE_VARIABLE
 from unisono.runtime.notices import shown
@@ -89,14 +90,14 @@ class Explanation:
 
     def begin(self, shard: int, batch: Any) -> None:
         """Prepare for a shard's passes once more."""
-        self._engine.repeat_shard(shard)
+        self._engine.passes.repeat(shard)
         self._look, self._batch = SecondLook(self._engine.model), batch
 
     def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Take what the loss function has returned then, in the place of the engine."""
         if self.refused is not None and self._look is not None:
             self._look.watch(returned)
-            self._engine.differentiate_again(returned, num_samples, share)
+            self._engine.passes.differentiate(read_loss(returned, num_samples), share)
             self._look = None  # it is not refused again
             raise self.refused
         total, weight = read_loss(returned, num_samples).numbers()["loss"]
@@ -120,7 +121,8 @@ class Explanation:
         with suppress(Exception):  # what is raised here counts less
             if self._look is not None and error.shard is not None:
                 cause = self._of_loss(self._look.output, error.shard)
-        self._engine.clear_repeated()
+        self._engine.bound.clear_gradients()
+        self._engine.exchange.buffers.restore()
         with suppress(UnisonoError):  # somebody is lost; the step fails in any case
             told = json.dumps(cause).encode()
             heard = self._run.team.gather(told, "what is not finite").values()
@@ -141,6 +143,13 @@ class Explanation:
         bad = _bad_samples(self._batch, self._indices(shard))
         words = f"{samples_in_words(bad)} {'has' if len(bad) == 1 else 'have'}" if bad else ""
         return _in_the_loss(words) if first is None else _in_a_module(first, words)
+
+
+def failing_shard(engine: StepEngine) -> int | None:
+    """Find the first shard whose loss lets a step fail, as it is not finite; once all are done."""
+    bad, scaling = engine.records.bad, engine.passes.scaling
+    can_shrink = scaling is not None and scaling.scale > SMALLEST
+    return None if bad is None or can_shrink else bad[0]
 
 
 def explained(

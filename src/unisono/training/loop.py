@@ -111,7 +111,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if balance.is_needed:
                 balance.after_step(step.num_samples)
             if unused.is_watching:
-                unused.look(boundary.engine.present)
+                unused.look(boundary.engine.sums.present)
 
 
 @contextmanager

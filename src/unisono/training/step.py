@@ -19,7 +19,7 @@ from unisono.runtime.device import host
 from unisono.runtime.training_progress import now
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.boundary import Boundary
-from unisono.training.failing_step import Explanation, is_refusal, refused_in_forward
+from unisono.training.failing_step import Explanation, failing_shard, is_refusal, refused_in_forward
 from unisono.training.failures import note_place, samples_in_words
 from unisono.training.out_of_memory import explained
 from unisono.training.several_models import members_named
@@ -145,7 +145,7 @@ class Step:
             more = self._engine.arrive()
         self._engine.end_passes()
         self._have_all_arrived = True
-        if (shard := self._engine.failing_shard) in self._done:
+        if self._engine.records.bad and (shard := failing_shard(self._engine)) in self._done:
             yield from self._look_again(shard)
 
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
@@ -345,7 +345,8 @@ class Step:
 
         features = gathered(shards, run.team, run.device, engine.passes.shards, compute)
         engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
-        engine.pass_again()
+        engine.check_passes()
+        engine.begin_again()
         for batch in self.shards:
             shard = self._waiting
             assert shard is not None
@@ -425,7 +426,7 @@ class Step:
 
         For trainers: a loop of the program's own hears of it by :attr:`is_done`.
         """
-        self._engine.abandon()
+        self._engine.bound.remove_placeholders()
         self._is_finished, self.is_done = True, False
         self._boundary.go_back()
 
@@ -446,7 +447,7 @@ class Step:
             self._boundary.go_back()
             return
         self._boundary.plan_next()
-        if self._engine.has_rows and not self._gather_rows():
+        if self._engine.records.has_rows and not self._gather_rows():
             self._is_finished = True
             self._boundary.go_back()
             return
@@ -459,8 +460,8 @@ class Step:
                 self._explain(raised, "update")
             note_place(raised, f"{self._in_step()}, in the sum of gradients or the update")
             raise
-        self.gradient_norm = self._engine.gradient_norm
-        self.is_skipped = self._engine.is_skipped
+        self.gradient_norm = self._engine.sums.norm
+        self.is_skipped = self._engine.sums.are_skipped
         self._is_finished = True
         if not self.is_done:
             self._boundary.go_back()
@@ -470,7 +471,7 @@ class Step:
         shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
         whole = BatchRows(self._plan, self.batch, shards)
         team = self._boundary.run.team
-        rows = rows_of_batch(whole, self._engine.per_sample, team, host())
+        rows = rows_of_batch(whole, self._engine.records.per_sample, team, host())
         self.per_sample = rows or {}
         return rows is not None
 

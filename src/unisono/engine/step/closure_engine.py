@@ -43,7 +43,7 @@ class ClosureEngine(StepEngine):
     def finish(self) -> tuple[dict[str, float], bool]:
         """See :class:`StepEngine`; the means are those of the first evaluation."""
         means = self._take_gradients()
-        self._team.faults.meet("update", self._step)
+        self._team.faults.meet("update", self.sums.step)
         before = forbid(IN_AN_UPDATE)
         optimizer: Any = self._optimizer  # torch's annotation says that a closure gives a float
         values = [*self.exchange.parameters, *self.exchange.buffers.values().values()]
@@ -59,7 +59,7 @@ class ClosureEngine(StepEngine):
             raise
         finally:
             forbid(before)
-            self._bound.clear_gradients()
+            self.bound.clear_gradients()
         return means, self._settle()
 
     def _closure(self) -> torch.Tensor:
@@ -70,9 +70,9 @@ class ClosureEngine(StepEngine):
         """
         exchange = self.exchange
         if self._versions != [parameter._version for parameter in exchange.parameters]:
-            exchange.share(f"evaluation in step {self._step}")
+            exchange.share(f"evaluation in step {self.sums.step}")
             self.passes.commit()
-            self._bound.remember()
+            self.bound.remember()
             self.begin_again()
             assert self.compute_again is not None
             with torch.enable_grad():
@@ -86,16 +86,16 @@ class ClosureEngine(StepEngine):
 
     def _take_gradients(self) -> dict[str, float]:
         """Sum the gradients of the passes that are done. Collective; gives the means."""
-        totals, present = self._sum()
-        assert present is not None  # nobody is lost with what the others have not
+        means, is_whole = self._sum()
+        assert is_whole  # nobody is lost with what the others have not
         exchange = self.exchange
-        sums = zip(exchange.whole, present, strict=True)
+        sums = zip(exchange.whole, self.sums.present, strict=True)
         # Copies: the optimizer may change them, and ask for the same again.
         self._gradients = [total.clone() if is_there else None for total, is_there in sums]
-        self._loss = torch.tensor(totals.means["loss"], dtype=torch.float64)
+        self._loss = torch.tensor(means["loss"], dtype=torch.float64)
         self._versions = [parameter._version for parameter in exchange.parameters]
         self._put_gradients()
-        return totals.means
+        return means
 
     def _put_gradients(self) -> None:
         pairs = zip(self.exchange.parameters, self._gradients, strict=True)

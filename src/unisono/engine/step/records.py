@@ -22,7 +22,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from unisono.engine.step.loss import ShardLoss, name_of
+import torch
+
+from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.step.loss import PendingLosses, ShardLoss, name_of
 from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
 
@@ -68,18 +71,45 @@ class Record(NamedTuple):
 
 
 class Records:
-    """Writes and reads the records of one run's shards. Final.
-
-    Args:
-        rows: where they lie, one for each shard.
+    """Writes and reads the records of one loop's shards. Final.
 
     Attributes:
+        pending: losses computed here whose numbers are not on the host yet.
+        per_sample: by shard computed here, what its loss function has returned per sample.
+        all: those of a whole step, once all its shards are done.
+        has_rows: whether shards of it have values per sample, the same on every worker.
+        bad: the first shard of them whose loss is not finite, and that loss; None: there is none.
         options: stands for the options of this worker's optimizers in the step under way.
         seen: stands for its replica of parameters and optimizer state; 0: not looked at.
     """
 
-    def __init__(self, rows: Sequence[memoryview]) -> None:
-        self._rows, self.options, self.seen = rows, 0, 0
+    def __init__(self, exchange: Exchange) -> None:
+        self._rows, self._is_host = exchange.memory.arena.rows, exchange.device.is_host
+        self.pending = PendingLosses(exchange.copies)
+        self.per_sample: dict[int, dict[str, torch.Tensor]] = {}
+        self.all: list[Record] = []
+        self.bad: tuple[int, float] | None = None
+        self._speaker, self.has_rows = 0, False
+        self.options = self.seen = 0
+
+    def clear(self) -> None:
+        """Forget what was taken of an update before."""
+        self.pending.losses.clear()
+        self.per_sample.clear()
+
+    def take(self, shard: int, loss: ShardLoss) -> None:
+        """Publish the record of a shard computed here; on an accelerator, with :meth:`send`."""
+        if loss.per_sample:
+            self.per_sample[shard] = loss.per_sample
+        if self._is_host:
+            self.write(shard, loss)
+        else:
+            self.pending.losses.append((shard, loss))
+
+    def send(self) -> None:
+        """Publish those that are pending; waits for the device."""
+        for shard, loss in self.pending.read():
+            self.write(shard, loss)
 
     def write(self, shard: int, loss: ShardLoss | None) -> None:
         """Publish one shard's record; None for an empty shard.
@@ -105,17 +135,20 @@ class Records:
 
     def read(self) -> list[Record]:
         """Read the records of all shards; the same on every worker."""
-        return [_read(row) for row in self._rows]
+        self.all = records = [_read(row) for row in self._rows]
+        self._speaker = next(at for at, record in enumerate(records) if record.form != Form.EMPTY)
+        self.has_rows, self.bad = bool(records[self._speaker].has_rows), non_finite_shard(records)
+        return records
 
-    def totals(self, records: Sequence[Record]) -> StepTotals:
+    def totals(self) -> StepTotals:
         """Add up the records of all shards.
 
         Raises:
             MismatchError: shards disagree about the form of the loss or the names.
             ValueError: the weights add up to nothing.
         """
-        speaker = next(shard for shard, record in enumerate(records) if record.form != Form.EMPTY)
-        first = records[speaker]
+        records = self.all
+        speaker, first = self._speaker, records[self._speaker]
         for shard, record in enumerate(records):
             if record.form == Form.EMPTY:
                 continue

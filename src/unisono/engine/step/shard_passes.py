@@ -5,7 +5,7 @@
     begin           the buffers are those that every shard starts from
     start(shard)    generators and buffers are ready for its forward pass
     add(shard)      its loss is differentiated, and its gradients are added to a part, which is
-                    published with its last shard
+                    finished with its last shard
     commit          the buffers are those that the first shard with samples has left
 """
 
@@ -19,14 +19,16 @@ import torch
 from torch import nn
 
 from unisono.engine.exchange.protocol import Exchange
-from unisono.engine.step.gradients import GradientStack
+from unisono.engine.step.gradients import Gradients, GradientStack
+from unisono.engine.step.loss import ShardLoss
+from unisono.engine.step.transforms import LossScaling
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.training_progress import now
 
-Backward = tuple[torch.Tensor, torch.Tensor]
-"""A loss, and its weight."""
+Finished = tuple[Node, Gradients]
+"""A part, and its sums."""
 
 
 class ShardPasses:
@@ -39,8 +41,12 @@ class ShardPasses:
         at: which step, epoch and batch it is, for :func:`unisono.progress`.
         shards: those of this worker, in the order in which it computes them.
         stack: the sums of the step under way.
+        scaling: how losses are scaled; None: not at all.
+        others: parameters that stay as they are in this update, as they belong to other optimizers:
+            their gradients are dropped.
     """
 
+    scaling: LossScaling | None = None
     shards: Sequence[int]
     stack: GradientStack
 
@@ -48,7 +54,7 @@ class ShardPasses:
         self._exchange, self._seed = exchange, seed
         self._own = own if own is not None and own.found else None
         self._device, self._num_shards = exchange.device, exchange.division.num_shards
-        self._others: Sequence[nn.Parameter] = ()
+        self.others: Sequence[nn.Parameter] = ()
         self._now, self.at = now(), (0, 0, 0)
         self._step = self._first_shard = self._turn = 0
 
@@ -63,18 +69,15 @@ class ShardPasses:
         self.stack = GradientStack(self._exchange.parameters, parts)
         return [shard for part in parts for shard in range(part.lo, part.hi)]
 
-    def begin(self, step: int, first_shard: int, turn: int = 0, others: Sequence[int] = ()) -> None:
+    def begin(self, step: int, first_shard: int, turn: int = 0) -> None:
         """Be ready for the passes of an update; what one before has not finished is forgotten.
 
         Args:
             step: counted over the whole run.
             first_shard: the first one that has samples; the buffers that it leaves are kept.
             turn: how many updates the step has had.
-            others: the positions of parameters that stay as they are in this update, as they belong
-                to other optimizers: their gradients are dropped.
         """
         self._step, self._first_shard, self._turn = step, first_shard, turn
-        self._others = [self._exchange.parameters[index] for index in others]
         self._exchange.buffers.begin(step)
         self.stack.discard()
 
@@ -114,36 +117,46 @@ class ShardPasses:
         """Compute none of them, until the next one is started."""
         self._now.at = (*self.at, None)
 
-    def add(self, shard: int, backward: Backward | None) -> None:
-        """Take a shard's loss, once its forward pass is issued.
+    def repeat(self, shard: int) -> None:
+        """Prepare for one shard's passes once more, from what the step began with."""
+        for parameter in (*self._exchange.parameters, *self._exchange.fixed):
+            parameter.grad = None
+        self.start(shard)
+
+    def differentiate(self, loss: ShardLoss, share: float) -> None:
+        """Leave a shard's gradients in ``.grad``.
 
         Args:
-            backward: what to differentiate; None: nothing, as the loss is not finite.
+            loss: of the shard.
+            share: the shard's part of the global batch's samples, the weight of a mean.
         """
-        if backward is None:
-            self.skip(shard)
-            return
+        tensor = loss.tensor if self.scaling is None else self.scaling.scaled(loss.tensor)
+        self._device.backward(tensor, torch.full_like(tensor, 1.0 if loss.is_sum else share))
+
+    def add(self, shard: int, loss: ShardLoss, share: float) -> Finished | None:
+        """Take a shard's loss, once its forward pass is issued; see :meth:`differentiate`.
+
+        Returns:
+            The part that ends with this shard, if one does, to be published.
+        """
         exchange, stack = self._exchange, self.stack
         if shard != stack.last_shard or not exchange.takes_early:
-            self._device.backward(*backward)
+            self.differentiate(loss, share)
         else:
-            with published_early(exchange.parameters, stack, exchange, self._others):
-                self._device.backward(*backward)
-        for parameter in self._others:
+            with published_early(exchange.parameters, stack, exchange, self.others):
+                self.differentiate(loss, share)
+        for parameter in self.others:
             parameter.grad = None
         finished = stack.push(shard)
         for parameter in exchange.fixed:
             parameter.grad = None
         if shard == self._first_shard:
             exchange.buffers.keep()
-        if finished is not None:
-            exchange.publish(*finished)
+        return finished
 
-    def skip(self, shard: int) -> None:
-        """Take into account that a shard adds nothing to its part."""
-        finished = self.stack.push_nothing(shard)
-        if finished is not None:
-            self._exchange.publish(*finished)
+    def skip(self, shard: int) -> Finished | None:
+        """Take into account that a shard adds nothing to its part; returns as :meth:`add` does."""
+        return self.stack.push_nothing(shard)
 
     def commit(self) -> None:
         """Finish a step, or an evaluation within it, once its update is everybody's."""

@@ -16,23 +16,114 @@ by all. The scale then follows torch's rule, on every worker alike::
 **on_gradients** is code of the program: noise, surgery, logging. It sees the mean gradients of the
 whole global batch, once a step, on every worker: all have the same and change them alike, so an
 exchange whose workers each have all sums carries them.
+
+An update has a list of those that the run asks for, in this order (:func:`transforms_of`).
 """
 
 from __future__ import annotations
 
+import enum
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.step.loss import non_finite_norm, non_finite_unscaled
+from unisono.engine.step.records import Phase, PhaseTimers
 from unisono.runtime.device import HOST, is_on_host
 from unisono.runtime.forbidden import IN_AN_UPDATE, forbid
 
 _TINY = 1e-6  # as torch's
+Met = TypeVar("Met")
+
+
+class UpdateVerdict(enum.Enum):
+    """What a transform says of the update, on every worker alike."""
+
+    GO_ON = enum.auto()
+    SKIP = enum.auto()
+    LOST = enum.auto()  # somebody was
+
+
+class Sums:
+    """The summed gradients of an update, which transforms change. Final.
+
+    Args:
+        exchange: has added them up.
+        timers: of this worker's phases.
+        names: of the parameters that are updated.
+
+    Attributes:
+        exchange: as above.
+        step: which one, counted over the whole run.
+        named: says in meetings which update it is.
+        present: for each parameter, whether it has a gradient.
+        bad: a shard whose loss is not finite, and that loss, if there is one.
+        norm: of all gradients, before they were clipped by it; else None.
+        are_skipped: whether they were not finite, with a scaled loss.
+    """
+
+    def __init__(self, exchange: Exchange, timers: PhaseTimers, names: Sequence[str]) -> None:
+        self.exchange, self._timers, self.names = exchange, timers, names
+        self.step, self.named = 0, ""
+        self.present: Sequence[bool] = ()
+        self.bad: tuple[int, float] | None = None
+        self.norm: float | None = None
+        self.are_skipped = False
+
+    def meet(self, meet: Callable[[str], Met], what: str) -> Met:
+        """Meet the others for something of this update."""
+        self._timers.lap(Phase.SUMMING)
+        met = meet(f"{what} {self.named}")
+        self._timers.lap(Phase.WAITING)
+        return met
+
+    def groups(self, own: Container[int] | None = None) -> list[list[torch.Tensor]]:
+        """View this worker's pieces that are there, in lists that one call takes.
+
+        What has no dimensions has none here either: by a scalar of a wider dtype, such as the norm,
+        torch multiplies it in that dtype, but a vector in its own.
+
+        Args:
+            own: which parameters; None: all.
+        """
+        exchange = self.exchange
+        pieces = [
+            total if exchange.parameters[piece.index].ndim else total.view(())
+            for total, piece in zip(exchange.totals, exchange.pieces, strict=True)
+            if self.present[piece.index] and (own is None or piece.index in own)
+        ]
+        return exchange.device.groups(pieces)
+
+    def divide(self, weight: float) -> None:
+        """Turn sums into means over the true weight."""
+        for totals in self.groups():
+            torch._foreach_div_(totals, weight)
+
+    def not_finite(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> tuple[str, ...]:
+        """Name the parameters whose gradients, by their positions, are there and not finite."""
+        there = ((at, total) for at, total in gradients if self.present[at])
+        bad = {at for at, total in there if not bool(torch.isfinite(total).all())}
+        return tuple(self.names[at] for at in sorted(bad))
+
+
+class Transform(ABC):
+    """One thing that happens to the sums of an update, before it."""
+
+    @abstractmethod
+    def apply(self, sums: Sums) -> UpdateVerdict:
+        """Change them. Collective.
+
+        Raises:
+            NonFiniteLossError: gradients are not finite and must be; nothing is updated.
+        """
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -217,39 +308,36 @@ class LossScaling:
 OnGradients = Callable[[int, dict[str, torch.Tensor]], Any]
 
 
-class GradientHook:
+class GradientHook(Transform):
     """Calls a program's function of the gradients. Final.
 
     Args:
         function: takes (step, gradients by name), changes them in place or returns others by name.
-        names: of the parameters that the optimizer updates.
+        seed: seeds generators for it.
     """
 
-    def __init__(self, function: OnGradients, names: Sequence[str]) -> None:
-        self._function, self._names = function, names
+    def __init__(self, function: OnGradients, seed: Callable[[str], None]) -> None:
+        self._function, self._seed = function, seed
 
-    def call(self, step: int, sums: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
+    def apply(self, sums: Sums) -> UpdateVerdict:
         """Call it.
-
-        Args:
-            step: counted over the whole run.
-            sums: the mean gradients, which are changed.
-            present: for each parameter, whether it has a gradient in this step.
 
         Raises:
             TypeError: it returns something else than gradients by name.
             ValueError: one does not fit its parameter.
         """
-        named = zip(self._names, sums, present, strict=True)
+        self._seed("gradients")
+        named = zip(sums.names, sums.exchange.whole, sums.present, strict=True)
         gradients = {name: total for name, total, is_there in named if is_there}
         before = forbid(IN_AN_UPDATE)
         try:
             with torch.no_grad():
-                returned = self._function(step, dict(gradients))
+                returned = self._function(sums.step, dict(gradients))
                 if returned is not None:
                     self._take(gradients, returned)
         finally:
             forbid(before)
+        return UpdateVerdict.GO_ON
 
     def _take(self, gradients: Mapping[str, torch.Tensor], returned: Any) -> None:
         if not isinstance(returned, Mapping):
@@ -273,3 +361,99 @@ class GradientHook:
                 )
             if gradient is not total:
                 total.copy_(gradient)
+
+
+Clipped = tuple[Clipping, Container[int]]
+"""How gradients are clipped, and of which parameters."""
+
+
+class Unscaling(Transform):
+    """Unscales this worker's pieces; where anybody's are not finite, all skip the update. Final."""
+
+    def __init__(self, scaling: LossScaling, *, has_norm: bool) -> None:
+        self._scaling, self._has_norm = scaling, has_norm
+
+    def apply(self, sums: Sums) -> UpdateVerdict:
+        """See :class:`Transform`."""
+        exchange, scaling = sums.exchange, self._scaling
+        are_finite = [scaling.unscale(totals) for totals in sums.groups()]
+        mine = b"finite" if all(are_finite) else b""
+        heard = sums.meet(functools.partial(exchange.agree, mine), "scale")
+        if heard is None:
+            return UpdateVerdict.LOST
+        if all(heard):
+            return UpdateVerdict.GO_ON
+        if scaling.scale <= SMALLEST:
+            pieces = zip(exchange.pieces, exchange.totals, strict=True)
+            names = sums.not_finite((piece.index, total) for piece, total in pieces)
+            raise non_finite_unscaled(scaling.scale, sums.step, sums.bad, names)
+        sums.norm = math.inf if self._has_norm else None
+        return UpdateVerdict.SKIP
+
+
+class ValueClipping(Transform):
+    """Clamps each element. Final."""
+
+    def __init__(self, clipped: Sequence[Clipped]) -> None:
+        self._clipped = clipped
+
+    def apply(self, sums: Sums) -> UpdateVerdict:
+        """See :class:`Transform`; meets nobody."""
+        for clipping, own in self._clipped:
+            for totals in sums.groups(own):
+                clipping.clip_values(totals)
+        return UpdateVerdict.GO_ON
+
+
+class NormClipping(Transform):
+    """Scales what has too large a norm, by optimizer. Final."""
+
+    def __init__(self, clipped: Sequence[Clipped]) -> None:
+        self._clipped = clipped
+
+    def apply(self, sums: Sums) -> UpdateVerdict:
+        """See :class:`Transform`."""
+        exchange, present = sums.exchange, sums.present
+        if not sums.meet(exchange.all_sums, "sums"):
+            return UpdateVerdict.LOST
+        whole = exchange.whole
+        norms = [
+            total_norm([total for at, total in enumerate(whole) if at in own and present[at]])
+            for _, own in self._clipped
+        ]
+        sums.norm = math.hypot(*map(torch.Tensor.item, norms))
+        error = None
+        if not math.isfinite(sums.norm):  # now, while the sums are to be read
+            error = non_finite_norm(sums.norm, sums.step, sums.not_finite(enumerate(whole)))
+        if not sums.meet(exchange.are_read, "norm"):
+            return UpdateVerdict.LOST
+        if error is not None:
+            raise error
+        for (clipping, own), norm in zip(self._clipped, norms, strict=True):
+            for totals in sums.groups(own):
+                clipping.scale(totals, norm.to(totals[0].device))
+        return UpdateVerdict.GO_ON
+
+
+def several_scaled(name: str) -> ValueError:
+    """Refuse to scale one loss for several optimizers; `name`: that of one."""
+    return ValueError(
+        f"losses are scaled for one optimizer at a time where `scaler` is given, but this "
+        f"update is of several: compute each loss in an update of its own, such as "
+        f"`with step.update({name!r}):`."
+    )
+
+
+def transforms_of(
+    scaling: LossScaling | None, hook: GradientHook | None, clipped: Sequence[Clipped]
+) -> list[Transform]:
+    """Wire what happens between the sum and the update, in this order."""
+    by_value = [each for each in clipped if each[0].value is not None]
+    by_norm = [each for each in clipped if each[0].norm is not None]
+    order: tuple[Transform | None, ...] = (
+        None if scaling is None else Unscaling(scaling, has_norm=bool(by_norm)),
+        hook,
+        ValueClipping(by_value) if by_value else None,
+        NormClipping(by_norm) if by_norm else None,
+    )
+    return [transform for transform in order if transform is not None]

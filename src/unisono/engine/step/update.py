@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.exchange.homes import Homes
 from unisono.engine.exchange.protocol import Exchange
-from unisono.engine.state.optimizers import bare_step, is_surrounded
+from unisono.engine.state.optimizers import bare_step, is_surrounded, members_of
 from unisono.engine.step.transforms import Clipping, LossScaling
 from unisono.plan.shards import Piece
 
@@ -94,6 +94,15 @@ class Member:
     parameters: dict[int, torch.nn.Parameter] = field(init=False)
     update: SlicedUpdate | WholeUpdate = field(init=False)
 
+    def check_reached(self, present: Sequence[bool], step: int) -> None:
+        """Refuse an update that has no gradients of its own; raises ValueError."""
+        if not any(present[index] for index in self.parameters):
+            raise ValueError(
+                f"the loss of an update must depend on the parameters that it changes, but in "
+                f"step {step} none of {self.name!r} has a gradient: compute it with them, without "
+                f"`detach()` or `torch.no_grad()`, or name another optimizer."
+            )
+
     def follow(self, exchange: Exchange) -> None:
         """Be ready to update what an exchange says is this worker's now."""
         self.parameters = updated_by(self.optimizer, exchange)
@@ -101,6 +110,16 @@ class Member:
             self.update = WholeUpdate(self, exchange)
         else:
             self.update = SlicedUpdate(self, exchange.pieces, exchange.totals, exchange.homes)
+
+
+def members_of_loop(
+    optimizer: Optimizer, clipping: Mapping[str, Clipping], scaling: Mapping[str, LossScaling]
+) -> dict[str, Member]:
+    """Name the optimizers of a loop, with what there is for each."""
+    return {
+        name: Member(name, member, clipping.get(name, Clipping()), scaling.get(name))
+        for name, member in members_of(optimizer).items()
+    }
 
 
 class SlicedUpdate:

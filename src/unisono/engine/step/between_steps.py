@@ -1,0 +1,118 @@
+"""What happens to the state between two steps: what the program changes, snapshots, going back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.step.bound_model import BoundModel
+from unisono.engine.step.records import Records
+from unisono.engine.step.shard_passes import ShardPasses
+from unisono.engine.step.update import Member
+from unisono.runtime.workers.team import Team
+
+_COMPARED, _COMPARED_EVERY = 2, 1024  # steps in which replicas are
+
+
+class BetweenSteps:
+    """The state of one loop while no step changes it. Final.
+
+    Attributes:
+        compares: whether replicas are compared, as devices compute the same bits.
+        copied: the snapshot that is whole once the next step's shards are done; else None.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        team: Team,
+        bound: BoundModel,
+        passes: ShardPasses,
+        members: Sequence[Member],
+        records: Records,
+        *,
+        compares: bool,
+    ) -> None:
+        self._exchange, self._team, self._bound = exchange, team, bound
+        self._passes, self._members, self._records = passes, members, records
+        self.compares = compares
+        self._begun_at: int | None = None  # the loop's first step here
+        self.copied: int | None = None
+        self._follow()
+
+    def divide(self) -> None:
+        """Divide the work anew among those who are members now."""
+        self._exchange.divide()
+        self._follow()
+
+    def take_changes(self, step: int) -> None:
+        """Take over what the program has changed since the last update. Collective, if it has."""
+        exchange = self._exchange
+        self._bound.check_groups()
+        exchange.take_changes()
+        self._bound.remember()
+        if exchange.division.is_outdated:  # somebody was lost there
+            self.divide()
+        elif exchange.is_state_new:
+            self.follow_updates()
+        exchange.is_state_new = False
+        if self.compares:
+            self._begun_at = step if self._begun_at is None else self._begun_at
+            is_due = step - self._begun_at < _COMPARED or step % _COMPARED_EVERY == 0
+            self._records.seen = exchange.replica() if is_due else 0
+
+    def complete(self) -> None:
+        """Note that the snapshot is whole, as everybody has met since."""
+        if self.copied is not None:
+            self._exchange.memory.snapshots.complete(self.copied)
+            self.copied = None
+
+    def take_snapshot(
+        self,
+        step: int,
+        describe: Callable[[], tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]],
+        *,
+        wait: bool,
+    ) -> int | None:
+        """Copy the whole state. Collective.
+
+        Args:
+            step: the next one.
+            describe: gives `facts` and `tensors` of :meth:`Exchange.save`, on the leader alone.
+            wait: meet the others, so that it is whole when this returns; else it is after the
+                next step's shards are done.
+
+        Returns:
+            The slot; None if meanwhile the leader was lost with what it alone had.
+        """
+        while not self._exchange.is_lost:
+            facts, tensors = describe() if self._team.leads_host else ({}, {})
+            slot = self._exchange.save(facts, tensors)
+            self._team.faults.meet("snapshot", step)
+            if not wait:
+                self.copied = slot
+                return slot
+            if self._team.meet("snapshot"):
+                self._exchange.memory.snapshots.complete(slot)
+                return slot
+        return None
+
+    def go_back(self) -> None:
+        """Put back what the exchange has of the newest snapshot. Collective."""
+        self.copied = None
+        self._bound.clear_gradients()
+        self._exchange.load()
+        self._bound.remember()
+        self._follow()
+
+    def follow_updates(self) -> None:
+        """Be ready to update what is this worker's now."""
+        for member in self._members:
+            member.follow(self._exchange)
+
+    def _follow(self) -> None:
+        self._passes.divide()
+        self.follow_updates()
