@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from traceback import walk_tb
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +46,8 @@ from unisono.engine.step.transforms import SMALLEST
 from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
 from unisono.runtime.cublas import WORKSPACE_VARIABLE
 from unisono.runtime.notices import shown
-from unisono.training.failures import samples_in_words
+from unisono.training.failures import note_place, samples_in_words
+from unisono.training.out_of_memory import explained as of_full_memory
 from unisono.training.run_context import RunContext
 
 _PARAMETERS = "; the parameters are "  # in every message
@@ -71,35 +73,118 @@ class Explanation:
 
     Args:
         run: of the step.
+        number: the step's.
         indices: gives the samples of a shard, by their numbers in the dataset.
-        refused: what torch has raised in a backward pass; None: values are not finite.
     """
 
     def __init__(
-        self,
-        run: RunContext,
-        indices: Callable[[int], Sequence[int]],
-        refused: RuntimeError | None = None,
+        self, run: RunContext, number: int, indices: Callable[[int], Sequence[int]]
     ) -> None:
         assert run.engine is not None
-        self._run, self._indices, self.refused = run, indices, refused
+        self._run, self._number, self._indices = run, number, indices
         self._engine: StepEngine = run.engine
+        self._is_begun = False  # whether a shard is looked at again
+        self._refused: RuntimeError | None = None  # what torch has raised in a backward pass
         self._look: SecondLook | None = None
         self._batch: Any = None
         self._loss = math.nan
 
+    def begins_with(self, error: RuntimeError, shard: int) -> bool:
+        """Tell whether torch refuses a backward pass, so that its shard is to be looked at again.
+
+        Raises:
+            OutOfMemoryError: that is why it has failed.
+        """
+        if not self._is_begun and self._is_refusal(error):
+            self._is_begun, self._refused = True, error
+            return True
+        self.check_memory(error, "backward pass", shard)
+        return False
+
+    def refusal(self, shard: int) -> RuntimeError:
+        """Give what torch has raised in a shard's backward pass.
+
+        Raises:
+            RuntimeError: nothing, so the shard's loss has been forgotten.
+        """
+        if self._refused is None:
+            raise RuntimeError(
+                f"`step.backward` must be called before the next batch is taken, but shard "
+                f"{shard} of step {self._number} has no loss: call `step.backward(loss)`."
+            )
+        return self._refused
+
+    def check_memory(self, error: Exception, phase: str, shard: int | None = None) -> None:
+        """Raise our error in the place of torch's, if that is one of a full memory."""
+        ours = of_full_memory(error, self._run, phase, self._number, shard)
+        if ours is not error:
+            raise ours
+
+    def note_update(self, error: Exception, in_step: str) -> None:
+        """Say of an error that it was raised behind the passes; as :meth:`check_memory` does."""
+        if isinstance(error, RuntimeError):
+            self.check_memory(error, "update")
+        note_place(error, f"{in_step}, in the sum of gradients or the update")
+
+    def is_of(
+        self, error: BaseException, in_step: str, shard: int | None, backward: CodeType
+    ) -> bool:
+        """Say of an exception of the step's block what it is about, and where it was raised.
+
+        Args:
+            in_step: says which step, and which update.
+            shard: the one whose batch is given out, if one is.
+            backward: what programs call for a backward pass.
+
+        Returns:
+            Whether it is why the step fails; False if a loss is, whose shard was looked at again.
+        """
+        if self._is_begun:
+            self.close()
+            if isinstance(error, Exception):
+                if self._refused is None:
+                    return False
+                raise self._of_refusal() from error
+        if self._is_refusal(error):
+            raise refused_in_forward(error, self._engine.model) from error
+        if isinstance(error, RuntimeError):
+            self.check_memory(error, "step" if shard is None else "forward pass", shard)
+        if shard is not None:
+            codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+            what, samples = "backward" if backward in codes else "forward", ""
+            with suppress(Exception):  # a sampler may raise; the error that is told counts
+                samples = f", over {samples_in_words(self._indices(shard))}"
+            in_step = f"{in_step}, in the {what} pass of shard {shard}{samples}"
+        note_place(error, in_step)
+        return True
+
+    def of_missing(self, shards: Sequence[int]) -> Exception:
+        """Say why shards have no loss."""
+        if self._is_begun:
+            error = self._of_refusal()
+            error.__cause__ = self._refused
+            return error
+        return RuntimeError(
+            f"`step.backward` must be called for every batch of `step.shards`, but shards "
+            f"{shards} of step {self._number} have no loss: loop over all of `step.shards`."
+        )
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        return self._run.is_deterministic and is_refusal(error)
+
     def begin(self, shard: int, batch: Any) -> None:
         """Prepare for a shard's passes once more."""
+        self._is_begun = True
         self._engine.passes.repeat(shard)
         self._look, self._batch = SecondLook(self._engine.model), batch
 
     def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Take what the loss function has returned then, in the place of the engine."""
-        if self.refused is not None and self._look is not None:
+        if self._refused is not None and self._look is not None:
             self._look.watch(returned)
             self._engine.passes.differentiate(read_loss(returned, num_samples), share)
             self._look = None  # it is not refused again
-            raise self.refused
+            raise self._refused
         total, weight = read_loss(returned, num_samples).numbers()["loss"]
         self._loss = total / weight if weight else total
 
@@ -108,11 +193,11 @@ class Explanation:
         if self._look is not None:
             self._look.close()
 
-    def of_refusal(self) -> NondeterministicError:
+    def _of_refusal(self) -> NondeterministicError:
         """Say where the operation is called that torch has refused."""
-        assert self.refused is not None
+        assert self._refused is not None
         self.close()
-        return refused_in_backward(self.refused, self._look.last if self._look else CallSite())
+        return refused_in_backward(self._refused, self._look.last if self._look else CallSite())
 
     def of_values(self, error: NonFiniteLossError) -> NonFiniteLossError:
         """Say what has made a loss, or gradients, not finite. Collective."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -19,9 +18,7 @@ from unisono.runtime.device import host
 from unisono.runtime.training_progress import now
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.boundary import Boundary
-from unisono.training.failing_step import Explanation, failing_shard, is_refusal, refused_in_forward
-from unisono.training.failures import note_place, samples_in_words
-from unisono.training.out_of_memory import explained
+from unisono.training.failing_step import Explanation, failing_shard
 from unisono.training.several_models import members_named
 from unisono.training.whole_batch import (
     BatchRows,
@@ -84,7 +81,7 @@ class Step:
         self._updating: tuple[str, ...] = ()
         self._means_of: dict[str, dict[str, float]] = {}
         self._kept: dict[int, Any] = {}  # batches that were read before, by shard
-        self._explanation: Explanation | None = None  # once it is known that the step fails
+        self._explanation: Explanation | None = None  # once something is wrong
         self._begin()
 
     def _begin(self) -> None:
@@ -162,29 +159,21 @@ class Step:
             self._waiting = shard
             yield batch
             if self._waiting is not None:
-                yield from self._undone(shard, batch)
+                refused = self._explaining().refusal(shard)
+                yield from self._look_again(shard, batch)
+                raise refused
 
     def _read(self, shard: int) -> Any:
         try:
             return self._loader.batch(self._at(shard), self._engine.passes.shards)
         except RuntimeError as error:
-            self._explain(error, "copy of a batch", shard)
+            self._explaining().check_memory(error, "copy of a batch", shard)
             raise
 
     def read_again(self, shard: int) -> Any:
         """Read a shard's batch once more, in this process; no generator moves."""
         with self._engine.passes.generators_put_back(), now().put_back():
             return self._loader.batch(self._at(shard), ())
-
-    def _undone(self, shard: int, batch: Any) -> Iterator[Any]:
-        """Refuse a batch without its loss, or look at it again if torch has refused that."""
-        if self._explanation is None or self._explanation.refused is None:
-            raise RuntimeError(
-                f"`step.backward` must be called before the next batch is taken, but shard "
-                f"{shard} of step {self.number} has no loss: call `step.backward(loss)`."
-            )
-        yield from self._look_again(shard, batch)
-        raise self._explanation.refused
 
     def _look_again(self, shard: int, batch: Any = None) -> Iterator[Any]:
         """Give a shard's batch out once more, to find what lets the step fail."""
@@ -197,10 +186,10 @@ class Step:
             yield batch
             self._waiting = None
 
-    def _explaining(self, refused: RuntimeError | None = None) -> Explanation:
-        """Begin to explain why the step fails, if that has not begun."""
+    def _explaining(self) -> Explanation:
+        """Give what explains why the step fails."""
         if self._explanation is None:
-            self._explanation = Explanation(self._boundary.run, self._indices, refused)
+            self._explanation = Explanation(self._boundary.run, self.number, self._indices)
         return self._explanation
 
     def _at(self, shard: int) -> Place:
@@ -238,10 +227,8 @@ class Step:
         try:
             self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         except RuntimeError as error:
-            if self._explanation is None and self._is_refusal(error):
-                self._explaining(error)
+            if self._explaining().begins_with(error, shard):
                 return
-            self._explain(error, "backward pass", shard)
             raise
         self._waiting = None
         self._done.add(shard)
@@ -370,12 +357,6 @@ class Step:
             TypeError: it is no function.
         """
 
-    def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
-        """Raise our error in the place of torch's, if that is one of a full memory."""
-        ours = explained(error, self._boundary.run, phase, self.number, shard)
-        if ours is not error:
-            raise ours
-
     def check_finished(self) -> None:
         """Refuse to go on after a step that nobody entered."""
         if not self._is_finished:
@@ -431,16 +412,13 @@ class Step:
         self._boundary.go_back()
 
     def _finish(self, error: BaseException | None) -> None:
-        if error is not None and self._blame(error):
-            return
+        if error is not None:
+            backward, explanation = Step.backward.__code__, self._explaining()
+            if explanation.is_of(error, self._in_step(), self._waiting, backward):
+                return
         missing = [shard for shard in self._engine.passes.shards if shard not in self._done]
         if missing:
-            if self._explanation is not None:
-                raise self._explanation.of_refusal() from self._explanation.refused
-            raise RuntimeError(
-                f"`step.backward` must be called for every batch of `step.shards`, but shards "
-                f"{missing} of step {self.number} have no loss: loop over all of `step.shards`."
-            )
+            raise self._explaining().of_missing(missing)
         if not self._have_all_arrived and self._engine.arrive() is not None:
             # The lost shards would have come at the end of `step.shards`, which is behind us.
             self._is_finished = True
@@ -456,9 +434,7 @@ class Step:
         except NonFiniteLossError as raised:
             raise self._explaining().of_values(raised) from None
         except Exception as raised:
-            if isinstance(raised, RuntimeError):
-                self._explain(raised, "update")
-            note_place(raised, f"{self._in_step()}, in the sum of gradients or the update")
+            self._explaining().note_update(raised, self._in_step())
             raise
         self.gradient_norm = self._engine.sums.norm
         self.is_skipped = self._engine.sums.are_skipped
@@ -474,40 +450,6 @@ class Step:
         rows = rows_of_batch(whole, self._engine.records.per_sample, team, host())
         self.per_sample = rows or {}
         return rows is not None
-
-    def _blame(self, error: BaseException) -> bool:
-        """Say of an exception of the block what it is about, and where it was raised.
-
-        Returns:
-            Whether it is why the step fails; False if a loss is, whose shard was looked at again.
-        """
-        if self._explanation is not None:
-            self._explanation.close()
-            if isinstance(error, Exception):
-                if self._explanation.refused is None:
-                    return False
-                raise self._explanation.of_refusal() from error
-        if self._is_refusal(error):
-            raise refused_in_forward(error, self._engine.model) from error
-        if isinstance(error, RuntimeError):
-            self._explain(error, "step" if self._waiting is None else "forward pass", self._waiting)
-        note_place(error, self._place(error))
-        return True
-
-    def _is_refusal(self, error: BaseException) -> bool:
-        return self._boundary.run.is_deterministic and is_refusal(error)
-
-    def _place(self, error: BaseException) -> str:
-        """Say where in the step an exception was raised: in which pass, and over which samples."""
-        shard = self._waiting
-        if shard is None:
-            return self._in_step()
-        codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
-        what = "backward" if Step.backward.__code__ in codes else "forward"
-        samples = ""
-        with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
-            samples = f", over {samples_in_words(self._indices(shard))}"
-        return f"{self._in_step()}, in the {what} pass of shard {shard}{samples}"
 
     def _in_step(self) -> str:
         of = f", in the update of {'+'.join(self._updating)}" if self._updating else ""
