@@ -107,6 +107,7 @@ class StepEngine:
         self.passes.scaling = scaling
         clipped = [(member.clipping, member.parameters) for member in members]
         self._transforms = transforms_of(scaling, self._hook, clipped)
+        self.sums.has_norm = any(clipping.norm is not None for clipping, _ in clipped)
         active = {index for member in members for index in member.parameters}
         each = enumerate(self.exchange.parameters)
         self.passes.others = [parameter for at, parameter in each if at not in active]

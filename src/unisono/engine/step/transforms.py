@@ -67,6 +67,7 @@ class Sums:
         present: for each parameter, whether it has a gradient.
         bad: a shard whose loss is not finite, and that loss, if there is one.
         norm: of all gradients, before they were clipped by it; else None.
+        has_norm: whether they are to be clipped by it.
         are_skipped: whether they were not finite, with a scaled loss.
     """
 
@@ -76,7 +77,7 @@ class Sums:
         self.present: Sequence[bool] = ()
         self.bad: tuple[int, float] | None = None
         self.norm: float | None = None
-        self.are_skipped = False
+        self.has_norm = self.are_skipped = False
 
     def meet(self, meet: Callable[[str], Met], what: str) -> Met:
         """Meet the others for something of this update."""
@@ -201,24 +202,11 @@ class Clipping:
                         f"`clip_norm=1.0`, say."
                     )
 
-    def clip_values(self, gradients: list[torch.Tensor]) -> None:
-        """Clamp each element."""
-        assert self.value is not None
-        if gradients:
-            torch._foreach_clamp_min_(gradients, -self.value)
-            torch._foreach_clamp_max_(gradients, self.value)
-
-    def scale(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
-        """Scale some of the gradients whose norm all together is `norm`, a scalar."""
-        assert self.norm is not None
-        if gradients and math.isfinite(self.norm):
-            torch._foreach_mul_(gradients, torch.clamp(self.norm / (norm + _TINY), max=1.0))
-
 
 SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an error
 
 
-class LossScaling:
+class LossScaling(Transform):
     """What torch's ``GradScaler`` does, in parts that several workers can do together. Final.
 
     Args:
@@ -269,6 +257,23 @@ class LossScaling:
             return self._scaler.scale(loss)
         # The scale stays on the host, where it can be read without waiting.
         return loss * torch.full((), self.scale, dtype=torch.float32, device=loss.device)
+
+    def apply(self, sums: Sums) -> UpdateVerdict:
+        """Unscale this worker's pieces; where anybody's are not finite, all skip the update."""
+        exchange = sums.exchange
+        are_finite = [self.unscale(totals) for totals in sums.groups()]
+        mine = b"finite" if all(are_finite) else b""
+        heard = sums.meet(functools.partial(exchange.agree, mine), "scale")
+        if heard is None:
+            return UpdateVerdict.LOST
+        if all(heard):
+            return UpdateVerdict.GO_ON
+        if self.scale <= SMALLEST:
+            pieces = zip(exchange.pieces, exchange.totals, strict=True)
+            names = sums.not_finite((piece.index, total) for piece, total in pieces)
+            raise non_finite_unscaled(self.scale, sums.step, sums.bad, names)
+        sums.norm = math.inf if sums.has_norm else None
+        return UpdateVerdict.SKIP
 
     def unscale(self, gradients: list[torch.Tensor]) -> bool:
         """Divide gradients by the scale, in place.
@@ -363,53 +368,30 @@ class GradientHook(Transform):
                 total.copy_(gradient)
 
 
-Clipped = tuple[Clipping, Container[int]]
-"""How gradients are clipped, and of which parameters."""
-
-
-class Unscaling(Transform):
-    """Unscales this worker's pieces; where anybody's are not finite, all skip the update. Final."""
-
-    def __init__(self, scaling: LossScaling, *, has_norm: bool) -> None:
-        self._scaling, self._has_norm = scaling, has_norm
-
-    def apply(self, sums: Sums) -> UpdateVerdict:
-        """See :class:`Transform`."""
-        exchange, scaling = sums.exchange, self._scaling
-        are_finite = [scaling.unscale(totals) for totals in sums.groups()]
-        mine = b"finite" if all(are_finite) else b""
-        heard = sums.meet(functools.partial(exchange.agree, mine), "scale")
-        if heard is None:
-            return UpdateVerdict.LOST
-        if all(heard):
-            return UpdateVerdict.GO_ON
-        if scaling.scale <= SMALLEST:
-            pieces = zip(exchange.pieces, exchange.totals, strict=True)
-            names = sums.not_finite((piece.index, total) for piece, total in pieces)
-            raise non_finite_unscaled(scaling.scale, sums.step, sums.bad, names)
-        sums.norm = math.inf if self._has_norm else None
-        return UpdateVerdict.SKIP
+Limit = tuple[float, Container[int]]
+"""A limit of clipping, and the parameters that it is for."""
 
 
 class ValueClipping(Transform):
     """Clamps each element. Final."""
 
-    def __init__(self, clipped: Sequence[Clipped]) -> None:
-        self._clipped = clipped
+    def __init__(self, limits: Sequence[Limit]) -> None:
+        self._limits = limits
 
     def apply(self, sums: Sums) -> UpdateVerdict:
         """See :class:`Transform`; meets nobody."""
-        for clipping, own in self._clipped:
+        for limit, own in self._limits:
             for totals in sums.groups(own):
-                clipping.clip_values(totals)
+                torch._foreach_clamp_min_(totals, -limit)
+                torch._foreach_clamp_max_(totals, limit)
         return UpdateVerdict.GO_ON
 
 
 class NormClipping(Transform):
     """Scales what has too large a norm, by optimizer. Final."""
 
-    def __init__(self, clipped: Sequence[Clipped]) -> None:
-        self._clipped = clipped
+    def __init__(self, limits: Sequence[Limit]) -> None:
+        self._limits = limits
 
     def apply(self, sums: Sums) -> UpdateVerdict:
         """See :class:`Transform`."""
@@ -419,7 +401,7 @@ class NormClipping(Transform):
         whole = exchange.whole
         norms = [
             total_norm([total for at, total in enumerate(whole) if at in own and present[at]])
-            for _, own in self._clipped
+            for _, own in self._limits
         ]
         sums.norm = math.hypot(*map(torch.Tensor.item, norms))
         error = None
@@ -429,9 +411,10 @@ class NormClipping(Transform):
             return UpdateVerdict.LOST
         if error is not None:
             raise error
-        for (clipping, own), norm in zip(self._clipped, norms, strict=True):
-            for totals in sums.groups(own):
-                clipping.scale(totals, norm.to(totals[0].device))
+        for (limit, own), norm in zip(self._limits, norms, strict=True):
+            for totals in sums.groups(own) if math.isfinite(limit) else ():
+                factor = limit / (norm.to(totals[0].device) + _TINY)
+                torch._foreach_mul_(totals, torch.clamp(factor, max=1.0))
         return UpdateVerdict.GO_ON
 
 
@@ -445,13 +428,19 @@ def several_scaled(name: str) -> ValueError:
 
 
 def transforms_of(
-    scaling: LossScaling | None, hook: GradientHook | None, clipped: Sequence[Clipped]
+    scaling: LossScaling | None,
+    hook: GradientHook | None,
+    clipped: Sequence[tuple[Clipping, Container[int]]],
 ) -> list[Transform]:
-    """Wire what happens between the sum and the update, in this order."""
-    by_value = [each for each in clipped if each[0].value is not None]
-    by_norm = [each for each in clipped if each[0].norm is not None]
+    """Wire what happens between the sum and the update, in this order.
+
+    Args:
+        clipped: how gradients are clipped, and of which parameters.
+    """
+    by_value = [(how.value, own) for how, own in clipped if how.value is not None]
+    by_norm = [(how.norm, own) for how, own in clipped if how.norm is not None]
     order: tuple[Transform | None, ...] = (
-        None if scaling is None else Unscaling(scaling, has_norm=bool(by_norm)),
+        scaling,
         hook,
         ValueClipping(by_value) if by_value else None,
         NormClipping(by_norm) if by_norm else None,
