@@ -1,7 +1,6 @@
 """A data set in memory: once per host, the same for all, whoever makes it and whoever is lost."""
 
 import functools
-import json
 import os
 import random
 import signal
@@ -25,7 +24,7 @@ def there_and_back(value):
     layout = ArraysLayout(value)
     memory = Memory.private(128 + layout.num_bytes)
     layout.write(memory, 128)
-    return unpacked(json.loads(json.dumps(layout.described)), memory, 128), layout
+    return unpacked(layout.packed, memory, 128), layout
 
 
 @pytest.mark.parametrize(
@@ -80,22 +79,33 @@ def test_containers_stay_and_what_is_there_twice_takes_room_once():
 
 
 @pytest.mark.parametrize(
-    ("value", "where"),
+    ("value", "why"),
     [
-        ({"x": [torch.ones(2), object()]}, r"`make\(\)`\['x'\]\[1\] is a object"),
-        ({(1, 2): 3}, "a dict with keys that are neither texts nor whole numbers"),
-        (numpy.array([object()]), "a ndarray of object"),
-        (numpy.zeros(2, dtype=[("a", "f4")]), "a ndarray of"),
+        ({"x": [torch.ones(2), lambda: 0]}, "pickle"),
         (torch.ones(2, requires_grad=True), "requires_grad=True"),
         (torch.ones(2, device="meta"), "meta"),
         (torch.eye(2).to_sparse(), "sparse_coo"),
-        (torch.nn.Linear(2, 2), "a Linear"),
+        (torch.nn.Linear(2, 2), "a Parameter"),
     ],
-    ids=["object", "key", "objects", "fields", "gradient", "meta", "sparse", "module"],
+    ids=["function", "gradient", "meta", "sparse", "module"],
 )
-def test_what_would_have_to_be_pickled_is_refused_with_its_place(value, where):
-    with pytest.raises(TypeError, match=where):
+def test_what_cannot_be_shared_is_refused(value, why):
+    with pytest.raises(TypeError, match=why):
         ArraysLayout(value)
+
+
+class Images(torch.utils.data.Dataset):
+    def __init__(self, images, names):
+        self.images, self.names = images, names
+
+    def __getitem__(self, number):
+        return self.images[number], self.names[number]
+
+
+def test_a_dataset_of_the_programs_own_has_its_tensors_in_the_block():
+    found, layout = there_and_back(Images(torch.arange(64.0), numpy.array([{}, "text"])))
+    assert type(found) is Images
+    assert (found[1][0], found.names[1], layout.num_bytes) == (1.0, "text", 64 * 4)
 
 
 def noise(num_bytes=4096):

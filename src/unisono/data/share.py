@@ -8,31 +8,24 @@
 The memory has no name anywhere, and belongs to the launcher or to the workers, so nothing is left
 over however they end. It is mapped copy-on-write: what a worker changes, it alone sees.
 
-Where in one block of memory are the tensors and arrays of a data set? As JSON, and back.
-
-::
-
-    {"x": tensor, "y": [array, 3]}  ─►  ["dict", [["x", ["tensor", "float32", shape, stride, 0]],
-                                         ["y", ["list", [["array", "<i8", shape, strides, 64],
-                                         ["plain", 3]]]]]]
-
-Nothing is pickled. A tensor that is there several times is there once in the block.
+A data set is pickled without its tensors and arrays, which lie behind that in one block of memory.
+A tensor that is there several times is there once.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy
 import torch
-from torch.utils.data import Subset, TensorDataset
 
 from unisono.runtime.device import generators_put_back, is_on_host
-from unisono.runtime.dtypes import dtype_name, dtype_of
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.launcher_messages import DATA_KEYS, Ready
 from unisono.runtime.workers.memory import Memory, aligned, give_freed_memory_back
@@ -58,15 +51,15 @@ def share(make: Callable[[], Value]) -> Value:
     the same.
 
     Args:
-        make: returns tensors on the CPU, numpy arrays, and dicts, lists, tuples, TensorDatasets
-            and Subsets of them, with plain numbers and texts. Strides of dense tensors are kept. It
+        make: returns anything that can be pickled and holds tensors on the CPU or numpy arrays,
+            such as a TensorDataset; these alone are shared. Strides of dense tensors are kept. It
             must return the same on every host.
 
     Returns:
         The same, in shared memory.
 
     Raises:
-        TypeError: `make` cannot be called, or returns something else.
+        TypeError: `make` cannot be called, or what it returns cannot be shared.
         RuntimeError: a loop over steps runs.
     """
     if not callable(make):
@@ -92,8 +85,7 @@ def share(make: Callable[[], Value]) -> Value:
         memory = Memory.copy_on_write(fd, num_bytes)
     finally:
         os.close(fd)
-    described = json.loads(memory.read(0, start).rstrip(b"\0"))
-    value: Value = unpacked(described, memory, start)
+    value: Value = unpacked(memory.read(0, start), memory, start)
     return value
 
 
@@ -128,7 +120,7 @@ class _Made:
     def __init__(self, make: Callable[[], object]) -> None:
         with generators_put_back():
             self._layout = ArraysLayout(make())
-        self._head = json.dumps(self._layout.described).encode()
+        self._head = self._layout.packed
         start = aligned(len(self._head))
         self.sizes = start + max(1, self._layout.num_bytes), start
 
@@ -139,114 +131,95 @@ class _Made:
         self._layout.write(memory, start)
 
 
-_PLAIN = (type(None), bool, int, float, str)
+class _Place(NamedTuple):
+    """Where a tensor or array lies in the block, and how; strides of an array are in bytes."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def view(self, memory: Memory, start: int) -> Any:
+        """View it in a block that begins at byte `start` of a memory."""
+        if isinstance(self.dtype, torch.dtype):
+            return memory.tensor(start + self.offset, self.shape, self.dtype, self.stride)
+        offset = start + self.offset if 0 not in self.shape else 0
+        return numpy.ndarray(self.shape, self.dtype, memory.mapping, offset, self.stride)
 
 
-class ArraysLayout:
-    """The places of everything in a value. Final.
+class ArraysLayout(pickle.Pickler):
+    """The places of all tensors and arrays in a value. Final.
 
     Args:
-        value: tensors, numpy arrays, plain numbers and texts, and dicts, lists, tuples,
-            TensorDatasets and Subsets of them.
+        value: what can be pickled.
 
     Attributes:
-        described: the value as JSON, with places in the place of contents.
+        packed: the value, pickled with places in the place of contents.
         num_bytes: how large the block must be.
 
     Raises:
-        TypeError: there is something else in it; the message says where.
+        TypeError: it cannot be pickled, or has a tensor that cannot be shared.
     """
 
     def __init__(self, value: Any) -> None:
+        file = io.BytesIO()
+        super().__init__(file)
         self.num_bytes = 0
-        self._contents: list[tuple[Any, list[Any]]] = []
-        self._known: dict[int, list[Any]] = {}
-        self.described = self._describe(value, "`make()`")
+        self._contents: list[tuple[Any, _Place]] = []
+        self._known: dict[int, _Place] = {}
+        try:
+            self.dump(value)
+        except Exception as error:
+            raise TypeError(
+                f"`make` must return what can be pickled, and dense tensors on the CPU that need "
+                f"no gradient, but {error}: return what it is made of, and make it of what "
+                f"`unisono.share` returns."
+            ) from error
+        self.packed = file.getvalue()
 
     def write(self, memory: Memory, start: int) -> None:
         """Copy all contents into a block, which begins at byte `start` of a memory."""
-        for content, described in self._contents:
-            there = unpacked(described, memory, start)
-            if isinstance(content, torch.Tensor):
-                there.copy_(content)
-            else:
-                there[...] = content
+        for content, place in self._contents:
+            place.view(memory, start)[...] = content
 
-    def _describe(self, value: Any, where: str) -> list[Any]:
-        kind = type(value)
-        if kind in _PLAIN:
-            return ["plain", value]
-        if kind is list and all(type(one) in _PLAIN for one in value):
-            return ["plain", value]
-        if kind in (list, tuple):
-            return [kind.__name__, self._describe_all(value, where)]
-        if kind is dict and all(type(key) in (int, str) for key in value):
-            items = [[key, self._describe(one, f"{where}[{key!r}]")] for key, one in value.items()]
-            return ["dict", items]
-        if kind is TensorDataset:
-            return ["dataset", self._describe_all(value.tensors, f"{where}.tensors")]
-        if kind is Subset:
-            indices = [int(index) for index in value.indices]
-            return ["subset", self._describe(value.dataset, f"{where}.dataset"), indices]
+    def persistent_id(self, value: Any) -> _Place | None:
+        """See :class:`pickle.Pickler`."""
+        is_array = type(value) is numpy.ndarray and not (value.dtype.hasobject or value.dtype.names)
+        if not is_array and not isinstance(value, torch.Tensor):
+            return None
         if id(value) not in self._known:
-            self._known[id(value)] = self._place(value, where)
+            self._known[id(value)] = place = self._next_place(value)
+            self._contents.append((value, place))
+            self.num_bytes = aligned(self.num_bytes + value.nbytes)
         return self._known[id(value)]
 
-    def _describe_all(self, values: Sequence[Any], where: str) -> list[Any]:
-        return [self._describe(one, f"{where}[{at}]") for at, one in enumerate(values)]
-
-    def _place(self, value: Any, where: str) -> list[Any]:
-        if type(value) is numpy.ndarray and not (value.dtype.hasobject or value.dtype.names):
+    def _next_place(self, value: Any) -> _Place:
+        if isinstance(value, numpy.ndarray):
             strides = numpy.empty_like(value, subok=False).strides
-            described = ["array", value.dtype.str, [*value.shape], [*strides], self.num_bytes]
-        elif type(value) is torch.Tensor and _is_plain(value):
-            # The strides that torch gives a copy: no gaps, the order of dimensions kept.
-            stride = torch.empty_like(value, device="meta").stride()
-            dtype = dtype_name(value.dtype)
-            described = ["tensor", dtype, [*value.shape], [*stride], self.num_bytes]
-        else:
+            return _Place(value.dtype, value.shape, strides, self.num_bytes)
+        is_dense = value.layout == torch.strided and not value.is_quantized
+        if not is_dense or not is_on_host(value) or value.requires_grad:
             raise TypeError(
-                f"`make` must return tensors on the CPU, numpy arrays, and dicts, lists, tuples, "
-                f"TensorDatasets and Subsets of them, but {where} is {_shown(value)}: return what "
-                f"it is made of, and make it of what `unisono.share` returns."
+                f"one is a {type(value).__name__} ({value.layout}, {value.device}, "
+                f"requires_grad={value.requires_grad})"
             )
-        self.num_bytes = aligned(self.num_bytes + value.nbytes)
-        self._contents.append((value, described))
-        return described
+        # The strides that torch gives a copy: no gaps, the order of dimensions kept.
+        stride = torch.empty_like(value, device="meta").stride()
+        return _Place(value.dtype, tuple(value.shape), stride, self.num_bytes)
 
 
-def unpacked(described: list[Any], memory: Memory, start: int) -> Any:
-    """Make a value that :class:`ArraysLayout` has described, of what is in a block of memory."""
-    kind, content, *more = described
-    if kind == "plain":
-        return content
-    if kind == "tensor":
-        shape, stride, offset = more
-        return memory.tensor(start + offset, shape, dtype_of(content), stride)
-    if kind == "array":
-        shape, strides, offset = more
-        place = start + offset if 0 not in shape else 0
-        return numpy.ndarray(shape, numpy.dtype(content), memory.mapping, place, strides)
-    if kind == "dict":
-        return {key: unpacked(one, memory, start) for key, one in content}
-    if kind == "subset":
-        return Subset(unpacked(content, memory, start), more[0])
-    values = [unpacked(one, memory, start) for one in content]
-    if kind == "dataset":
-        return TensorDataset(*values)
-    return tuple(values) if kind == "tuple" else values
+class _Unpacker(pickle.Unpickler):
+    """Views what lies in a block. Final."""
+
+    def __init__(self, packed: bytes, memory: Memory, start: int) -> None:
+        super().__init__(io.BytesIO(packed))
+        self._block = memory, start
+
+    def persistent_load(self, place: _Place) -> Any:
+        """See :class:`pickle.Unpickler`."""
+        return place.view(*self._block)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    is_dense = tensor.layout == torch.strided and not tensor.is_quantized
-    return is_dense and is_on_host(tensor) and not tensor.requires_grad
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        grad = ", requires_grad=True" if value.requires_grad else ""
-        return f"a {type(value).__name__} ({value.layout}, {value.device}{grad})"
-    if isinstance(value, dict):
-        return f"a {type(value).__name__} with keys that are neither texts nor whole numbers"
-    dtype = f" of {value.dtype}" if isinstance(value, numpy.ndarray) else ""
-    return f"a {type(value).__name__}{dtype}"
+def unpacked(packed: bytes, memory: Memory, start: int) -> Any:
+    """Make a value that :class:`ArraysLayout` has packed, of what is in a block of memory."""
+    return _Unpacker(packed, memory, start).load()
