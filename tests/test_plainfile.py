@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -126,48 +125,35 @@ def test_a_file_that_was_moved_or_replaced_is_not_at_its_name(path):
     os.close(fd)
 
 
-def test_a_file_is_written_whole_or_not_at_all(path, outside):
+def test_a_file_is_written_whole_or_not_at_all(path):
     path.write_bytes(b"old")
-    (path.parent / f".{path.name}.part").symlink_to(outside)  # of somebody who was killed
     with pytest.raises(KeyError), written_whole(path) as file:
         file.write(b"ne")
         assert path.read_bytes() == b"old"
         raise KeyError
     assert (os.listdir(path.parent), path.read_bytes()) == ([path.name], b"old")
-    with written_whole(path) as file:
-        file.write(b"new")
+    write_new(path)
     assert (os.listdir(path.parent), path.read_bytes()) == ([path.name], b"new")
+
+
+def test_processes_that_write_the_same_file_do_not_wait_for_each_other(path):
+    with written_whole(path) as file:
+        file.write(b"newer")
+        write_new(path)
+        assert path.read_bytes() == b"new"
+    assert (os.listdir(path.parent), path.read_bytes()) == ([path.name], b"newer")
+
+
+def test_what_a_killed_process_has_left_is_removed_an_hour_later(path, outside):
+    left = [path.with_name(f".{path.name}.{name}.part") for name in ("old", "link", "new")]
+    left[0].write_bytes(b"half")
+    left[1].symlink_to(outside)
+    left[2].write_bytes(b"half")
+    for old in left[:2]:
+        os.utime(old, (0, 0), follow_symlinks=False)
+    write_new(path)
+    assert sorted(os.listdir(path.parent)) == [left[2].name, path.name]
     assert outside.read_bytes() == b"of somebody else\nbinary"
-
-
-def test_processes_that_write_the_same_file_take_turns_and_the_same_bytes_stay(path):
-    first = written_whole(path)
-    first.__enter__().write(b"new")
-    waiting = threading.Thread(target=write_new, args=[path])
-    waiting.start()
-    waiting.join(0.05)
-    assert waiting.is_alive()
-    first.__exit__(None, None, None)
-    waiting.join()
-    before = path.stat()
-    write_new(path)
-    assert (path.stat(), os.listdir(path.parent)) == (before, [path.name])
-
-
-def test_a_process_that_stands_still_keeps_nobody_from_writing(path, monkeypatch):
-    monkeypatch.setattr("unisono.runtime.plainfile._TURN_AT_MOST_S", 0.05)
-    outside = path.with_name("of somebody else")
-    outside.write_bytes(b"theirs")
-    path.with_name(f".{path.name}.{os.getpid()}.part").symlink_to(outside)
-    standing = written_whole(path)
-    standing.__enter__().write(b"half")
-    write_new(path)
-    assert path.read_bytes() == b"new"
-    assert outside.read_bytes() == b"theirs"
-    assert sorted(os.listdir(path.parent)) == sorted(
-        [path.name, f".{path.name}.part", outside.name]
-    )
-    standing.__exit__(KeyError, KeyError(), None)
 
 
 def write_new(path):

@@ -14,13 +14,12 @@ relative to the directory's descriptor, without following links, and checked onc
 from __future__ import annotations
 
 import errno
-import fcntl
-import functools
+import glob
 import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,8 +34,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-_CHUNK_BYTES = 1 << 20
-_TURN_AT_MOST_S, _POLL_S = 30.0, 0.005
+_LEFT_AFTER_S = 3600.0
 _HARD_LINK = "one with several names (hard links)"
 
 
@@ -80,77 +78,28 @@ def open_in(folder: int, path: Path, flags: int) -> int:
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file beside its name, and give it that name once it is whole and on the disk.
 
-    A reader finds the old file or the whole new one, even after a crash. If the block raises, the
-    old one stays, and nothing is left beside it. Processes that write the same file take turns;
-    where the file has the same bytes already, it stays. What a killed process has left, the next
-    removes.
+    A reader finds the old file or a whole new one, even after a crash and where several processes
+    write it at once. If the block raises, the old one stays, and nothing is left beside it. What a
+    killed process has left, one removes that writes there an hour later.
 
     Raises:
         OSError: it cannot be written.
     """
-    beside, file = _in_turn(path)
-    has_name = False
-    with file:
-        try:
+    before = f".{glob.escape(path.name)}.*.part"
+    for left in path.parent.glob(before):
+        with suppress(OSError):
+            if left.lstat().st_mtime < time.time() - _LEFT_AFTER_S:
+                left.unlink()
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    try:
+        with beside.open("xb") as file:
             yield file
             file.flush()
-            if not _holds(path, file):
-                os.fsync(file.fileno())
-                os.replace(beside, path)
-                has_name = True
-                sync_folder(path.parent)
-        finally:
-            if not has_name:
-                beside.unlink(missing_ok=True)
-
-
-def _in_turn(path: Path) -> tuple[Path, BinaryIO]:
-    """Open an empty file beside another, in turn; one of its own if its turn never comes."""
-    beside = path.with_name(f".{path.name}.part")
-    while True:
-        try:
-            file = os.fdopen(open_plain(beside, os.O_RDWR | os.O_CREAT), "w+b")
-        except NotPlainFileError:
-            beside.unlink()
-            continue
-        if not _locked(file):
-            file.close()
-            beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-            beside.unlink(missing_ok=True)
-            mine = open_plain(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            return beside, os.fdopen(mine, "w+b")
-        if is_at(beside, file.fileno()):  # else it has got its name, or was removed
-            file.truncate()
-            return beside, file
-        file.close()
-
-
-def _locked(file: BinaryIO) -> bool:
-    """Lock a file; False where that cannot be, or another process keeps it for long."""
-    until_s = time.monotonic() + _TURN_AT_MOST_S
-    while time.monotonic() < until_s:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_POLL_S)
-        except OSError:
-            return False
-        else:
-            return True
-    return False
-
-
-def _holds(path: Path, file: BinaryIO) -> bool:
-    """Tell whether a plain file has the bytes of another, which is open."""
-    try:
-        with open(open_plain(path, os.O_RDONLY), "rb") as there:
-            if os.fstat(there.fileno()).st_size != os.fstat(file.fileno()).st_size:
-                return False
-            file.seek(0)
-            both = (iter(functools.partial(one.read, _CHUNK_BYTES), b"") for one in (there, file))
-            return all(a == b for a, b in zip(*both, strict=True))
-    except (OSError, NotPlainFileError):
-        return False
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:
