@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback, EarlyStopping
+from unisono.runtime.plainfile import written_whole
 from unisono.training.callbacks import best_validation as module
 
 
@@ -175,8 +176,8 @@ def train_and_die(directory, dying):
             file.write(b".")
             number = file.tell() - 1
         if number in dying:
-            path.with_name(f".{path.name}.part").write_bytes(b"half")
-            os.kill(os.getpid(), signal.SIGKILL)
+            with written_whole(path):
+                os.kill(os.getpid(), signal.SIGKILL)
         save(model, path)
 
     save, module.save_weights = module.save_weights, save_weights

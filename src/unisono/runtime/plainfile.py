@@ -17,7 +17,8 @@ import errno
 import glob
 import os
 import stat
-import time
+import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import BinaryIO
 
 from unisono.errors import NotPlainFileError
 from unisono.runtime.notices import shown
+from unisono.runtime.procfs import host_name, started_at
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -34,7 +36,6 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-_LEFT_AFTER_S = 3600.0
 _HARD_LINK = "one with several names (hard links)"
 
 
@@ -80,17 +81,19 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
     A reader finds the old file or a whole new one, even after a crash and where several processes
     write it at once. If the block raises, the old one stays, and nothing is left beside it. What a
-    killed process has left, one removes that writes there an hour later.
+    killed process has left, the next on its host removes.
 
     Raises:
         OSError: it cannot be written.
     """
-    before = f".{glob.escape(path.name)}.*.part"
-    for left in path.parent.glob(before):
-        with suppress(OSError):
-            if left.lstat().st_mtime < time.time() - _LEFT_AFTER_S:
-                left.unlink()
-    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    start = f".{path.name}.{zlib.crc32(host_name().encode()):08x}-"
+    for left in path.parent.glob(f"{glob.escape(start)}*.part"):
+        with suppress(ValueError):  # it is none of ours
+            thread, _, started = left.name.removeprefix(start).removesuffix(".part").partition("-")
+            if str(started_at(int(thread))) != started:
+                left.unlink(missing_ok=True)
+    thread_id = threading.get_native_id()
+    beside = path.with_name(f"{start}{thread_id}-{started_at(thread_id)}.part")
     try:
         with beside.open("xb") as file:
             yield file
