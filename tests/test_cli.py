@@ -109,7 +109,7 @@ def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("UNISONO_FAULTS", "kil:rank=1")
     result = CliRunner().invoke(main, ["run", __file__])
     assert result.exit_code == 2
-    assert result.output.startswith("unisono: in `UNISONO_FAULTS`, the kind must be one of kill")
+    assert result.output.startswith("unisono: in `UNISONO_FAULTS`, each row must be like `kill:")
 
 
 def test_threads_from_the_environment_are_checked(

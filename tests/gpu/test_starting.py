@@ -57,7 +57,7 @@ def test_the_driver_knows_the_gpus_that_torch_knows(device: str) -> None:
         assert len(gpus_of_driver()) == torch.cuda.device_count()
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     assert uuid in [gpu.uuid for gpu in gpus_of_driver()]
-    assert Machine.here().torch_for_cpus == ""
+    assert uuid in Machine.here().gpus
 
 
 def test_a_process_that_has_used_a_gpu_launches_one_worker_for_each(device: str) -> None:

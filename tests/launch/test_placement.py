@@ -12,7 +12,6 @@ from unisono.runtime.launch.placement import Asked, Machine, Placement, place_wo
 CPUS = Machine(num_cores=8)
 ONE = Machine(8, ("GPU-aa",))
 FOUR = Machine(8, ("GPU-aa", "GPU-bb", "GPU-cc", "GPU-dd"))
-TORCH_FOR_CPUS = Machine(8, ("GPU-aa", "GPU-bb"), "2.13.0+cpu")
 
 FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
@@ -32,10 +31,9 @@ def place(
 def test_without_gpus_there_is_a_worker_for_each_core_and_nothing_is_said(
     environ: dict[str, str],
 ) -> None:
-    for machine in (CPUS, TORCH_FOR_CPUS):
-        assert place_workers(IN_SHELL, Asked(), environ, machine) == Placement(8)
-        assert place_workers(IN_SHELL, Asked(workers=3), environ, machine) == Placement(3)
-        assert place_workers(IN_SHELL, Asked(workers=30), environ, machine) == Placement(30)
+    assert place_workers(IN_SHELL, Asked(), environ, CPUS) == Placement(8)
+    assert place_workers(IN_SHELL, Asked(workers=3), environ, CPUS) == Placement(3)
+    assert place_workers(IN_SHELL, Asked(workers=30), environ, CPUS) == Placement(30)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,6 @@ def test_workers_and_their_variables(
             "driver knows of none here: leave it out, and the workers compute on the CPU.",
         ),
         (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {"workers_per_gpu": 2}, "CUDA_VISIBLE_DEVICES is ''"),
-        (TORCH_FOR_CPUS, {}, {"workers_per_gpu": 2}, "torch 2.13.0+cpu is built for CPUs alone"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_way_out(

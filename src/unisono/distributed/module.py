@@ -31,7 +31,6 @@ from unisono.distributed.averaging import Hook, InOrder, average, mean_in_order,
 from unisono.errors import MismatchError
 from unisono.runtime.c10d.group import Group
 from unisono.runtime.dtypes import dtype_name
-from unisono.runtime.launch.exceptions import unused_in_words
 from unisono.runtime.launch.process_groups import free_group_last
 
 PREFIX = "module."
@@ -272,12 +271,7 @@ class DistributedDataParallel(LoadsWithoutPrefix, _TorchDDP):  # type: ignore[mi
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._in_order is not None:
             self._in_order.divisor = self.process_group.size()
-        try:
-            return super()._pre_forward(*inputs, **kwargs)
-        except RuntimeError as error:
-            if (words := unused_in_words(error, self)) is None:
-                raise
-            raise RuntimeError(words) from None
+        return super()._pre_forward(*inputs, **kwargs)
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
         """Tell joined ranks whether this step is synchronized, and learn how many are left.

@@ -54,9 +54,6 @@ PLACES = (
     "start",
     "join",
 )
-_FIELDS = dict.fromkeys(DEEDS, ("rank", "step", "at")) | {
-    "disk-full": ("checkpoint",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def read_faults(text: str) -> tuple[Fault, ...]:
     """Understand the table.
 
     Raises:
-        ValueError: a kind, a field or a place is unknown, or one is missing or no number.
+        ValueError: a row has an unknown kind, field or place, or lacks one, or has no number.
     """
     return tuple(_read(row.strip()) for row in text.split(";") if row.strip())
 
@@ -155,36 +152,23 @@ def _do(kind: str, at: str, step: int | None) -> None:
 
 def _read(row: str) -> Fault:
     kind, _, rest = (part.strip() for part in row.partition(":"))
-    if kind not in _FIELDS:
-        must = f"the kind must be one of {', '.join(_FIELDS)}"
-        raise _refused(row, must, kind, "write `kill:rank=1,step=3`, say")
-    fields: dict[str, str] = {}
-    for pair in rest.split(",") if rest else ():
-        key, _, value = (part.strip() for part in pair.partition("="))
-        if key not in _FIELDS[kind] or key in fields:
-            must = f"the fields of {kind} must be {', '.join(_FIELDS[kind])}, each once"
-            raise _refused(row, must, pair.strip(), "write `field=value`, with commas in between")
-        fields[key] = value
-    at = fields.pop("at", "begin" if "at" in _FIELDS[kind] else "")
-    if "at" in _FIELDS[kind] and at not in PLACES:
-        raise _refused(row, f"`at` must be one of {', '.join(PLACES)}", at, "choose one")
-    numbers = {key: _number(row, key, value) for key, value in fields.items()}
-    if at == "start" and "step" in numbers:
-        raise _refused(row, "`at=start` must have no step", numbers["step"], "leave `step` out")
-    for key in _FIELDS[kind]:
-        is_needed = key != "at" and not (key == "step" and at in ("start", "join"))
-        if is_needed and key not in numbers:
-            raise _refused(row, f"{kind} must have a `{key}`", None, f"write `{key}=1`, say")
-    return Fault(kind, at=at, **numbers)
-
-
-def _number(row: str, key: str, value: str) -> int:
-    least = 1 if key == "checkpoint" else 0
-    if not re.fullmatch("[0-9]{1,18}", value) or int(value) < least:
-        must = f"`{key}` must be a whole number of at least {least}"
-        raise _refused(row, must, value, f"write `{key}={least + 1}`, say")
-    return int(value)
-
-
-def _refused(row: str, must: str, seen: object, advice: str) -> ValueError:
-    return ValueError(f"in `{FAULTS_VARIABLE}`, {must}, but is {seen!r} in {row!r}: {advice}.")
+    pairs = [tuple(part.strip() for part in pair.split("=")) for pair in rest.split(",")]
+    fields = {pair[0]: pair[-1] for pair in pairs}
+    at = fields.get("at", "begin" if kind in DEEDS else "")
+    numbers = {name: value for name, value in fields.items() if name != "at"}
+    needed = {"checkpoint"} if kind == "disk-full" else {"rank", "step"}
+    if at in ("start", "join"):
+        needed.remove("step")
+    is_known = at in PLACES if kind in DEEDS else kind == "disk-full" and "at" not in fields
+    if (
+        not is_known
+        or any(len(pair) != 2 for pair in pairs)
+        or len(fields) != len(pairs)
+        or not needed <= numbers.keys() <= needed | ({"step"} if at == "join" else set())
+        or not all(re.fullmatch("[0-9]{1,18}", value) for value in numbers.values())
+    ):
+        raise ValueError(
+            f"in `{FAULTS_VARIABLE}`, each row must be like `kill:rank=1,step=3,at=update` or "
+            f"`disk-full:checkpoint=2`, with the words of its table, but one is {row!r}."
+        )
+    return Fault(kind, at=at, **{name: int(value) for name, value in numbers.items()})

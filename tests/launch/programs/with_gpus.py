@@ -1,10 +1,9 @@
-"""Run `unisono` as on a machine with two GPUs and three cores, whose torch can use them."""
+"""Run `unisono` as on a machine with two GPUs and three cores."""
 
 from unisono.runtime.launch import gpus as nvml
 from unisono.runtime.launch import placement
 
 placement.gpus_of_driver = lambda: (nvml.DriverGpu("GPU-aa"), nvml.DriverGpu("GPU-bb"))
-placement.torch_for_cpus_alone = lambda: ""
 placement.num_devices = lambda: 3
 
 if __name__ == "__main__":

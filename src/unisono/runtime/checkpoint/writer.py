@@ -19,13 +19,12 @@ from typing import Any
 
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.directory_lock import DirectoryLocks
-from unisono.runtime.checkpoint.folder import COMMIT, FILES, RUN_FILE, commit_of
+from unisono.runtime.checkpoint.folder import FILES, RUN_FILE, commit_of
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 from unisono.runtime.checkpoint.slots import Data, Places, files_of, read_facts
 
 BUSY, FREE = b"\1", b"\0"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_NUM_INODES = len((*FILES, COMMIT)) + 2  # and two folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,25 +172,15 @@ def _bytes_of_files(slot: memoryview, kept: Kept) -> int:
 
 
 def _missing_room(kept: Kept, num_bytes: int, code: int) -> str:
-    """Say what is missing for so many bytes: bytes, files, or a share of them."""
-    if code == errno.EDQUOT:
-        return (
-            f"your quota there must leave about {num_bytes:,} bytes and {_NUM_INODES} files, but "
-            f"does not"
-        )
+    """Say what is missing for so many bytes."""
     path = Path(kept.directory)
     there = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
     free = there.f_bavail * there.f_frsize
-    if there.f_files and there.f_favail < _NUM_INODES:
-        return (
-            f"the disk must have room for {_NUM_INODES} more files, but all its "
-            f"{there.f_files:,} inodes are in use"
-        )
     if free < num_bytes:
         return _missing_bytes(num_bytes, free)
     return (
-        f"the disk must have about {num_bytes:,} bytes free, but was full while they were written "
-        f"(now {free:,} are)"
+        f"the disk and your quota there must leave about {num_bytes:,} bytes and a few files, but "
+        f"do not ({os.strerror(code)})"
     )
 
 

@@ -6,8 +6,6 @@ can be pickled, as the exception itself.
 How did a job fail? ``failure.txt`` in its run directories has what the user was told, word by word,
 for those who were not there. It is of the newest job there; one that ends well removes it.
 
-Which parameters got no gradient? torch's DDP tells their indices; here they have names.
-
 Loads no torch: a launcher imports this.
 """
 
@@ -22,14 +20,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
 from unisono.errors import NotPlainFileError, PeerLostError, UnisonoError
 from unisono.runtime.launch.policy import JobState
 from unisono.runtime.launch.report import failure_message
-from unisono.runtime.notices import named, shown
+from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import open_plain
 
 _OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
@@ -64,7 +61,7 @@ def traceback_text(error: BaseException) -> str:
         trace = trace.tb_next  # all of them, if the program never began
     formatted = traceback.TracebackException(type(error), error, trace)
     _shorten(error, formatted)
-    return without_native_frames(_plainly(error, "".join(formatted.format()).rstrip("\n")))
+    return without_native_frames("".join(formatted.format()).rstrip("\n"))
 
 
 def summary_line(error: BaseException) -> str:
@@ -74,7 +71,7 @@ def summary_line(error: BaseException) -> str:
     """
     told = traceback.TracebackException(type(error), error, None)
     told.__notes__ = None
-    line = _plainly(error, list(told.format_exception_only())[-1].strip())
+    line = list(told.format_exception_only())[-1].strip()
     if not (single := _singles(error)):
         return line
     words = list(dict.fromkeys(summary_line(one).splitlines()[0] for one in single))
@@ -87,12 +84,6 @@ def _singles(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return []
     return [single for one in error.exceptions for single in _singles(one) or [one]]
-
-
-def _plainly(error: BaseException, text: str) -> str:
-    """Put sentences of ours in the place of messages that name nothing."""
-    words = unused_in_words(error)
-    return text if words is None else text.replace(str(error), words)
 
 
 def without_native_frames(text: str) -> str:
@@ -265,63 +256,3 @@ def note_end(
                 file.write(f"{failure_message(state, num_workers)}\n")
         except (OSError, NotPlainFileError) as error:
             say(f"the failure cannot be written to {shown(directory, 1000)}: {error}")
-
-
-_INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([0-9 ]+)")
-
-
-def unused_in_words(error: BaseException, ddp: Any = None) -> str | None:
-    """Put torch's error about unused parameters into words, with their names.
-
-    Args:
-        error: any exception.
-        ddp: the DistributedDataParallel that raised it; None: it is looked for in the traceback.
-
-    Returns:
-        None for any other error.
-    """
-    found = _INDICES.search(str(error)) if isinstance(error, RuntimeError) else None
-    if found is None:
-        return None
-    names = _names(ddp if ddp is not None else _ddp_of(error))
-    indices = [int(word) for word in found[1].split()]
-    told = [names.get(index, f"number {index}") for index in indices]
-    them = "it" if len(told) == 1 else "them"
-    if "static_graph set to True" in str(error):
-        return (
-            f"with `static_graph=True` every backward pass must use the parameters that the first "
-            f"has used, but {named(told)} got no gradient: use {them} in each, or pass "
-            f"`find_unused_parameters=True` instead."
-        )
-    return (
-        f"every parameter of a DistributedDataParallel must get a gradient in every backward pass, "
-        f"but {named(told)} got none: use {them} in the loss, fix {them} with "
-        f"`requires_grad_(False)`, or pass `find_unused_parameters=True`. If the model's output is "
-        f"of a class of your own, return tensors, tuples or dicts from `forward`, in which DDP "
-        f"finds what was used."
-    )
-
-
-def _ddp_of(error: BaseException) -> Any:
-    """Find the innermost DistributedDataParallel in a traceback."""
-    found = None
-    for frame, _ in walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if hasattr(type(owner), "_build_params_for_reducer"):
-            found = owner
-    return found
-
-
-def _names(ddp: Any) -> dict[int, str]:
-    """Name parameters by the index that the reducer knows them by."""
-    if ddp is None:
-        return {}
-    names: dict[int, str] = {}
-    seen: set[int] = set()
-    for prefix, module in ddp.module.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            is_ignored = f"{prefix}.{name}" in ddp.parameters_to_ignore
-            if parameter.requires_grad and not is_ignored and id(parameter) not in seen:
-                seen.add(id(parameter))
-                names[len(names)] = f"{prefix}.{name}".lstrip(".")
-    return names

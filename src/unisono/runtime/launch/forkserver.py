@@ -41,8 +41,8 @@ _OVERRIDES = {
 # The working folder must not shadow modules while torch loads; workers get a sys.path of their own.
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "sys.argv[3] in sys.path or sys.path.append(sys.argv[3]); "
-    "from unisono.runtime.launch.server import main; main(*map(int, (*sys.argv[1:3], sys.argv[4])))"
+    "sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
+    "from unisono.runtime.launch.server import main; main(*map(int, sys.argv[2:]))"
 )
 
 
@@ -63,7 +63,7 @@ class ForkServer:
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         package_folder = str(Path(__file__).resolve().parents[3])
         fds = [theirs.fileno(), lifeline.theirs.fileno()]
-        arguments = [str(fds[0]), str(os.getpid()), package_folder, str(fds[1])]
+        arguments = [package_folder, *map(str, fds)]
         with _without_interrupts():
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _START, *arguments],

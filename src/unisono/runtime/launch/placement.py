@@ -13,11 +13,8 @@ Where there is no GPU, nothing is said. What a program then does with its GPU is
 
 from __future__ import annotations
 
-import importlib.util
-import runpy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from unisono.runtime.cublas import fix_workspaces
 from unisono.runtime.launch.gpus import (
@@ -38,13 +35,11 @@ class Machine:
 
     num_cores: int  # those that workers and shards default to
     gpus: tuple[str, ...] = ()  # the unique names of those that NVIDIA's driver knows
-    torch_for_cpus: str = ""  # the version of a torch that cannot use them; empty if it can
 
     @classmethod
     def here(cls) -> Machine:
         """Look at this machine."""
-        gpus = tuple(gpu.uuid for gpu in gpus_of_driver())
-        return cls(num_devices(), gpus, torch_for_cpus_alone() if gpus else "")
+        return cls(num_devices(), tuple(gpu.uuid for gpu in gpus_of_driver()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ def place_workers(
         ValueError: they do not fit together, or the machine; the message says what to do.
     """
     _refuse_too_many(names, asked.workers or 1)
-    gpus = () if machine.torch_for_cpus else visible_gpus(environ, machine.gpus)
+    gpus = visible_gpus(environ, machine.gpus)
     if not gpus:
         if asked.workers_per_gpu is not None:
             raise ValueError(_no_gpu_to_share(names, asked, environ, machine))
@@ -127,28 +122,9 @@ def _no_gpu_to_share(
 ) -> str:
     if not machine.gpus:
         why = "NVIDIA's driver knows of none here"
-    elif machine.torch_for_cpus:
-        why = f"torch {machine.torch_for_cpus} is built for CPUs alone"
     else:
         why = f"{VISIBLE_VARIABLE} is {environ.get(VISIBLE_VARIABLE, '')!r}"
     return (
         f"`{names.workers_per_gpu}` must be left out where workers get no GPU, but is "
         f"{asked.workers_per_gpu}, and {why}: leave it out, and the workers compute on the CPU."
     )
-
-
-def torch_for_cpus_alone() -> str:
-    """Return the version of a torch that cannot use GPUs; empty if it can, or nobody knows.
-
-    Read from its files, without loading it.
-    """
-    try:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            return ""
-        facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    except Exception:  # whatever is wrong with it is told when workers load it
-        return ""
-    if "cuda" not in facts or facts["cuda"] or facts.get("hip"):
-        return ""
-    return str(facts.get("__version__", "without a version"))

@@ -5,7 +5,7 @@
 
 Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
 and it does not outlive its launcher (the kernel sees to that, with a lifeline; and it sees the end
-of the channel, or another parent).
+of the channel).
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from unisono.runtime.workers.channel import Channel
 
 # What every training script needs; torch loads _dynamo with the first optimizer.
 PRELOADED = ("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.training.trainer")
-_PARENT_CHECK_S = 0.5
 
 
-def main(channel_fd: int, launcher_pid: int, lifeline_fd: int) -> NoReturn:
+def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     """Load torch, then serve until the launcher is gone.
 
     Args:
         channel_fd: the way to the launcher.
-        launcher_pid: that process.
         lifeline_fd: what is kept open, so that the kernel ends this process with the launcher.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -43,7 +41,7 @@ def main(channel_fd: int, launcher_pid: int, lifeline_fd: int) -> NoReturn:
     channel = Channel.from_fd(channel_fd)
     os.set_inheritable(lifeline_fd, False)
     load()
-    _Server(channel, launcher_pid, lifeline_fd).serve()
+    _Server(channel, lifeline_fd).serve()
 
 
 def load() -> None:
@@ -63,10 +61,9 @@ def load() -> None:
 class _Server:
     """The loop: requests from the launcher, deaths of the children."""
 
-    def __init__(self, channel: Channel, launcher_pid: int, lifeline_fd: int) -> None:
+    def __init__(self, channel: Channel, lifeline_fd: int) -> None:
         self._channel = channel
         self._lifeline_fd = lifeline_fd
-        self._launcher_pid = launcher_pid
         self._rank_of_pid: dict[int, int] = {}
         self._waiting: deque[messages.Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
@@ -79,9 +76,8 @@ class _Server:
         signal.set_wakeup_fd(self._wakeup_writing.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
-        while not self._channel.at_end and os.getppid() == self._launcher_pid:
-            ready = self._selector.select(_PARENT_CHECK_S)
-            self._turn({key.fileobj for key, _ in ready})
+        while not self._channel.at_end:
+            self._turn({key.fileobj for key, _ in self._selector.select()})
         self._end()
 
     def _turn(self, ready: set[object]) -> None:
