@@ -223,18 +223,6 @@ def test_changes_of_the_modules_own_attributes_are_lost():
     assert model.module.calls == 0
 
 
-@pytest.mark.parametrize("prefixed", [True, False])
-@pytest.mark.parametrize("nested", [True, False])
-def test_state_dicts_load_with_and_without_the_prefix(prefixed, nested):
-    source = nn.Linear(2, 2)
-    model = wrapped(nn.Linear(2, 2))
-    prefix = ("0." if nested else "") + ("module." if prefixed else "")
-    saved = {prefix + name: value for name, value in source.state_dict().items()}
-    (nn.Sequential(model) if nested else model).load_state_dict(saved)
-    assert model.module.weight.equal(source.weight)
-    assert list(model.state_dict()) == ["module.weight", "module.bias"]
-
-
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))]
 )

@@ -13,7 +13,6 @@ import torch
 from torch.nn.parallel import DataParallel as TorchDataParallel
 
 from unisono.distributed.chunks import Inputs, count_chunks, cut, join, places
-from unisono.distributed.module import LoadsWithoutPrefix
 from unisono.distributed.module_replica import Original, aliases, refuse_compiled, through_gate
 from unisono.plan.seeds import seed_of
 from unisono.runtime.device import HOST, Device
@@ -22,7 +21,7 @@ _STREAM = "DataParallel"
 _TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
 
 
-class DataParallel(LoadsWithoutPrefix, _TorchDataParallel):  # type: ignore[misc]
+class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     """Computes each batch in chunks, on several devices of this process.
 
     Replaces ``torch.nn.DataParallel`` in a plain loop, and is a subclass of it::

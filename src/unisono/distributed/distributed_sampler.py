@@ -11,22 +11,13 @@ The order comes from torch's own class, so it is torch's whatever version that i
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
 from unisono.runtime.world import world
-
-
-class SameOrderWarning(UserWarning):
-    """A second epoch has the order of the first, as nobody has called ``set_epoch``."""
 
 
 class DistributedSampler(TorchDistributedSampler[int]):
@@ -46,8 +37,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
       train with ``unisono.Trainer``, where the last batch may have any size.
 
     With ``shuffle=True`` the order follows from ``seed`` and the epoch, so call :meth:`set_epoch`
-    before each epoch. When it was forgotten, rank 0 says so, once. To have the same order again on
-    purpose, call it with the same number again.
+    before each epoch.
 
     Args:
         dataset: anything with a length that does not change.
@@ -94,19 +84,10 @@ class DistributedSampler(TorchDistributedSampler[int]):
         if exact:
             self.total_size = len(dataset)
             self.num_samples = len(range(rank, self.total_size, num_replicas))
-        self._num_calls_of_set_epoch = 0
-        self._last_begun: tuple[int, int] | None = None
-        self._has_warned = False
 
     def __iter__(self) -> Iterator[int]:
         """Give this rank's indices, in the order of the epoch that is set now."""
-        indices = self._exact_indices() if self.exact else super().__iter__()
-        return _Indices(indices, self, (self._num_calls_of_set_epoch, self.epoch))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order: every rank calls it with the same number, before each epoch."""
-        super().set_epoch(epoch)
-        self._num_calls_of_set_epoch += 1
+        return self._exact_indices() if self.exact else super().__iter__()
 
     def _exact_indices(self) -> Iterator[int]:
         if len(self.dataset) != self.total_size:  # type: ignore[arg-type]
@@ -120,39 +101,6 @@ class DistributedSampler(TorchDistributedSampler[int]):
         whole.set_epoch(self.epoch)
         return iter(list(whole)[self.rank :: self.num_replicas])
 
-    def _note_beginning(self, epoch_asked_for: tuple[int, int]) -> None:
-        is_again = self._last_begun == epoch_asked_for
-        self._last_begun = epoch_asked_for
-        if is_again and self.shuffle and self.rank == 0 and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"`set_epoch` must be called before each epoch, but the sampler is iterated again "
-                f"without it and gives the same order as before (that of epoch {self.epoch}): "
-                f"call `sampler.set_epoch(epoch)` at the top of the loop, with the same number "
-                f"where the same order is meant. (Said once, by rank 0.)",
-                SameOrderWarning,
-                stacklevel=_frames_to_the_caller(),
-            )
-
-
-class _Indices(Iterator[int]):
-    """The indices of one iteration. It begins with the first that is taken: iterators that nobody
-    uses, which some loaders make, do not count. Final.
-    """
-
-    def __init__(
-        self, indices: Iterator[int], sampler: DistributedSampler, asked_for: tuple[int, int]
-    ) -> None:
-        self._indices = indices
-        self._sampler: DistributedSampler | None = sampler
-        self._asked_for = asked_for
-
-    def __next__(self) -> int:
-        if self._sampler is not None:
-            sampler, self._sampler = self._sampler, None
-            sampler._note_beginning(self._asked_for)
-        return next(self._indices)
-
 
 def _place() -> tuple[int, int]:
     """Find (rank, world size): the process group's, else the environment's."""
@@ -160,13 +108,3 @@ def _place() -> tuple[int, int]:
         return dist.get_rank(), dist.get_world_size()
     here = world()
     return here.rank, here.world_size
-
-
-def _frames_to_the_caller() -> int:
-    """Count the frames from whoever asks up to the first that is neither ours nor torch's."""
-    folders = (Path(torch.__file__).parent, Path(__file__).parents[1])
-    libraries = tuple(f"{folder}{os.sep}" for folder in folders)
-    frame, count = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
-        frame, count = frame.f_back, count + 1
-    return count
