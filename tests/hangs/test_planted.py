@@ -40,7 +40,7 @@ class Case:
         )
 
 
-COMPUTING = r"computing(?: in `[^`]+` of \S+)?"
+COMPUTING = "computing"
 LOADING = {
     "asleep": ("sleep_long", "time.sleep(1000)", "asleep"),
     "lock": ("take_lock", "with LOCK", "waits for a lock or another thread"),

@@ -1,7 +1,7 @@
 """What does the kernel say that a process does? From /proc, without the process's help.
 
     /proc/<pid>/stat       state: running, asleep, stopped, waiting for a disk
-    /proc/<pid>/syscall    in which system call: read(3), openat("…"), futex
+    /proc/<pid>/syscall    in which system call: read(3), openat, futex
     /proc/<pid>/fd/3       and of what
 
 Source: proc(5) and the tables of system calls of x86_64 and of the others (asm-generic/unistd.h).
@@ -43,11 +43,8 @@ _NUMBERS_ELSEWHERE = {
 }
 _IS_X86 = platform.machine() == "x86_64"
 _CALLS = _NUMBERS_ON_X86 if _IS_X86 else _NUMBERS_ELSEWHERE
-_OPENS_WITHOUT_FOLDER = 2 if _IS_X86 else -1
-_FCNTL = 72 if _IS_X86 else 25
-_WAITING_LOCKS = (7, 38)  # F_SETLKW, F_OFD_SETLKW
-_PATH_AT_MOST = 4096
 _WORDS = {
+    "open": "waits to open a file",
     "futex": "waits for a lock or another thread",
     "sleep": "asleep",
     "wait": "waits for another process to end",
@@ -139,11 +136,6 @@ def _call_in_words(pid: int, number: int, arguments: Sequence[int]) -> str:
         return f"waits to read {_opened(pid, arguments[0])}"
     if kind == "write":
         return f"waits to write to {_opened(pid, arguments[0])}"
-    if kind == "open":
-        at = arguments[0 if number == _OPENS_WITHOUT_FOLDER else 1]
-        return f"waits to open {_path_at(pid, at)}"
-    if number == _FCNTL and arguments[1] not in _WAITING_LOCKS:
-        return ""
     return _WORDS.get(kind, "")
 
 
@@ -155,28 +147,7 @@ def _opened(pid: int, fd: int) -> str:
     if not path:
         return f"descriptor {fd}"
     kind, is_nameless, _ = path.partition(":[")
-    return f"a {kind}" if is_nameless else _named(pid, path)
-
-
-def _named(pid: int, path: str) -> str:
-    """Name a file; what the kernel waits in tells a FIFO from others."""
-    where = read_text(Path(f"/proc/{pid}/wchan"))
-    is_fifo = "pipe_" in where or "wait_for_partner" in where
-    return f"the FIFO {shown(path)}" if is_fifo else shown(path)
-
-
-def _path_at(pid: int, address: int) -> str:
-    """Read a path out of a process's memory."""
-    try:
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            text = memory.read(_PATH_AT_MOST - address % _PATH_AT_MOST)
-    except (OSError, OverflowError, ValueError):
-        return "a file"
-    path = os.fsdecode(text.partition(b"\0")[0])
-    if path and not path.startswith("/"):
-        path = os.path.join(_link(f"/proc/{pid}/cwd"), path)
-    return _named(pid, path) if path else "a file"
+    return f"a {kind}" if is_nameless else shown(path)
 
 
 def _link(path: str) -> str:
