@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.loaders import loader_of
 from torch import nn
 
 import unisono
@@ -34,6 +33,7 @@ from tests.chaos.programs.blocks import Model, loss_of
 from tests.chaos.programs.choices import Choices, choose
 from tests.chaos.programs.recipes import optimizer_of, schedule_of
 from tests.chaos.programs.samples import collate, dataset_of, sampler_of
+from tests.loaders import loader_of
 
 CLIPS: dict[str, dict[str, float]] = {
     "none": {},
