@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from bench.processes import environment, unisono_run
 from bench.workloads import WORKLOADS
+from unisono import world
 from unisono.callbacks import Callback, Fit
 
 WARMUP_STEPS, COUNTED_STEPS = 40, 101
@@ -60,7 +61,7 @@ def count(workload_name: str, num_shards: int, num_workers: int) -> None:
     trainer = Trainer(model, optimizer, loss, shards=num_shards, seed=0, callbacks=callbacks)
     trainer.fit(dataset, batch_size=batch_size, steps=num_steps)
     sys.setprofile(None)
-    if trainer.run.world.rank == 0:
+    if world().rank == 0:
         print(MARK + json.dumps(counter.counts), flush=True)
 
 

@@ -37,7 +37,7 @@ def train_unisono(args: argparse.Namespace, workload: Workload, dataset: TensorD
     optimizer = torch.optim.Adam(model.parameters(), lr=workload.lr)
     where = {} if args.device is None else {"device": args.device}
     run = unisono.Run(model, optimizer, shards=args.workers, seed=SEED, **where)
-    note = noting(args, run.world.rank)
+    note = noting(args, unisono.world().rank)
     batch_size = args.workers * workload.batch_size
     for step in run.steps(dataset, batch_size=batch_size, steps=args.steps):
         with step:

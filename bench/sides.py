@@ -193,7 +193,7 @@ def unisono_fused_events(task: Task) -> Timing:
 def _time_unisono(
     task: Task, directory: Path | None = None, exchange: str = "auto", **options: Any
 ) -> Timing:
-    from unisono import Trainer
+    from unisono import Trainer, world
     from unisono.callbacks import EventLog
 
     ends_s: list[float] = []
@@ -221,7 +221,9 @@ def _time_unisono(
     if directory is not None:
         meter.measure(events, "on_step_end")
         meter.measure(events, "on_snapshot")
-        meter.measure(trainer.run.team, "note_times")
+        run: Any = trainer.run  # older versions have the team there
+        team = run.team if hasattr(run, "team") else run._context.team
+        meter.measure(team, "note_times")
     first, last = task.warmup_steps, task.warmup_steps + task.timed_steps
     trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 1)
     if len(ends_s) != last + 1:
@@ -229,7 +231,7 @@ def _time_unisono(
     seconds = ends_s[last] - ends_s[first]
     if directory is None:
         return Timing(seconds)
-    if trainer.run.world.rank == 0:
+    if world().rank == 0:
         num_lines = (directory / "events.jsonl").read_text().count('{"event":"step"')
         if num_lines != last + 1:
             raise RuntimeError(f"expected {last + 1} steps in the event file, saw {num_lines}")

@@ -74,7 +74,7 @@ def test_a_call_with_nothing_to_do_calls_nothing():
     trainer = make(seen)
     trainer.fit(data(), batch_size=6, epochs=1)
     before = list(seen.seen)
-    trainer.run.context.observer.before_pause()  # as a custom loop does, after `fit`
+    trainer.run._context.observer.before_pause()  # as a custom loop does, after `fit`
     trainer.fit(data(), batch_size=6, epochs=1)
     assert seen.seen == before
 
@@ -234,11 +234,11 @@ def test_a_loss_is_told_though_its_replacement_is_there_before_the_next_step():
     class Joins(Callback):
         def on_step_end(self, fit, step):
             if step.number == 2:
-                trainer.run.team.membership = Membership((0,), leader=0, generation=2)
+                trainer.run._context.team.membership = Membership((0,), leader=0, generation=2)
 
     def losing(model, batch):
         if trainer.run.position.step == 2:
-            trainer.run.team.membership = Membership(
+            trainer.run._context.team.membership = Membership(
                 (0,), leader=0, generation=1, why="somebody was lost"
             )
         return loss(model, batch)

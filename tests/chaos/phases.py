@@ -46,8 +46,9 @@ class Recorder:
     @classmethod
     def attach(cls, run: Any, folder: str) -> Recorder:
         """Put one in the place of the faults of a run's team."""
-        recorder = cls(run.team.faults, Path(folder, str(os.getpid())) if folder else None)
-        run.team.faults = recorder
+        team = run.team if hasattr(run, "team") else run._context.team  # of an older version
+        recorder = cls(team.faults, Path(folder, str(os.getpid())) if folder else None)
+        team.faults = recorder
         return recorder
 
     def meet(self, at: str, step: int | None = None) -> None:

@@ -135,7 +135,7 @@ def train_with_a_loader_that_dies():
     run = unisono.Run(model, optimizer, shards=5)
     for step in run.steps(samples(110, 1), batch_size=BATCH_SIZE, epochs=1):
         with step:
-            if run.world.rank == 1 and step.number == 3:
+            if unisono.world().rank == 1 and step.number == 3:
                 list(torch.utils.data.DataLoader(Deadly(), num_workers=1))
             for inputs, labels in step.shards:
                 step.backward(torch.nn.functional.cross_entropy(model(inputs), labels))

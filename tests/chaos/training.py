@@ -178,8 +178,8 @@ def before_forward(options, run, recorder, *, is_training):
     is_slow = options.slow_every and step % options.slow_every == 0
     time.sleep(options.pace_ms * (10 if is_slow else 1) / 1000)
     start_s = time.monotonic()
-    while step in options.hold and run.team.size < run.world.world_size:
-        if run.team.is_asked_to_stop:
+    while step in options.hold and run._context.team.size < run._context.team.world.world_size:
+        if run._context.team.is_asked_to_stop:
             return
         if time.monotonic() - start_s > NOBODY_COMES_S:
             raise TimeoutError(f"no replacement has caught up in {NOBODY_COMES_S:.0f} s")

@@ -113,12 +113,12 @@ def test_some_of_the_samples_are_those_that_are_chosen():
 def test_shuffled_epochs_without_the_last_batch_differ():
     reading = Reading.of(DataLoader(data(), 4, shuffle=True, drop_last=True), None)
     trainer = make()
-    plan = trainer.run.plan(reading)
+    plan = trainer.run._context.plan_pass(reading)
     assert plan.num_samples == 20
     first, second = plan.order(0), plan.order(1)
     assert len(set(first.tolist())) == 20
     assert not torch.equal(first, second)
-    assert torch.equal(first, trainer.run.plan(reading).order(0))
+    assert torch.equal(first, trainer.run._context.plan_pass(reading).order(0))
 
 
 def test_a_stream_in_a_loader_is_read():

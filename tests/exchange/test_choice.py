@@ -136,7 +136,7 @@ def loop_on(exchanges):
         with step:
             for (inputs,) in step.shards:
                 step.backward(model(inputs).mean())
-        name = type(run.context.engine.exchange).__name__
+        name = type(run._context.engine.exchange).__name__
     return name
 
 

@@ -35,8 +35,11 @@ def train_and_hold(device: str, hold: tuple[int, ...], **options: Any) -> tuple[
     def loss(model: torch.nn.Module, batch: Any) -> Any:
         run = trainer.run
         deadline_s = time.monotonic() + NOBODY_COMES_S
-        while run.position.step in hold and run.team.size < run.world.world_size:
-            if run.team.is_asked_to_stop:  # to let the replacement in
+        while (
+            run.position.step in hold
+            and run._context.team.size < run._context.team.world.world_size
+        ):
+            if run._context.team.is_asked_to_stop:  # to let the replacement in
                 break
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"no replacement has come in {NOBODY_COMES_S:.0f} s")

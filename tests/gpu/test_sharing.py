@@ -117,7 +117,7 @@ def pinned_or_not(device: str) -> list[bool]:
 
     def loss(model: torch.nn.Module, batch: Any) -> Any:
         if trainer.run.position.step == 2 and not seen:
-            arena = trainer.run.context.engine.exchange.memory.arena
+            arena = trainer.run._context.engine.exchange.memory.arena
             regions = [*arena.gradients, arena.sums]
             seen.extend(region.everything().is_pinned() for region in regions)
         return cases.classify(model, batch)

@@ -335,8 +335,8 @@ def test_a_program_that_ends_early_on_one_host_ends_on_all(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
     script = tmp_path / "leaving.py"
-    leaving = f"if run.world.rank == 1 and run.position.step == 3:\n{16 * ' '}os._exit(0)"
-    before = "if run.world.rank == given.raises"
+    leaving = f"if unisono.world().rank == 1 and run.position.step == 3:\n{16 * ' '}os._exit(0)"
+    before = "if unisono.world().rank == given.raises"
     script.write_text(Path(TRAIN).read_text().replace(before, f"{leaving}\n{12 * ' '}{before}"))
     outputs = unisono_run(make_hosts(2), [1, 1], [str(script), "cnn", *LONGER])
     assert "PeerLostError: " in outputs[0].end()

@@ -117,7 +117,7 @@ def train_one(name, totals, directory):
     generator = torch.Generator().manual_seed(1)
 
     def loss(model, batch):
-        wait_for_replacement(trainer.run.team)
+        wait_for_replacement(trainer.run._context.team)
         return (model(batch[0]) - 1).square().mean()
 
     data = TensorDataset(torch.randn(24, 3, generator=generator))

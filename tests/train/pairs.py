@@ -203,9 +203,9 @@ def trained(name, steps=STEPS, shards=4, fault=None, marker=None, loader_workers
         with step:
             for turn, (names, loss_of) in enumerate(due(program.updates, step.number)):
                 is_due = fault and fault[1:] == (step.number, turn) and not marker.exists()
-                if is_due and run.team.world.rank == 1:
+                if is_due and run._context.team.world.rank == 1:
                     marker.touch()
-                    run.team.faults._mine = (Fault("kill", 1, step.number, fault[0]),)
+                    run._context.team.faults._mine = (Fault("kill", 1, step.number, fault[0]),)
                 together = set(names) == set(program.optimizers)
                 with contextlib.nullcontext() if together else step.update(*names):
                     for batch in step.shards:

@@ -103,7 +103,7 @@ def train(slow, folder, steps=24, mixed=True, rounds=False):
                 step.backward(model(batch).square().mean())
                 num_shards += 1
         if step.is_done:
-            wait_for_replacement(run.team)
+            wait_for_replacement(run._context.team)
             if rounds:  # otherwise than the others, in its update
                 model.bias.data.add_(rank * 1e-6)
             with open(f"{folder}/{rank}", "a") as file:

@@ -179,7 +179,7 @@ def train_until_all_are_back(kind):
 
     def loss(model, batch):
         if trainer.run.position.step in (10, 18):
-            wait_for_replacement(trainer.run.team)
+            wait_for_replacement(trainer.run._context.team)
         return loss_of(model, batch)
 
     trainer = make(kind, loss=loss)

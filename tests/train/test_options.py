@@ -8,7 +8,7 @@ import torch
 
 import unisono
 from unisono.data.data_reading import Reading
-from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.loop import begin_loop
 from unisono.training.options import RunOptions
 
 OPTIONS = fields(RunOptions)
@@ -88,8 +88,8 @@ def test_an_observer_follows_a_run_until_another_one_does():
     observers = [Observer(), Observer()]
     data = torch.utils.data.TensorDataset(torch.ones(4, 1))
     reading = Reading.of(data, 2)
-    plan = LoopPlan(reading, run.plan(reading), Totals(None, 1))
+    plan = run._context.plan_loop(reading, None, 1)
     for observer in observers:
-        run.begin_loop(plan, observer).close()
-        run.say("hello")
+        begin_loop(run._context, plan, observer).close()
+        run._context.say("hello")
     assert [observer.seen for observer in observers] == [["hello"], ["hello"]]

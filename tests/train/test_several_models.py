@@ -314,7 +314,7 @@ def forgetful(name):
     for step in run.steps(pairs.data(), batch_size=12, steps=3):
         with step:
             for names, loss_of in program.updates.items():
-                if run.team.world.rank == 1 and step.number == 1 and names == ("teacher",):
+                if run._context.team.world.rank == 1 and step.number == 1 and names == ("teacher",):
                     continue
                 update(step, *names, lambda batch, loss_of=loss_of: loss_of(run.model, batch))
 

@@ -32,9 +32,10 @@ from unisono.training.callbacks.summary import Summary, told
 from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.training.first_steps import LabelCounts
 from unisono.training.identity import identity, surroundings
+from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
-from unisono.training.run import Run
+from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
 from unisono.training.schedule import ScheduleUnderWay, Validation
 from unisono.training.step import Step
@@ -67,11 +68,12 @@ class FitUnderWay(Observer):
         schedule: ScheduleUnderWay,
         embed: Callable[[nn.Module, Any], Any] | None = None,
     ) -> None:
-        self._run, self._plan, self._callbacks = run, plan, callbacks
+        self._run, self._context = run, context_of(run)
+        self._plan, self._callbacks = plan, callbacks
         self._loss, self._embed = loss, embed
         reading = plan.reading
         reads_here = not reading.loader_workers and not is_stream(reading.dataset)
-        self._twice = ComputedTwice(run.context, loss, embed, reads_here=reads_here)
+        self._twice = ComputedTwice(self._context, loss, embed, reads_here=reads_here)
         self._looks = 0
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
@@ -82,23 +84,24 @@ class FitUnderWay(Observer):
             for name, callback in zip(callbacks.names, callbacks, strict=True)
             if not hasattr(callback, "state_dict") and _is_of_program(type(callback))
         }
+        team = self._context.team
         self._said: set[str] = set()
-        self._membership = run.team.membership
+        self._membership = team.membership
         self._has_begun = self._is_over = False
-        self._labels = LabelCounts(run.context)
+        self._labels = LabelCounts(self._context)
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
-        self._memory, self._has_memory = MemoryWatch(run.device, run.team), not run.device.is_host
+        self._memory, self._has_memory = MemoryWatch(run.device, team), not run.device.is_host
         self.end_step = run.position.step
         self.has_ended = False
-        self.rank, self.model, self.optimizer = run.world.rank, run.model, run.optimizer
+        self.rank, self.model, self.optimizer = team.world.rank, run.model, run.optimizer
 
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
         loss, functions = None if self._embed else self._loss, (self._loss, self._embed)
-        steps = run.begin_loop(plan, observer=self, loss=loss, functions=functions)
+        steps = begin_loop(self._context, plan, observer=self, loss=loss, functions=functions)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
@@ -127,12 +130,12 @@ class FitUnderWay(Observer):
             num_batches = plan.totals.num_batches(plan.samples, position)
             num_epochs = num_batches // plan.samples.steps_per_epoch - position.epoch
         if line := self._schedule.check(self.end_step - position.step, num_epochs):
-            self._run.context.say_once(line)
+            self._context.say_once(line)
 
     @property
     def directory(self) -> Path | None:
         """See :class:`Fit`."""
-        return None if self._run.checkpoints is None else self._run.checkpoints.directory
+        return None if self._context.checkpoints is None else self._context.checkpoints.directory
 
     @property
     def step(self) -> int:
@@ -147,27 +150,28 @@ class FitUnderWay(Observer):
     @property
     def ranks(self) -> tuple[int, ...]:
         """See :class:`Fit`."""
-        return self._run.team.membership.ranks
+        return self._context.team.membership.ranks
 
     @property
     def is_leader(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.team.is_leader and not self._run.joint_calls.is_behind
+        return self._context.team.is_leader and not self._context.joint_calls.is_behind
 
     @property
     def is_first(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.team.position == 0 and not self._run.joint_calls.is_behind
+        return self._context.team.position == 0 and not self._context.joint_calls.is_behind
 
     @property
     def has_joined(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.has_joined or self._run.joint_calls.is_behind
+        return self._run.has_joined or self._context.joint_calls.is_behind
 
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
         """See :class:`Fit`."""
         run, plan = self._run, self._plan.samples
+        is_kept = self._context.checkpoints is not None
         return {
             # 0 where nobody knows.
             "steps_per_epoch": 0 if plan.is_endless else plan.steps_per_epoch,
@@ -175,27 +179,27 @@ class FitUnderWay(Observer):
             "batch_size": plan.batch_size,
             "shards": plan.shards,
             "seed": plan.seed,
-            "world_size": run.world.world_size,
+            "world_size": self._context.team.world.world_size,
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
-            "identity": identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None),
+            "identity": identity(plan, run.fixed, run.device, is_kept=is_kept),
             "loader_workers": self._plan.reading.loader_workers,
-            "divided_by_speed": bool(run.context.kinds),
+            "divided_by_speed": bool(self._context.kinds),
             **surroundings(run.device),
         }
 
     def pid(self, rank: int) -> int | None:
         """See :class:`Fit`."""
-        team = self._run.team  # a number says nothing on another host
+        team = self._context.team  # a number says nothing on another host
         return team.pid(rank) if rank in team.neighbours else None
 
     def times(self, rank: int, step: int) -> Times | None:
         """See :class:`Fit`."""
-        times = self._run.team.times(rank, step)
+        times = self._context.team.times(rank, step)
         return None if times is None else Times._make(times)
 
     def memory(self, rank: int) -> DeviceMemory | None:
         """See :class:`Fit`."""
-        sizes = self._run.team.memory_of(rank) if self._has_memory else None
+        sizes = self._context.team.memory_of(rank) if self._has_memory else None
         return None if sizes is None else DeviceMemory._make(sizes)
 
     def say(self, line: str) -> None:
@@ -208,11 +212,11 @@ class FitUnderWay(Observer):
         def speak() -> bytes:
             return work().encode(errors="backslashreplace")
 
-        return self._run.joint_calls.hear_leader(speak, purpose).decode()
+        return self._context.joint_calls.hear_leader(speak, purpose).decode()
 
     def check_directory(self) -> str:
         """See :class:`Fit`."""
-        return "" if self._run.checkpoints is None else self._run.checkpoints.hold()
+        return "" if self._context.checkpoints is None else self._context.checkpoints.hold()
 
     def stop(self, why: str) -> None:
         """See :class:`Fit`."""
@@ -231,7 +235,7 @@ class FitUnderWay(Observer):
         if self._is_over:
             return
         self._callbacks.call("on_pause", self)
-        if signum := self._run.team.is_ended_by:
+        if signum := self._context.team.is_ended_by:
             # The launcher ends this process in the pause.
             self._fail(interruption(signum))
 
@@ -239,7 +243,7 @@ class FitUnderWay(Observer):
         try:
             self._before(step)
             self._compute(step)
-            self._run.team.supervisor.can_go_back = True
+            self._context.team.supervisor.can_go_back = True
             self._after(step)
         except StepBrokenError:
             step.abandon()  # with what was to come behind it
@@ -312,22 +316,22 @@ class FitUnderWay(Observer):
                 )
 
     def _begin(self) -> None:
-        run = self._run
+        team = self._context.team
         self._has_begun, self._next = True, self.step
         # A replacement that is the leader has found nobody there.
-        is_alone = run.joint_calls.is_behind or (self.has_joined and run.team.is_leader)
-        self._membership = _NOBODY if is_alone else run.team.membership
-        if run.checkpoints is not None:
-            self._kept_step = run.checkpoints.kept_step
+        is_alone = self._context.joint_calls.is_behind or (self.has_joined and team.is_leader)
+        self._membership = _NOBODY if is_alone else team.membership
+        if self._context.checkpoints is not None:
+            self._kept_step = self._context.checkpoints.kept_step
         if self._has_memory:
             self._memory.begin()
         try:
             self._callbacks.call("on_begin", self)
-            if run.context.attributes is not None:
-                is_with_others = not self.has_joined and run.team.size > 1
-                hear = functools.partial(run.team.gather, purpose="attributes of callbacks")
-                loop = run.context.num_loops
-                run.context.attributes.has_begun(loop, hear if is_with_others else None)
+            if self._context.attributes is not None:
+                is_with_others = not self.has_joined and team.size > 1
+                hear = functools.partial(team.gather, purpose="attributes of callbacks")
+                loop = self._context.num_loops
+                self._context.attributes.has_begun(loop, hear if is_with_others else None)
         except StepBrokenError:
             self._has_begun = False
             raise
@@ -360,27 +364,27 @@ class FitUnderWay(Observer):
             }
             return json.dumps(found).encode()
 
-        heard = run.joint_calls.hear_leader(speak, "summary")
+        heard = self._context.joint_calls.hear_leader(speak, "summary")
         samples = tally.samples_until(run.position)
         return Summary(
             steps=run.position.step - tally.begun_at.step,
             samples=samples,
             shards=self._plan.samples.shards,
-            workers=run.world.world_size,
+            workers=self._context.team.world.world_size,
             means=run.last.get("means", {}) if samples else {},
             validation=run.last.get("validation"),
             **json.loads(heard),
         )
 
     def _check_membership(self) -> None:
-        if self._run.joint_calls.is_behind:
+        if self._context.joint_calls.is_behind:
             return
-        before, self._membership = self._membership, self._run.team.membership
+        before, self._membership = self._membership, self._context.team.membership
         if self._membership.generation != before.generation:
             self._callbacks.call("on_workers_changed", self, before.ranks, self._membership.why)
 
     def _look_for_checkpoints(self) -> None:
-        checkpoints = self._run.checkpoints
+        checkpoints = self._context.checkpoints
         if checkpoints is None or checkpoints.kept_step != self.step:
             return
         if self._kept_step != self.step:

@@ -14,12 +14,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
+from torch import nn
+
 from unisono.data.fetch import Fetch
 from unisono.engine.exchange.choice import chosen
+from unisono.engine.state.attributes import KEY, Attributes, own_optimizers
+from unisono.engine.state.contents import check_contents
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.step.closure_engine import ClosureEngine
 from unisono.engine.step.engine import StepEngine
@@ -40,9 +44,58 @@ from unisono.training.first_steps import UnusedParameters, single_samples_refuse
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.mixed_devices import SpeedBalance
 from unisono.training.out_of_memory import memory_explained
-from unisono.training.run_context import RunContext, begin_epoch, check_order
-from unisono.training.start import tell_over
+from unisono.training.run_context import Observer, RunContext, begin_epoch, check_order, no_epochs
+from unisono.training.several_models import check_split_before, place_on
+from unisono.training.start import start, tell_over
 from unisono.training.step import Step
+
+
+def begin_loop(
+    run: RunContext,
+    plan: LoopPlan,
+    observer: Observer | None = None,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
+    functions: Sequence[Any] = (),
+    named: Mapping[str, Any] | None = None,
+) -> Generator[Step, None, None]:
+    """Begin a loop; see :meth:`unisono.Run.steps`.
+
+    Args:
+        run: whose it is.
+        plan: what it goes over.
+        observer: follows the run from here on; None: whoever did before.
+        loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
+        functions: all of the program's that run in passes, as far as known.
+        named: what a loop of the program's own may use, by name.
+    """
+    every = None if run.checkpoints is None else run.checkpoints.every
+    if plan.samples.is_endless and every is not None and every.epochs is not None:
+        raise no_epochs("checkpoint")
+    run.loss, run.functions, run.named = loss, functions, named or {}
+    if observer is not None:
+        run.observer = observer
+    _watch_attributes(run)
+    model, optimizer, device = run.kept.model, run.kept.optimizer, run.device
+    check_split_before(model, device)
+    if not device.is_host:
+        # Since the run was made the program may have moved it, or added layers and groups.
+        check_contents(model, optimizer, device)
+        place_on(model, optimizer, device)
+    start(run, plan)
+    return steps_of(run, plan, plan.fetch())
+
+
+def _watch_attributes(run: RunContext) -> None:
+    """Have attributes of the program's optimizers and callbacks kept with the run."""
+    own = own_optimizers(run.kept.optimizer) | dict(run.observer.own_callbacks)
+    if own and run.attributes is None:
+        run.attributes = Attributes(run.kept.model, run.kept.optimizer)
+    if run.attributes is not None:
+        run.attributes.watch(own)
+        # The run may have been taken up without any.
+        kept, run.kept.state[KEY] = run.kept.state.get(KEY), run.attributes
+        if isinstance(kept, Mapping):
+            run.attributes.load_state_dict(kept)
 
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:

@@ -13,25 +13,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.engine.exchange.choice import name_of_exchange
-from unisono.engine.state.attributes import KEY as ATTRIBUTES_KEY
-from unisono.engine.state.attributes import Attributes, own_optimizers
 from unisono.engine.state.contents import check_contents, digest_of
 from unisono.engine.state.optimizers import members_of, needs_closure
 from unisono.engine.state.program_state import ExtraState
 from unisono.engine.state.run_state import Position, RunState
 from unisono.engine.step.transforms import LossScaling, OnGradients
 from unisono.errors import PeerLostError
-from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
 from unisono.runtime.device import AUTO, drawn_without_seed
 from unisono.runtime.reach import used_in
@@ -39,8 +35,7 @@ from unisono.runtime.workers.context import context
 from unisono.runtime.workers.launcher_messages import Ready
 from unisono.training.checkpoints import Checkpoints
 from unisono.training.identity import fixed_by
-from unisono.training.loop import steps_of
-from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.loop import begin_loop
 from unisono.training.options import (
     OF_PROGRAM,
     THINGS,
@@ -50,17 +45,15 @@ from unisono.training.options import (
     check_together,
 )
 from unisono.training.out_of_memory import memory_explained
-from unisono.training.run_context import Observer, RunContext, no_epochs, plan_samples
+from unisono.training.run_context import RunContext
 from unisono.training.several_models import (
     Models,
     Optimizers,
     check_names,
-    check_split_before,
     device_of_run,
     joined,
     place_on,
 )
-from unisono.training.start import start
 from unisono.training.step import Step
 
 SCALER_KEY = "grad_scaler"
@@ -145,13 +138,11 @@ class Run:
         )
         model, optimizer = joined(model, optimizer)
         context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
-        self.joint_calls = context().join()
-        self.team = self.joint_calls.team
-        self.world = self.team.world
+        joint_calls = context().join()
+        team = joint_calls.team
         if options.shards is not None:
-            assign(options.shards, self.world.world_size)  # refuses too few
-        self.seed = options.seed
-        self.device = device_of_run(model, options, self.world)
+            assign(options.shards, team.world.world_size)  # refuses too few
+        self.device = device_of_run(model, options, team.world)
         check_contents(model, optimizer, self.device)
         check_names(optimizer, options)
         has_closure = needs_closure(optimizer)
@@ -163,7 +154,7 @@ class Run:
         replicas_for = THINGS["closure"] if has_closure else ""
         if options.on_gradients is not None:
             replicas_for = "`on_gradients`"
-        num_hosts = len(self.team.hosts)
+        num_hosts = len(team.hosts)
         exchange = name_of_exchange(self.device, replicas_for=replicas_for, num_hosts=num_hosts)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():
@@ -188,11 +179,11 @@ class Run:
             )
         if has_closure:
             fixed["closure"] = True
-        self.context = RunContext(
+        self._context = RunContext(
             options,
             RunState(model, optimizer, takes_programs=options.saving.options == OF_PROGRAM),
-            self.team,
-            self.joint_calls,
+            team,
+            joint_calls,
             scaling,
             fixed,
             is_unseeded,
@@ -200,7 +191,7 @@ class Run:
             self.device,
             options.shards,
         )
-        with memory_explained(self.context, "move of the model"):
+        with memory_explained(self._context, "move of the model"):
             place_on(model, optimizer, self.device)
         for name in scaling:
             key = SCALER_KEY
@@ -210,22 +201,19 @@ class Run:
         extra_state = ExtraState(model)
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state
-        self.checkpoints: Checkpoints | None = None
         if options.directory is not None:
-            self.checkpoints = Checkpoints(
-                self.team, Path(options.directory), options.saving, self.say
-            )
-            self.context.checkpoints = self.checkpoints
+            folder, say = Path(options.directory), self._context.say
+            self._context.checkpoints = Checkpoints(team, folder, options.saving, say)
 
     @property
     def shards(self) -> int | None:
         """S, the number of parts of every global batch; None as long as it is not known."""
-        return self.context.shards
+        return self._context.shards
 
     @property
     def position(self) -> Position:
         """How far the run has come."""
-        return self.context.kept.position
+        return self._context.kept.position
 
     @property
     def state(self) -> dict[str, Any]:
@@ -235,27 +223,27 @@ class Run:
         them before the first loop. The state is restored from checkpoints, in replacements of lost
         workers, and in repeated steps. The modules' `get_extra_state` is saved without your doing.
         """
-        return self.context.kept.state
+        return self._context.kept.state
 
     @property
     def last(self) -> dict[str, Any]:
         """The results of the last step (``"means"``), and notes of the trainer; plain JSON."""
-        return self.context.kept.last
+        return self._context.kept.last
 
     @property
     def fixed(self) -> dict[str, Any]:
         """What else determines the run's bits, by name, as plain JSON."""
-        return self.context.fixed
+        return self._context.fixed
 
     @property
     def has_joined(self) -> bool:
         """Whether this worker has joined the newest loop as, or together with, a replacement."""
-        return self.context.has_joined
+        return self._context.has_joined
 
     @property
     def is_ahead(self) -> bool:
         """Whether the checkpoint that the run resumes from is past this loop, now a no-op."""
-        return self.context.is_ahead
+        return self._context.is_ahead
 
     def steps(
         self,
@@ -280,56 +268,8 @@ class Run:
             CheckpointError: the newest checkpoint belongs to another run.
         """
         reading = Reading.of(dataset, batch_size, shuffle, sampler, drop_last=drop_last)
-        plan = self.plan_loop(reading, epochs, steps)
-        return self.begin_loop(plan, named=used_in(sys._getframe(1)))
-
-    def begin_loop(
-        self,
-        plan: LoopPlan,
-        observer: Observer | None = None,
-        loss: Callable[[nn.Module, Any], Any] | None = None,
-        functions: Sequence[Any] = (),
-        named: Mapping[str, Any] | None = None,
-    ) -> Generator[Step, None, None]:
-        """Begin a loop; see :meth:`steps`.
-
-        Args:
-            plan: what it goes over.
-            observer: follows the run from here on; None: whoever did before.
-            loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
-            functions: all of the program's that run in passes, as far as known.
-            named: what a loop of the program's own may use, by name.
-        """
-        every = None if self.checkpoints is None else self.checkpoints.every
-        if plan.samples.is_endless and every is not None and every.epochs is not None:
-            raise no_epochs("checkpoint")
-        self.context.loss, self.context.functions = loss, functions
-        self.context.named = named or {}
-        if observer is not None:
-            self.context.observer = observer
-        self._watch_attributes()
-        check_split_before(self.model, self.device)
-        if not self.device.is_host:
-            # Since the run was made the program may have moved it, or added layers and groups.
-            check_contents(self.model, self.optimizer, self.device)
-            place_on(self.model, self.optimizer, self.device)
-        start(self.context, plan)
-        return steps_of(self.context, plan, plan.fetch())
-
-    def _watch_attributes(self) -> None:
-        """Have attributes of the program's optimizers and callbacks kept with the run."""
-        own = own_optimizers(self.optimizer) | dict(self.context.observer.own_callbacks)
-        if own and self.context.attributes is None:
-            self.context.attributes = Attributes(self.model, self.optimizer)
-        if self.context.attributes is not None:
-            self.context.attributes.watch(own)
-            # The run may have been taken up without any.
-            kept, self.state[ATTRIBUTES_KEY] = (
-                self.state.get(ATTRIBUTES_KEY),
-                self.context.attributes,
-            )
-            if isinstance(kept, Mapping):
-                self.context.attributes.load_state_dict(kept)
+        plan = self._context.plan_loop(reading, epochs, steps)
+        return begin_loop(self._context, plan, named=used_in(sys._getframe(1)))
 
     def stop(self) -> None:
         """End the current loop after the current step, as if that were its last.
@@ -338,12 +278,12 @@ class Run:
         nothing more, also after a restart from its checkpoint, until :meth:`go_on` is called.
         """
         self.last["stopped_at"] = self.position.step
-        self.context.goes_on = False
+        self._context.goes_on = False
 
     def go_on(self) -> None:
         """Undo `stop`, also one from before the program was started again. Collective."""
         self.last.pop("stopped_at", None)
-        self.context.goes_on = True
+        self._context.goes_on = True
 
     def digest(self) -> str:
         """Hash parameters, buffers and optimizer state; equal digests mean equal bits.
@@ -358,31 +298,23 @@ class Run:
         def speak() -> bytes:
             return digest_of(self.model, self.optimizer).encode()
 
-        exchange = None if self.context.engine is None else self.context.engine.exchange
+        exchange = None if self._context.engine is None else self._context.engine.exchange
         if exchange is None or exchange.have_all:
             return speak().decode()
         knows_all = exchange.acts
-        if knows_all and self.joint_calls.is_undone:
+        if knows_all and self._context.joint_calls.is_undone:
             return speak().decode()
         try:
-            return self.joint_calls.hear_leader(speak, "digest").decode()
+            return self._context.joint_calls.hear_leader(speak, "digest").decode()
         except PeerLostError:
-            if not (knows_all and self.team.will_begin_again):
+            if not (knows_all and self._context.team.will_begin_again):
                 raise
             return speak().decode()  # the next step finds out, and all go back
 
-    def plan_loop(self, reading: Reading, epochs: int | None, steps: int | None) -> LoopPlan:
-        """Plan a loop over a dataset; raises as :meth:`steps` does."""
-        samples = plan_samples(reading, self.shards, self.seed, may_be_endless=epochs is None)
-        return LoopPlan(reading, samples, Totals(epochs, steps))
 
-    def plan(self, reading: Reading) -> SamplePlan:
-        """Plan one pass without training; raises as :meth:`steps` does."""
-        return plan_samples(reading, self.context.options.shards, self.seed)
-
-    def say(self, line: str) -> None:
-        """Show the user one line, in the terminal or the notebook."""
-        self.context.say(line)
+def context_of(run: Run) -> RunContext:
+    """Give what the parts of a run share."""
+    return run._context
 
 
 def _rules(scaling: Mapping[str, LossScaling]) -> Any:

@@ -139,6 +139,16 @@ class RunContext:
         stopped_at = self.kept.last.get("stopped_at")
         return isinstance(stopped_at, int) and self.kept.position.step >= stopped_at
 
+    def plan_loop(self, reading: Reading, epochs: int | None, steps: int | None) -> LoopPlan:
+        """Plan a loop over a dataset; raises as :func:`plan_samples` does."""
+        seed = self.options.seed
+        samples = plan_samples(reading, self.shards, seed, may_be_endless=epochs is None)
+        return LoopPlan(reading, samples, Totals(epochs, steps))
+
+    def plan_pass(self, reading: Reading) -> SamplePlan:
+        """Plan one pass without training; raises as :func:`plan_samples` does."""
+        return plan_samples(reading, self.options.shards, self.options.seed)
+
     def is_over(self, totals: Totals) -> bool:
         """Tell whether the run goes no further."""
         return self.is_ahead or self.is_stopped or totals.are_reached(self.kept.position)

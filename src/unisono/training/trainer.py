@@ -45,7 +45,7 @@ from unisono.training.options import (
     check_together,
 )
 from unisono.training.predict import Predictor
-from unisono.training.run import Run
+from unisono.training.run import Run, context_of
 from unisono.training.run_context import no_epochs
 from unisono.training.schedule import KEY, ScheduleUnderWay, Validation
 from unisono.training.several_models import Optimizers, check_one_model, over_cuts
@@ -149,6 +149,7 @@ class Trainer:
             directory=directory,
             checkpoint=checkpoint,
         )
+        self._context = context_of(self.run)
         self.run.fixed.update(self._computing.fixed_by(model, self.run.device))
         if precision.name != "fp32":
             check_casts(model)
@@ -237,12 +238,12 @@ class Trainer:
         """
         run = self.run
         reading = Reading.of(dataset, batch_size, shuffle, sampler, drop_last=drop_last)
-        plan = run.plan_loop(reading, epochs, steps)
+        plan = self._context.plan_loop(reading, epochs, steps)
         if plan.samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule")
         self._metrics(validate_metrics, validate_forward)
         if validate is not None:
-            run.plan(reading.of_another(validate).in_dataset_order())
+            self._context.plan_pass(reading.of_another(validate).in_dataset_order())
 
         def find_means() -> dict[str, Any]:
             whole = reading.of_another(validate).in_dataset_order()
@@ -348,7 +349,6 @@ class Trainer:
             OSError: the file cannot be created, or not every worker can open it; or it cannot be
                 renamed in the end, in which case the message says where the rows are.
         """
-        run = self.run
         check_forward(forward)
         reading = Reading.of(dataset, batch_size)
         predictor = Predictor(
@@ -357,7 +357,7 @@ class Trainer:
             None if path is None else Path(path),
         )
         with self._computing.under_way(self.run.model):
-            return predictor.once(run.joint_calls)
+            return predictor.once(self._context.joint_calls)
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Write the weights as safetensors, under the plain model's names.
@@ -383,7 +383,8 @@ class Trainer:
     @property
     def directory(self) -> Path | None:
         """Where checkpoints are kept; from the first `fit` on the same on every worker."""
-        return None if self.run.checkpoints is None else self.run.checkpoints.directory
+        checkpoints = self._context.checkpoints
+        return None if checkpoints is None else checkpoints.directory
 
     def _evaluate(
         self, reading: Reading, measured: Metrics | None, model: nn.Module | None
@@ -395,21 +396,21 @@ class Trainer:
                 if self._embed is None:
                     loss = self._loss
                     if self.run.device.is_host:  # else the host would wait in each pass
-                        loss = LabelCounts(self.run.context).watching(loss)
+                        loss = LabelCounts(self._context).watching(loss)
                     found = evaluate(sweep, loss, measured)
                 else:
                     found = evaluate_whole(sweep, self._embed, self._loss, measured)
             return json.dumps(found).encode()
 
-        means: dict[str, Any] = json.loads(self.run.joint_calls.together("evaluate", compute))
+        means: dict[str, Any] = json.loads(self._context.joint_calls.together("evaluate", compute))
         return means
 
     def _sweep(
         self, name: str, reading: Reading, model: nn.Module | None, *functions: Any
     ) -> Sweep:
-        loop = LoopPlan(reading, self.run.plan(reading), Totals(epochs=1, steps=None))
+        loop = LoopPlan(reading, self._context.plan_pass(reading), Totals(epochs=1, steps=None))
         other = None if model is None else _checked(model)
-        return Sweep(self.run.context, name, loop, other, functions)
+        return Sweep(self._context, name, loop, other, functions)
 
     def _prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
         """Have a loss or a forward function computed as the program wishes."""

@@ -85,14 +85,15 @@ def main() -> None:
                 step.again(loss)
                 for batch in step.shards:
                     step.backward(loss(batch))
-            if run.world.rank == given.raises and run.position.step == 3:
+            if unisono.world().rank == given.raises and run.position.step == 3:
                 raise RuntimeError("bad luck")
             time.sleep(given.pause)
-            print(f"rank {run.world.rank} step {run.position.step}", flush=True)
+            print(f"rank {unisono.world().rank} step {run.position.step}", flush=True)
         loop.close()
     took_s = time.monotonic() - begun_s
     print(
-        f"rank {run.world.rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s", flush=True
+        f"rank {unisono.world().rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s",
+        flush=True,
     )
 
 
