@@ -28,7 +28,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from unisono.engine.exchange.arena import Slot
 from unisono.engine.exchange.communicator import BrokenError, Transfer
@@ -50,14 +50,10 @@ class Carrier(Protocol):
         """Have what is done inside of the block run beside what the worker computes."""
 
 
-CarriedBy = TypeVar("CarriedBy", bound=Carrier)
-CarriedBy_contra = TypeVar("CarriedBy_contra", bound=Carrier, contravariant=True)
-
-
-class BucketCrossing(Protocol[CarriedBy_contra]):
+class BucketCrossing(Protocol):
     """A bucket that crosses once in each exchange."""
 
-    def cross(self, carrier: CarriedBy_contra, /) -> Rounds:
+    def cross(self, carrier: Any, /) -> Rounds:
         """Begin the rounds, one after the other: as many for every bucket, on every worker.
 
         Raises:
@@ -65,7 +61,7 @@ class BucketCrossing(Protocol[CarriedBy_contra]):
         """
 
 
-class BucketPipeline(Generic[CarriedBy]):
+class BucketPipeline:
     """Brings all buckets of a step to everybody's sums. Final.
 
     Args:
@@ -77,9 +73,7 @@ class BucketPipeline(Generic[CarriedBy]):
         is_outdated: whether something has changed since it was sent.
     """
 
-    def __init__(
-        self, crossings: Sequence[BucketCrossing[CarriedBy]], bucket_of: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, crossings: Sequence[BucketCrossing], bucket_of: Sequence[int] = ()) -> None:
         self._crossings, self._bucket_of = crossings, bucket_of
         self._sizes = [bucket_of.count(number) for number in range(len(crossings))]
         self.begin()
@@ -92,7 +86,7 @@ class BucketPipeline(Generic[CarriedBy]):
         self.failure = ""
         self.is_outdated = False
 
-    def mark_ready(self, index: int, carrier: CarriedBy) -> None:
+    def mark_ready(self, index: int, carrier: Carrier) -> None:
         """Take note that all parts have a parameter's gradient, maybe another than before."""
         if index in self._ready:
             self.mark_changed([index])
@@ -109,7 +103,7 @@ class BucketPipeline(Generic[CarriedBy]):
         num_sent = len(self._under_way)
         self.is_outdated |= any(self._bucket_of[index] < num_sent for index in indices)
 
-    def send(self, num_ready: int, carrier: CarriedBy) -> None:
+    def send(self, num_ready: int, carrier: Carrier) -> None:
         """Send the first buckets, so many; then do what else can be done at once."""
         try:
             while not self.failure and len(self._under_way) < num_ready:
@@ -119,11 +113,11 @@ class BucketPipeline(Generic[CarriedBy]):
         except BrokenError as error:
             self.failure = self.failure or str(error)
 
-    def send_all(self, carrier: CarriedBy) -> None:
+    def send_all(self, carrier: Carrier) -> None:
         """Send what has not been sent yet: no more gradients will come."""
         self.send(len(self._crossings), carrier)
 
-    def finish(self, carrier: CarriedBy, patience_s: float = math.inf) -> bool:
+    def finish(self, carrier: Carrier, patience_s: float = math.inf) -> bool:
         """Wait until all sums are here, or for so many seconds.
 
         Returns:
@@ -145,7 +139,7 @@ class BucketPipeline(Generic[CarriedBy]):
             self.failure = str(error)
         return True
 
-    def _advance(self, carrier: CarriedBy) -> None:
+    def _advance(self, carrier: Carrier) -> None:
         """Begin the rounds that can begin at once, each bucket in its turn."""
         before = math.inf
         for bucket in self._under_way:

@@ -54,7 +54,7 @@ class GroupExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
     _communicator: Communicator | None = None
-    _pipeline: BucketPipeline[Communicator] | None = None
+    _pipeline: BucketPipeline | None = None
     _sums: BucketSums
     _present: tuple[bool, ...]
 
@@ -96,7 +96,7 @@ class GroupExchange(ReplicaExchange):
             pipeline.finish(communicator, _PATIENCE_S)
         return self._settle(pipeline) if team.wait() else self._take_over()
 
-    def _settle(self, pipeline: BucketPipeline[Communicator]) -> list[Node] | None:
+    def _settle(self, pipeline: BucketPipeline) -> list[Node] | None:
         """See that everybody has all sums; returns as :meth:`gather`."""
         team, failures = self._team, {0: b""}
         membership = team.membership
@@ -151,7 +151,7 @@ class GroupExchange(ReplicaExchange):
         self._pipeline = BucketPipeline(self._sums.buckets, self._layout.bucket_of)
         self.whole, self.totals = self._sums.whole, self._sums.totals
 
-    def _move(self, pipeline: BucketPipeline[Communicator]) -> str:
+    def _move(self, pipeline: BucketPipeline) -> str:
         """Bring all sums here, and this worker's to the others. Collective.
 
         Returns:

@@ -70,7 +70,7 @@ class HostCrossing:
     ready: ReadyBuckets
     _division: Division
     _buckets: Sequence[HostBucket] = ()
-    _pipeline: BucketPipeline[HostLane]
+    _pipeline: BucketPipeline
     _turn: LaneTurn | None = None
     _num_turns = 0
     _has_begun = _is_outdated = _has_moved = False

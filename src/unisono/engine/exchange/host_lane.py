@@ -321,7 +321,7 @@ class LaneTurn(threading.Thread):
 
     def __init__(
         self,
-        pipeline: BucketPipeline[HostLane],
+        pipeline: BucketPipeline,
         lane: HostLane,
         ready: ReadyBuckets,
         num_ready: Callable[[], int],
