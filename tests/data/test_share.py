@@ -83,6 +83,7 @@ def test_containers_stay_and_what_is_there_twice_takes_room_once():
     [
         ({"x": [torch.ones(2), lambda: 0]}, "pickle"),
         (torch.ones(2, requires_grad=True), "requires_grad=True"),
+        (torch.nn.Buffer(torch.ones(2)), "Buffer"),
         (torch.ones(2, device="meta"), "meta"),
         (torch.eye(2).to_sparse(), "sparse_coo"),
         (torch.nn.Linear(2, 2), "a Parameter"),

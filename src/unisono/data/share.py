@@ -171,8 +171,8 @@ class ArraysLayout(pickle.Pickler):
             self.dump(value)
         except Exception as error:
             raise TypeError(
-                f"`make` must return what can be pickled, and dense tensors on the CPU that need "
-                f"no gradient, but {error}: return what it is made of, and make it of what "
+                f"`make` must return what can be pickled, and plain dense tensors on the CPU that "
+                f"need no gradient, but {error}: return what it is made of, and make it of what "
                 f"`unisono.share` returns."
             ) from error
         self.packed = file.getvalue()
@@ -198,7 +198,8 @@ class ArraysLayout(pickle.Pickler):
             strides = numpy.empty_like(value, subok=False).strides
             return _Place(value.dtype, value.shape, strides, self.num_bytes)
         is_dense = value.layout == torch.strided and not value.is_quantized
-        if not is_dense or not is_on_host(value) or value.requires_grad:
+        is_plain = type(value) is torch.Tensor and is_dense and not value.requires_grad
+        if not is_plain or not is_on_host(value):
             raise TypeError(
                 f"one is a {type(value).__name__} ({value.layout}, {value.device}, "
                 f"requires_grad={value.requires_grad})"

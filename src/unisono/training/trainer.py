@@ -363,7 +363,7 @@ class Trainer:
         """Write the weights as safetensors, under the plain model's names.
 
         Any rank may call it, alone or with others, between loops and in callbacks; when it returns,
-        the file is there. If several do, the first one writes, and the others compare.
+        the file is there. If several do, each writes it whole, with the same bytes.
 
         Args:
             path: the file; a reader finds the old one or the whole new one.
