@@ -94,7 +94,8 @@ def test_module_and_line_are_named(pool, words):
         f"every operation must have a deterministic form on this device, but `put_` has none: it "
         f"is called in {words}`encoder.pool` of the model ({pool.__name__}), "
         f"{HERE.relative_to(Path.cwd())}, line {line}, `{code}`. Instead, write `index_put_`, or "
-        f"pass `exact=False`, which allows it; results may then differ from one run to the next."
+        f"pass `precision=Precision(exact=False)`, to a `Run` `exact=False`, which allows it; "
+        f"results may then differ from one run to the next."
     )
     assert (error.operation, error.module) == ("put_", "encoder.pool")
     assert (error.file, error.line) == (str(HERE), line)
@@ -212,4 +213,4 @@ def test_what_torch_documents_as_deterministic_is_named_instead(operation, inste
     ):
         raise RuntimeError(f"{operation} does not have a deterministic implementation, but you set")
     assert seen.value.operation == operation
-    assert f"Instead, {instead}, or pass `exact=False`" in str(seen.value)
+    assert f"Instead, {instead}, or pass `precision=Precision(exact=False)`" in str(seen.value)

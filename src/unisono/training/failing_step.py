@@ -394,8 +394,9 @@ def _explained(error: BaseException, where: str, place: CallSite) -> Nondetermin
     way_out = "compute it by other operations" if instead is None else f"write {instead}"
     return NondeterministicError(
         f"every operation must have a deterministic form on this device, but `{operation}` has "
-        f"none: it is called in {where}. Instead, {way_out}, or pass `exact=False`, which allows "
-        f"it; results may then differ from one run to the next.",
+        f"none: it is called in {where}. Instead, {way_out}, or pass "
+        f"`precision=Precision(exact=False)`, to a `Run` `exact=False`, which allows it; results "
+        f"may then differ from one run to the next.",
         operation=operation,
         module=place.module,
         file=place.file,
