@@ -88,7 +88,7 @@ def test_containers_stay_and_what_is_there_twice_takes_room_once():
         (torch.eye(2).to_sparse(), "sparse_coo"),
         (torch.nn.Linear(2, 2), "a Parameter"),
     ],
-    ids=["function", "gradient", "meta", "sparse", "module"],
+    ids=["function", "gradient", "subclass", "meta", "sparse", "module"],
 )
 def test_what_cannot_be_shared_is_refused(value, why):
     with pytest.raises(TypeError, match=why):
