@@ -2,19 +2,20 @@
 
 Those that the first non-empty shard leaves are kept, as DDP keeps rank 0's. The arena holds them
 twice: a step reads one copy and writes the other, then the two change places. A buffer keeps its
-identity, as a parameter does; only its memory is exchanged.
+identity, as a parameter does; only its memory is exchanged. Parameters that passes move
+(``moving.py``) live likewise. A model with neither carries nothing from shard to shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
 from unisono.engine.exchange.arena import (
     Arena,
     Region,
-    Slot,
     Span,
     lay_out,
     private_bytes,
@@ -24,6 +25,22 @@ from unisono.engine.exchange.arena import (
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.state.contents import buffer_at, homes_of_buffers, lazy_homes
 from unisono.runtime.device import Copies, Device, by_device
+
+
+class Carried(Protocol):
+    """What every shard of a step starts from, and the first one with samples leaves behind."""
+
+    def begin(self, step: int, /) -> None:
+        """Start an update of a step: every shard will start from what is there then."""
+
+    def restore(self) -> None:
+        """Start a shard: all is as the update began with it."""
+
+    def keep(self, copy: int, /) -> None:
+        """Publish what the shard has left, as one of the arena's copies."""
+
+    def commit(self, copy: int, /) -> None:
+        """Finish a step: all is as it was kept."""
 
 
 class Buffers:
@@ -40,72 +57,54 @@ class Buffers:
     """
 
     def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
-        named = homes_of_buffers(model)
-        self._names = list(named)
-        self._homes = list(named.values())
-        self._lazy = lazy_homes(model)
-        self._tensors = [buffer_at(homes[0]) for homes in self._homes]
-        self.slots = lay_out(dict(zip(named, self._tensors, strict=True)))
-        self._device, self._copies = device, copies
-        self._values = BufferValues(self._tensors, self.slots, device, copies)
-        self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._values = BufferValues(model, device, copies)
+        self.slots, self._copies = self._values.slots, copies
         self.now, self.is_kept_here = 0, False
-        self.moving: Moving | None = None
+        self.carry(None)
+
+    def carry(self, moving: Moving | None) -> None:
+        """Wire what is carried from shard to shard, in this order."""
+        self.moving = moving
+        order: tuple[Carried | None, ...] = (self._values if self._values.are_any else None, moving)
+        self._carried = [one for one in order if one is not None]
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
-        self._values.bind()
-        self.now, self._regions = 0, arena.buffers
-        if self.slots:
-            self._shared = (arena.buffers[0].everything(), arena.buffers[1].everything())
+        self._values.bind([region.everything() for region in arena.buffers] if self.slots else [])
+        self.now = 0
 
     def give(self) -> None:
         """Give this worker's values to all."""
-        if self._shared is not None:
-            self._values.give(self._shared[self.now])
-            self._copies.wait()
+        self._values.give(self.now)
+        self._copies.wait()
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""
-        for tensor, homes in zip(self._tensors, self._homes, strict=True):
-            for module, key in homes:
-                # What a forward pass put in its place is undone, too.
-                module._buffers[key] = tensor
+        self._values.put_in_place()
         self.now = now
-        if self._shared is not None:
-            self._values.take(self._shared[now])
-            self._copies.wait()
+        self._values.take(now)
+        self._copies.wait()
 
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""
         self._values.unbind()
-        self._shared = None
 
     def begin(self, step: int) -> None:
         """Start an update of a step: every shard will start from the buffers as they are now."""
-        self._collect()
-        if self.moving is not None:
-            self.moving.begin(step)
         self.is_kept_here = False
-        if self._shared is not None:
-            self._values.save()
+        for one in self._carried:
+            one.begin(step)
 
     def restore(self) -> None:
         """Start a shard: the buffers are those that the step began with."""
-        self._collect()
-        if self.moving is not None:
-            self.moving.restore()
-        if self._shared is not None:
-            self._values.restore()
+        for one in self._carried:
+            one.restore()
 
     def keep(self) -> None:
         """Publish what the first non-empty shard left, for the next step."""
-        self._collect()
         self.is_kept_here = True
-        if self.moving is not None:
-            self.moving.keep(1 - self.now)
-        if self._shared is not None:
-            self._values.give(self._shared[1 - self.now])
+        for one in self._carried:
+            one.keep(1 - self.now)
 
     def settle(self) -> None:
         """Let an update of whole parameters see what was kept of others."""
@@ -115,41 +114,12 @@ class Buffers:
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
         self.now = 1 - self.now
-        if self.moving is not None:
-            self.moving.commit(self.now)
-        if self._shared is not None:
-            self._collect()
-            self._values.take(self._shared[self.now], are_here=self.is_kept_here)
+        for one in self._carried:
+            one.commit(self.now)
 
     def values(self) -> dict[str, torch.Tensor]:
         """Give the buffers by name, as the pass before has left them."""
-        self._collect()
-        return dict(zip(self._names, self._tensors, strict=True))
-
-    def _collect(self) -> None:
-        """Take back the values of buffers that the forward pass replaced by new tensors.
-
-        Raises:
-            RuntimeError: one has another shape, another dtype, or was None before.
-        """
-        for name, tensor, homes in zip(self._names, self._tensors, self._homes, strict=True):
-            for module, key in homes:
-                value = _now_at(module, key)
-                if value is not tensor:
-                    if len(homes) > 1:
-                        raise RuntimeError(
-                            f"buffer `{name}` belongs to {len(homes)} modules and must stay one, "
-                            f"but {type(module).__name__} replaced it: change it in place."
-                        )
-                    _move(name, tensor, value, self._device)
-                    module._buffers[key] = tensor
-        for module, key in self._lazy:
-            if _now_at(module, key) is not None:
-                raise RuntimeError(
-                    f"buffers must be tensors before training, but `{key}` of "
-                    f"{type(module).__name__} was None and was filled in a forward pass: run the "
-                    f"model once on one batch, then train."
-                )
+        return self._values.named()
 
 
 def _now_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
@@ -183,19 +153,23 @@ class BufferValues:
     own, and are copied to and from blocks there.
 
     Args:
-        slots: where each lies in a block.
         copies: between it and the host.
+
+    Attributes:
+        slots: where each lies in a block.
+        are_any: whether there are some, or some are None as yet.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        slots: tuple[Slot, ...],
-        device: Device,
-        copies: Copies,
-    ) -> None:
-        self._tensors, self._slots, self._is_host = tensors, slots, device.is_host
+    def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
+        named = homes_of_buffers(model)
+        self._names, self._homes = list(named), list(named.values())
+        self._lazy = lazy_homes(model)
+        self._tensors = tensors = [buffer_at(homes[0]) for homes in self._homes]
+        self.are_any = bool(tensors or self._lazy)
+        self.slots = slots = lay_out(dict(zip(named, tensors, strict=True)))
+        self._device, self._is_host, self._is_kept_here = device, device.is_host, False
         self._copies, size = copies, size_of(slots)
+        self._shared: list[torch.Tensor] = []  # blocks on the host, where all see them
         spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
         self._block, self._start = (private_bytes(size, device, spans) for _ in range(2))
         self._spans = [(start, stop) for start, stop, _ in spans]
@@ -203,15 +177,16 @@ class BufferValues:
             self._bytes = self._block.flat(0, size, torch.uint8)
             self._start_bytes = self._start.flat(0, size, torch.uint8)
 
-    def bind(self) -> None:
+    def bind(self, shared: list[torch.Tensor]) -> None:
         """Have the buffers where the others of this object expect them."""
-        views = Region(self._block, 0, self._slots).tensors()
+        self._shared = shared
+        views = Region(self._block, 0, self.slots).tensors()
         if self._is_host:
             for tensor, view in zip(self._tensors, views, strict=True):
                 view.copy_(tensor)
                 tensor.data = view
             return
-        started = Region(self._start, 0, self._slots).tensors()
+        started = Region(self._start, 0, self.slots).tensors()
         # Of one dtype and one device each, so that each list is copied at once.
         self._lists = [
             lists
@@ -226,12 +201,16 @@ class BufferValues:
 
     def unbind(self) -> None:
         """Have the buffers in memory of their own; on an accelerator they never left it."""
+        self._shared = []
         if self._is_host:
             for tensor in self._tensors:
                 tensor.data = tensor.data.clone()
 
-    def give(self, into: torch.Tensor) -> None:
-        """Copy the values to a block on the host."""
+    def give(self, copy: int) -> None:
+        """Copy the values to a block on the host, if there are some."""
+        if not self._shared:
+            return
+        into = self._shared[copy]
         if self._is_host:
             into.copy_(self._bytes)
             return
@@ -240,8 +219,11 @@ class BufferValues:
         for start, stop, here in self._pieces():
             self._copies.to_host(into[start:stop], here)
 
-    def take(self, values: torch.Tensor, *, are_here: bool = False) -> None:
+    def take(self, copy: int, *, are_here: bool = False) -> None:
         """Set the values from a block on the host; or from where they are, if this gave them."""
+        if not self._shared:
+            return
+        values = self._shared[copy]
         if self._is_host:
             self._bytes.copy_(values)
             return
@@ -256,8 +238,10 @@ class BufferValues:
         for start, stop in self._spans:
             yield start, stop, self._block.flat(start, stop - start, torch.uint8)
 
-    def save(self) -> None:
-        """Note the values, for :meth:`restore`."""
+    def begin(self, step: int) -> None:
+        """See :class:`Carried`."""
+        self._collect()
+        self._is_kept_here = False
         if self._is_host:
             self._start_bytes.copy_(self._bytes)
         else:
@@ -265,12 +249,61 @@ class BufferValues:
                 _copy(started, tensors)
 
     def restore(self) -> None:
-        """Set the values to what was noted."""
+        """See :class:`Carried`."""
+        self._collect()
         if self._is_host:
             self._bytes.copy_(self._start_bytes)
         else:
             for tensors, _, started in self._lists:
                 _copy(tensors, started)
+
+    def keep(self, copy: int) -> None:
+        """See :class:`Carried`."""
+        self._collect()
+        self._is_kept_here = True
+        self.give(copy)
+
+    def commit(self, copy: int) -> None:
+        """See :class:`Carried`."""
+        if self._shared:
+            self._collect()
+            self.take(copy, are_here=self._is_kept_here)
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Give the buffers by name, as the pass before has left them."""
+        self._collect()
+        return dict(zip(self._names, self._tensors, strict=True))
+
+    def put_in_place(self) -> None:
+        """Undo what a forward pass put in the place of buffers."""
+        for tensor, homes in zip(self._tensors, self._homes, strict=True):
+            for module, key in homes:
+                module._buffers[key] = tensor
+
+    def _collect(self) -> None:
+        """Take back the values of buffers that the forward pass replaced by new tensors.
+
+        Raises:
+            RuntimeError: one has another shape, another dtype, or was None before.
+        """
+        for name, tensor, homes in zip(self._names, self._tensors, self._homes, strict=True):
+            for module, key in homes:
+                value = _now_at(module, key)
+                if value is not tensor:
+                    if len(homes) > 1:
+                        raise RuntimeError(
+                            f"buffer `{name}` belongs to {len(homes)} modules and must stay one, "
+                            f"but {type(module).__name__} replaced it: change it in place."
+                        )
+                    _move(name, tensor, value, self._device)
+                    module._buffers[key] = tensor
+        for module, key in self._lazy:
+            if _now_at(module, key) is not None:
+                raise RuntimeError(
+                    f"buffers must be tensors before training, but `{key}` of "
+                    f"{type(module).__name__} was None and was filled in a forward pass: run the "
+                    f"model once on one batch, then train."
+                )
 
 
 def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
