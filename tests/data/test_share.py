@@ -78,12 +78,16 @@ def test_containers_stay_and_what_is_there_twice_takes_room_once():
     assert (found[1][1], found["numbers"]) == ((None, "text"), [1, 2.5])
 
 
+class Tagged(torch.Tensor):
+    pass
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [
         ({"x": [torch.ones(2), lambda: 0]}, "pickle"),
         (torch.ones(2, requires_grad=True), "requires_grad=True"),
-        (torch.nn.Buffer(torch.ones(2)), "Buffer"),
+        (torch.ones(2).as_subclass(Tagged), "Tagged"),
         (torch.ones(2, device="meta"), "meta"),
         (torch.eye(2).to_sparse(), "sparse_coo"),
         (torch.nn.Linear(2, 2), "a Parameter"),
