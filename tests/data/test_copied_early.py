@@ -17,6 +17,7 @@ import torch
 from tests.accelerator import sim
 from torch.utils.data import Dataset, TensorDataset
 
+from unisono.data import second_reading
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place
 from unisono.errors import LoadingError
@@ -125,7 +126,8 @@ def test_copies_do_not_wait_for_what_the_device_computes():
             busy.zero_()
 
 
-def test_nothing_is_taken_that_is_not_there():
+def test_nothing_is_taken_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e-9)  # samples are compared once
     reading, writing = os.pipe()
 
     class Slow(Unreadable):
@@ -144,7 +146,8 @@ def test_nothing_is_taken_that_is_not_there():
     os.close(writing)
 
 
-def test_without_loader_processes_nothing_is_read_early():
+def test_without_loader_processes_nothing_is_read_early(monkeypatch):
+    monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e-9)  # samples are compared once
     read = queue.SimpleQueue()  # no plain value, so that it may grow
 
     class Noted(Unreadable):
