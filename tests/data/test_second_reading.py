@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.loaders import loader_of
 from torch import nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import unisono
 from unisono.data import second_reading
@@ -433,3 +433,39 @@ def test_several_workers_are_told_the_same(make):
 def test_several_workers_come_to_the_same_with_a_cache(make):
     alone = train(make)
     assert unisono.launch(train, make, workers=3) == [alone] * 3
+
+
+class Levelled(Plain):
+    """Has a level, which a callback sets."""
+
+    level = 1.0
+
+    def __getitem__(self, index):
+        return self.inputs[index] * self.level
+
+
+class Lowers(unisono.callbacks.Callback):
+    def __init__(self, data, *, when):
+        self.data, self.when = data, when
+
+    def on_step_end(self, fit, step):
+        if step.number % 3 == self.when:
+            self.data.level = self.data.level / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("when", [0, 2])
+def test_a_data_set_that_changes_is_named_where_other_processes_read_it(capsys, processes, when):
+    data = Levelled()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    callbacks = [Lowers(data, when=when)]
+    trainer = unisono.Trainer(
+        model, optimizer, lambda model, batch: model(batch).mean(), callbacks=callbacks
+    )
+    trainer.fit(DataLoader(data, batch_size=8, num_workers=processes), epochs=3)
+    out = capsys.readouterr().out
+    words = "`dataset.level` has changed since the loop began, but loader processes read what the"
+    assert out.count(words) == processes

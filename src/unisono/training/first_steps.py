@@ -9,6 +9,9 @@ another number for each way to divide the samples. It is no error, but deserves 
 Whether a shard has one sample follows from the plan. Whether a sample has one value per channel
 shows the first forward pass of the loop, which fails then, before any step is done.
 
+**Does the program change a data set in the course of a loop?** Loader processes read the copy of it
+with which the loop began.
+
 **Which parameters get no gradient, so that they stay as they are?** Told after some steps.
 Most often a layer is made and then forgotten in `forward`, or its output is detached. A part of a
 model that is used in some steps only, such as one of several heads, has its gradient in one of
@@ -28,12 +31,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from unisono.data.data_reading import Reading
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.loss import is_pair
 from unisono.plan.samples import SamplePlan
+from unisono.runtime.held import Held
 from unisono.runtime.notices import named
+from unisono.runtime.reach import reach
 from unisono.runtime.training_progress import now
 from unisono.training.computing import is_compiled
 from unisono.training.loop_plan import LoopPlan
@@ -46,6 +52,13 @@ _LINE = (
     "mean over the labels of a shard gives the same label more weight in one shard than in "
     "another: pass `unisono.token_mean` as the loss of a language model, or return "
     "`(sum, number of labels that count)`"
+)
+_LOOKS_AT_DATA = 2
+_LOOKED_AT = 1 << 20  # bytes of a tensor or an array
+_CHANGED = (
+    "`{}` has changed since the loop began, but loader processes read what the loop began with, so "
+    "results depend on how many there are: have the data set take step or epoch from "
+    "`unisono.progress()`, or call `fit` again after each change"
 )
 
 
@@ -81,6 +94,31 @@ class LabelCounts:
                 counts.add(_IGNORED)
             if _IGNORED in counts and len(counts) > 2:
                 self._run.say_once(_LINE)
+
+
+class ChangedData:
+    """Looks whether the program changes what loader processes have a copy of. Final."""
+
+    def __init__(self, run: RunContext, reading: Reading) -> None:
+        self._run, self._reading = run, reading
+        self._looks = 0
+        self._before = self._held() if reading.loader_workers else None
+
+    def look(self, *, has_ended: bool) -> None:
+        """Look after a step, if it is one of the first, or an epoch has ended."""
+        before = self._before
+        if before is None or not (has_ended or self._looks < _LOOKS_AT_DATA):
+            return
+        self._looks += 1
+        now = self._held()
+        for way in before.written_in(now):
+            if now.is_plain(way) or before.differs_in(way, now, is_alike=True):
+                self._before = None
+                self._run.say_once(_CHANGED.format(way))
+                return
+
+    def _held(self) -> Held:
+        return Held(reach({"dataset": self._reading.dataset}).holders, at_most=_LOOKED_AT)
 
 
 def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:

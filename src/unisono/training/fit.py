@@ -30,7 +30,7 @@ from unisono.training.callbacks.callback import Callback, Callbacks, DeviceMemor
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
 from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
-from unisono.training.first_steps import LabelCounts
+from unisono.training.first_steps import ChangedData, LabelCounts
 from unisono.training.identity import identity, surroundings
 from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import LoopPlan
@@ -89,6 +89,7 @@ class FitUnderWay(Observer):
         self._membership = team.membership
         self._has_begun = self._is_over = False
         self._labels = LabelCounts(self._context)
+        self._changed_data = ChangedData(self._context, reading)
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
@@ -303,6 +304,7 @@ class FitUnderWay(Observer):
         if has_ended:
             self._schedule.after_epoch()
             self._callbacks.call("on_epoch_end", self)
+        self._changed_data.look(has_ended=has_ended)
 
     def _fail(self, error: BaseException) -> None:
         """Tell callbacks that the call ends with an exception; theirs are of no account now."""
