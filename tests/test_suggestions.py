@@ -79,7 +79,10 @@ def test_variables_that_make_no_sense_are_refused_before_others_wait(tmp_path, m
     script = tmp_path / "train.py"
     script.touch()
     options = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:1"]
-    for name, words in (("NOTICE_AFTER", "a number of seconds"), ("FAULTS", "the kind must be")):
+    for name, words in (
+        ("NOTICE_AFTER", "a number of seconds"),
+        ("FAULTS", "each row must be"),
+    ):
         with monkeypatch.context() as patch:
             patch.setenv(f"UNISONO_{name}", "soon")
             assert words in said("run", *options, str(script))

@@ -51,7 +51,6 @@ CASES: list[Case] = [
         r"the norm of the gradients must be finite.*: the gradients of 2 parameters are not, and "
         r"`bias` is the last of them",
     ),
-    ("unused", "ddp", "", r"but `forgotten\.weight`, `forgotten\.bias` got none: use them in the"),
     ("forward kill", "ddp", "", r"worker 1 of 2 was killed by SIGKILL"),
     *(
         []

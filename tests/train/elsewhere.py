@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.loaders import loader_of
 
 import unisono
 from unisono.runtime.world import threads_per_worker
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.loaders import loader_of
 from tests.parity import cases
 
 STEPS = 24

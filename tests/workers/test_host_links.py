@@ -180,7 +180,7 @@ def test_workers_of_all_hosts_hear_each_other():
             assert votes == [{rank: 10 * n + rank for rank in range(5)} for n in range(5)]
             far = [rank for rank in range(5) if rank not in team.neighbours]
             assert [set(one) for one in beside] == [set(far)] * 5
-            fit = SimpleNamespace(_run=SimpleNamespace(team=team))
+            fit = SimpleNamespace(_context=SimpleNamespace(team=team))
             assert [rank for rank in range(5) if FitUnderWay.pid(fit, rank) is None] == far
             assert all(
                 one[rank] == f"{n} of {rank}".encode()

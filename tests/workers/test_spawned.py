@@ -17,7 +17,8 @@ REFUSED = r"\(index 1 of `torch.multiprocessing.spawn`\) has neither RANK nor WO
 
 def make_a_run(*_):
     model = nn.Linear(2, 2)
-    return unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1)).world.world_size
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return run._context.team.world.world_size
 
 
 def make_a_run_alone(_):

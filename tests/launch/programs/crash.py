@@ -64,8 +64,6 @@ class Net(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
         self.spoils = Spoils()
-        if WAY == "unused":
-            self.forgotten = nn.Linear(4, 4)
 
 
 def loss_of(model, batch):
