@@ -36,8 +36,8 @@ test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, be
 	$(BIN)/python -m tests.ddp.torchs_own --all
 
 test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, from .venv-peers
-	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q tests/peers
-	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q -m long tests/verify -k with_
+	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q tests/peers
+	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q -m long tests/verify -k with_
 
 test-hosts: .venv/ready    ## several hosts, made of network namespaces: bits, bytes, lost links; up to an hour, skipped without root
 	$(BIN)/python -m pytest -q -n 3 -m hosts tests/hosts
