@@ -389,3 +389,28 @@ def test_kills_and_resumes_change_nothing_of_it(tmp_path, program, rank):
     if rank == 1:
         resumed = unisono.launch(gone_on, program, kept, workers=2)
         assert set(resumed) == {gone_on(program, None)}
+
+
+class Written(nn.Module):
+    """Writes to its weight in each pass what is there already."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, images):
+        first = next(self.net.parameters())
+        first.data.clamp_(-100.0, 100.0)
+        return self.net(images)
+
+
+def test_what_a_pass_writes_without_a_change_hides_no_update(monkeypatch):
+    found = set()
+    for model in (net, Written):
+        for exchange in ("shared", "staged"):
+            monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+            trainer = make(model, optimizer=SGD)
+            trainer.fit(data(), batch_size=8, steps=6)
+            values = [value.tolist() for value in trainer.run.model.state_dict().values()]
+            found.add(str(values))
+    assert len(found) == 1

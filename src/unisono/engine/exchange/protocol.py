@@ -63,6 +63,7 @@ class Exchange(ABC):
             the optimizer's state.
         takes_early: whether :meth:`publish_early` is of use now.
         is_state_new: whether the program has changed optimizer state that lies in `homes`.
+        is_written_in_passes: whether passes have written to parameters what was there.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
@@ -72,6 +73,7 @@ class Exchange(ABC):
     have_all = True
     takes_early = False
     is_state_new = False
+    is_written_in_passes = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]

@@ -70,7 +70,12 @@ class SharedExchange(Exchange):
     def changed_name(self) -> str:
         """See :class:`Exchange`; by whatever way."""
         changed = self._view.changed()
-        return next(self._view.names(changed), "")
+        name = next(self._view.names(changed), "")
+        if changed and not name:
+            # Written to, with what was there: the page must not hide the update to come.
+            self._view.forget(changed)
+            self.is_written_in_passes = True
+        return name
 
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False

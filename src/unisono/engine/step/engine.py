@@ -204,7 +204,8 @@ class StepEngine:
         """Check what no pass may change; raises RuntimeError."""
         self.bound.check_passes()
         self._options.check()
-        if self.bound.looks_closely and (name := self.exchange.changed_name()):
+        looks = self.bound.looks_closely or self.exchange.is_written_in_passes
+        if looks and (name := self.exchange.changed_name()):
             raise changed_in_a_pass(name)
 
     def arrive(self) -> Sequence[int] | None:
