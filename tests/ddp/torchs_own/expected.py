@@ -41,23 +41,11 @@ _EXCHANGED = {
         "Expected 6 but got 0",
     ),
 }
-_NUMBERED = "wants torch's message, which numbers unused parameters; our class names them"
-_UNUSED = Known(_NUMBERED, "every parameter of a DistributedDataParallel must get a gradient")
-_WITH_OUR_CLASS = {
-    "test_ddp_unused_params_rebuild_buckets_exception": _UNUSED,
-    "test_ddp_control_flow_same_across_ranks": _UNUSED,
-    "test_ddp_control_flow_different_across_ranks": _UNUSED,
-    "test_ddp_multiple_nested_unused_params_error": _UNUSED,
-    "test_ddp_multiple_nested_unused_params_err_ignore_params": _UNUSED,
-    "test_invalid_static_graph": Known(
-        _NUMBERED, "with `static_graph=True` every backward pass must use"
-    ),
-}
 
 
 def expected_failures(backend: str, cls: str, num_ranks: int) -> dict[str, Known]:
     """Tell the tests that are known to fail in a combination."""
-    known = _EVERYWHERE | (_WITH_OUR_CLASS if cls == "ours" else {})
+    known = _EVERYWHERE
     if backend == "unisono":
         return known | _ON_OUR_BACKEND
     if cls == "ours" and num_ranks > 2:
