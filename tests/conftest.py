@@ -29,10 +29,13 @@ from unisono.runtime.workers.control_block import ControlBlock
 settings.register_profile("unisono", deadline=None)
 settings.load_profile("unisono")
 
-# A worker imports the module of its test, and that pytest: once in the server will do for all.
+# A worker imports the module of its test, and that pytest: once in the server will do for all, as
+# for what a worker's run and its progress bar import late.
+_LATE = "rich._emoji_codes, unisono.callbacks, unisono.runtime.workers.external"
 _BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.runtime.launch.server")
 forkserver._START = (
-    f"{_BEFORE}import hypothesis, pytest, runpy; from unisono.runtime.launch import server; "
+    f"{_BEFORE}import hypothesis, pytest, runpy, {_LATE}; "
+    "from unisono.runtime.launch import server; "
     f"load, pages = server.load, runpy.run_path({huge_pages.__file__!r}); "
     f"server.load = lambda: (load(), pages['collapse']()); {_FROM}{_MAIN}"
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,9 +22,7 @@ def test_the_demo_has_the_digest_of_the_program_that_new_writes(tmp_path: Path) 
     file = tmp_path / "my program.py"
     assert CliRunner().invoke(main, ["new", str(file)]).exit_code == 0
     alone = processes.run([sys.executable, str(file)], cwd=tmp_path, timeout=100)
-    demo = subprocess.run(  # as a user starts it
-        [sys.executable, "-m", "unisono", "demo"], cwd=tmp_path, capture_output=True, text=True
-    )
+    demo = processes.run([sys.executable, "-m", "unisono", "demo"], cwd=tmp_path, timeout=100)
     assert (alone.returncode, demo.returncode) == (0, 0), alone.stderr + demo.stderr
     assert digest(alone.stdout) == digest(demo.stdout)
     assert "4 shards on 2 workers" in demo.stdout

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from tests.chaos.training import NUM_STEPS, Options, train
 import unisono
 
 HOLD = (9, 15, 20)
+LAST = NUM_STEPS - 1
 KILLED = {"kill": "SIGKILL", "segv": "SIGSEGV"}
 REPLICAS = ("sim", "staged")
 EXCHANGES = ("shared", *REPLICAS)
@@ -112,18 +112,14 @@ def test_every_place(monkeypatch, capfd, exchange, optimizer, loop, at, rank):
 @pytest.mark.parametrize(
     "faults",
     [
-        "kill:rank=0,step=0",
-        "kill:rank=0,step=0,at=update",
-        "kill:rank=1,step=5,at=updated",  # the last of an epoch: validation comes next
+        # the first of all, the last of an epoch (validation comes next), the last of all
+        f"kill:rank=0,step=0; kill:rank=1,step=5,at=updated; kill:rank=2,step={LAST},at=begin",
+        f"kill:rank=0,step=0,at=update; kill:rank=1,step={NUM_STEPS},at=snapshot",
+        f"kill:rank=0,step=0,at=snapshot; kill:rank=1,step={LAST},at=commit",
+        f"segv:rank=1,step=8; segv:rank=2,step=12,at=update; kill:rank=0,step={LAST},at=update",
         long("kill:rank=2,step=5,at=commit"),
         long("kill:rank=0,step=6,at=gradients"),  # the first of the next
-        f"kill:rank=1,step={NUM_STEPS - 1},at=begin",  # the last of all
-        f"kill:rank=0,step={NUM_STEPS - 1},at=update",
-        long(f"kill:rank=2,step={NUM_STEPS - 1},at=updated"),
-        f"kill:rank=1,step={NUM_STEPS - 1},at=commit",
-        "kill:rank=0,step=0,at=snapshot",
-        f"kill:rank=1,step={NUM_STEPS},at=snapshot",
-        "segv:rank=1,step=8; segv:rank=0,step=12,at=update",
+        long(f"kill:rank=2,step={LAST},at=updated"),
         # two and three at once
         "kill:rank=0,step=8; kill:rank=1,step=8",
         long("kill:rank=1,step=8,at=shard; kill:rank=2,step=8,at=gradients"),
@@ -164,10 +160,10 @@ def test_replacements_are_lost_too(monkeypatch, capfd, faults, optimizer):
 @pytest.mark.parametrize(
     "faults",
     [
-        # in snapshots, as a replacement, as the last of all, all at once, and the only one
-        "kill:rank=0,step=0,at=snapshot; kill:rank=1,step=8; kill:rank=1,at=join",
+        # in a snapshot, behind an epoch, as a replacement, as the last of all; all at once
+        "kill:rank=0,step=0,at=snapshot; kill:rank=1,step=5,at=updated; kill:rank=1,at=join; "
+        f"kill:rank=2,step={LAST},at=commit",
         "kill:rank=0,step=8,at=update; kill:rank=1,step=8,at=update; kill:rank=2,step=8,at=update",
-        f"kill:rank=1,step=5,at=updated; kill:rank=2,step={NUM_STEPS - 1},at=commit",
     ],
 )
 def test_workers_with_replicas_lost_at_corners_change_nothing(monkeypatch, capfd, exchange, faults):
@@ -213,7 +209,7 @@ def test_workers_lost_while_a_checkpoint_is_due(
         ("kill:rank=0,step=8; kill:rank=2,step=12,at=updated", {0, 2}, "shared"),
         ("kill:rank=0,step=8,at=update; kill:rank=1,step=8,at=update", {0, 1}, "shared"),
         (
-            f"kill:rank=0,step=5,at=commit; kill:rank=1,step={NUM_STEPS - 1},at=update",
+            f"kill:rank=0,step=5,at=commit; kill:rank=1,step={LAST},at=update",
             {0, 1},
             "shared",
         ),
@@ -243,7 +239,7 @@ def test_one_worker_alone_is_made_up_for(monkeypatch, capfd, exchange):
 def test_the_command_ends_well_and_tells_who_was_lost(tmp_path):
     faults = "kill:rank=1,step=8; kill:rank=0,step=11,at=update; segv:rank=2,step=17"
     options = Options(loop="own", optimizer="clipped", hold=HOLD)
-    job = Job(tmp_path, options, workers=3, faults=faults, popen=subprocess.Popen)
+    job = Job(tmp_path, options, workers=3, faults=faults)
     assert job.wait() == 0, job.err
     assert job.results
     expected = undisturbed(Options(loop="own", optimizer="clipped"))

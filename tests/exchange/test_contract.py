@@ -11,7 +11,7 @@ from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import MOMENTS, Death, Job
 from torch import nn
 
-from unisono.engine.exchange import host_crossing
+from unisono.engine.exchange import group_exchange, host_crossing
 from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.hosts_exchange import HostsExchange, StagedHostsExchange
 from unisono.engine.exchange.shared import SharedExchange
@@ -262,7 +262,8 @@ def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, cls, h
         *(pytest.param(normed, rank, marks=pytest.mark.long) for rank in (0, 2)),
     ],
 )
-def test_a_worker_may_be_lost_at_every_meeting(run, cls, optimizer, moment, rank):
+def test_a_worker_may_be_lost_at_every_meeting(monkeypatch, run, cls, optimizer, moment, rank):
+    monkeypatch.setattr(group_exchange, "_PATIENCE_S", 0.02)
     for meeting in range(5, 16):  # behind the first snapshot
         results = run(3, cls, optimizer, 8, Death(rank, meeting, moment))
         assert results.keys() | {rank} == {0, 1, 2}

@@ -6,34 +6,18 @@ import sys
 import pytest
 import torch
 from tests.chaos.training import Options, train
-from tests.parity import cases
 from tests.warm import processes
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, name_of_exchange
-from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.exchange.choice import EXCHANGE_VARIABLE
 from unisono.engine.state.contents import digest_of
-from unisono.runtime.device import host
 
 pytestmark = pytest.mark.slow
 
-CASES = [
-    ("cnn with norm and dropout", "fused adam", 4),
-    ("gpt", "two groups", 3),
-    ("mixed", "adamw", 4),
-    ("sometimes unused", "sgd with momentum", 8),
-    ("matrices", "muon", 3),
-    ("cnn with norm", "own", 4),
-]
 HOLD = (9, 15, 20)
-
-
-@functools.cache
-def in_shared_memory():
-    return cases.train_all(CASES)
 
 
 @functools.cache
@@ -43,7 +27,6 @@ def undisturbed(options):
 
 @pytest.fixture(params=["staged", "gloo"])
 def replicas(request, monkeypatch):
-    in_shared_memory()
     monkeypatch.setenv(EXCHANGE_VARIABLE, request.param)
 
 
@@ -51,13 +34,6 @@ def test_gloo_is_needed_by_those_alone_who_choose_a_group():
     unused = "unisono.engine.exchange.gloo_communicator"
     code = f"import sys, unisono.training.trainer; assert {unused!r} not in sys.modules"
     processes.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
-def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
-    assert chosen(name_of_exchange(host())) is not SharedExchange
-    for digests in unisono.launch(cases.train_all, CASES, workers=workers):
-        assert digests == in_shared_memory()
 
 
 # The other exchange: tests/chaos/test_faults.py.

@@ -132,6 +132,13 @@ def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
 
 # Real jobs.
 
+STALL_TIMEOUT_S = 0.4
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall_watch, "LOOK_EVERY_S", STALL_TIMEOUT_S / 2)
+
 
 class AtStepOne(unisono.callbacks.Callback):
     def __init__(self, act):  # type: ignore[no-untyped-def]
@@ -164,7 +171,7 @@ def one_makes_a_group_alone(rank: int) -> None:
 
 
 def one_computes_for_long(rank: int) -> None:
-    end = time.process_time() + 3
+    end = time.process_time() + 3 * STALL_TIMEOUT_S
     while rank == 0 and time.process_time() < end:
         pass
     dist.all_reduce(torch.ones(1))
@@ -187,6 +194,7 @@ def train(backend: str, act) -> str:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize(
     ("backend", "act", "words"),
     [
@@ -203,7 +211,7 @@ def test_workers_that_wait_for_each_other_are_told_of_and_ended(
     with pytest.raises(
         unisono.errors.WorkerError, match="as all workers waited for each other for"
     ):
-        unisono.launch(train, backend, act, workers=2, stall_timeout_s=1)
+        unisono.launch(train, backend, act, workers=2, stall_timeout_s=STALL_TIMEOUT_S)
     told = capfd.readouterr().err
     assert "workers must not wait for each other, but none has moved" in told
 
@@ -211,7 +219,10 @@ def test_workers_that_wait_for_each_other_are_told_of_and_ended(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])
 def test_others_may_wait_in_a_collective_for_one_that_computes(backend: str) -> None:
-    digests = unisono.launch(train, backend, one_computes_for_long, workers=2, stall_timeout_s=1)
+    digests = unisono.launch(
+        train, backend, one_computes_for_long, workers=2, stall_timeout_s=STALL_TIMEOUT_S
+    )
     assert len(set(digests)) == 1

@@ -16,11 +16,20 @@ from tests.chaos.exchanges import (
 from tests.parity import cases
 
 import unisono
+from unisono.engine.exchange.choice import chosen, name_of_exchange
+from unisono.engine.exchange.shared import SharedExchange
+from unisono.runtime.device import host
 
 CASES = [
     ("cnn with norm and dropout", "fused adam", 4),
     ("gpt", "two groups", 3),
     ("cnn with norm and dropout", "own", 4),  # looks at whole parameters
+]
+ON_THREE = [
+    *CASES,
+    ("mixed", "adamw", 4),
+    ("sometimes unused", "sgd with momentum", 8),
+    ("matrices", "muon", 3),
 ]
 # Groups of tensors, which torch takes on devices, are rounded otherwise in three of them; Muon
 # takes matrices alone.
@@ -60,19 +69,22 @@ def check(monkeypatch, exchange, workers, wanted):
 
 
 @pytest.mark.slow
-def test_two_workers_on_the_test_accelerator_have_the_bits_of_one_on_the_cpu(monkeypatch):
-    check(monkeypatch, ACCELERATED, 2, CASES[:1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("workers", "wanted"),
+    [pytest.param(1, CASES, marks=pytest.mark.long), (2, CASES), (3, ON_THREE)],
+    ids=["1", "2", "3"],
+)
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_every_exchange_has_one_digest_on_one_two_and_three_workers(monkeypatch, exchange, workers):
-    check(monkeypatch, exchange, workers, CASES)
+def test_every_exchange_has_one_digest_on_one_two_and_three_workers(
+    monkeypatch, exchange, workers, wanted
+):
+    check(monkeypatch, exchange, workers, wanted)
+    if exchange != ACCELERATED:
+        assert (chosen(name_of_exchange(host())) is SharedExchange) is (exchange == "shared")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_all_kinds_of_models_and_optimizers_are_the_same_on_the_test_accelerator(
     monkeypatch, workers
 ):

@@ -31,8 +31,11 @@ from unisono.runtime.launch.server import load
 # What the command loads; not the command itself, which `python -m` is to find unloaded.
 OF_THE_COMMAND = (
     "click",
+    "rich._emoji_codes",
+    "unisono.callbacks",
     "unisono.runtime.launch.gpus",
     "unisono.runtime.launch.program",
+    "unisono.runtime.workers.external",
 )
 MAX_FD = 4096
 # As in conftest.py: nothing here loads CUDA.
