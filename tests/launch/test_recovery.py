@@ -16,7 +16,6 @@ from unisono.runtime.launch.recovery import (
     PERIOD_S,
     Action,
     Answer,
-    GiveUp,
     Joined,
     KeepAndEnd,
     MarkDeparture,
@@ -219,15 +218,14 @@ def test_a_loss_ends_the_job_only_for_a_reason(
     events: tuple[Event, ...], options: dict[str, Any], reason: str
 ) -> None:
     decision = after(*events, **options)
-    assert (decision.actions == (GiveUp(),)) == bool(reason)
-    assert (GiveUp() in decision.actions) == bool(reason)
-    assert reason in decision.reason
+    assert bool(decision.actions) != bool(reason)
+    assert reason in decision.trouble
 
 
 def test_a_program_that_has_made_no_run_yet_cannot_be_run_again() -> None:
     decision = lost_at(1, 0.0)(start(2))
-    assert decision.actions == (GiveUp(),)
-    assert decision.reason == "the program had not made a `Run` or `Trainer` yet"
+    assert decision.actions == ()
+    assert decision.trouble == "the program had not made a `Run` or `Trainer` yet"
 
 
 def test_a_program_that_had_not_begun_can_always_be_run() -> None:
@@ -235,7 +233,7 @@ def test_a_program_that_had_not_begun_can_always_be_run() -> None:
     assert lost_at(1, 0.0, had_begun=False)(start(2)).actions == actions
     assert after(unready("why"), lost_at(1, 0.0, had_begun=False)).actions == actions
     too_often = lost_at(1, 0.0, had_begun=False)(start(2, restarts=0))
-    assert too_often.actions == (GiveUp(),)
+    assert too_often.trouble
 
 
 # All who compute together stop, and go on.
@@ -386,7 +384,7 @@ def test_who_waits_for_a_loop_that_ends_first_hears_where_it_ended() -> None:
 )
 def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again: Event) -> None:
     state = after(*events).state
-    assert again(state) == RecoveryDecision(state, (), "that is known")
+    assert again(state) == RecoveryDecision(state)
 
 
 # A replacement joins.
@@ -683,7 +681,7 @@ class World:
                 return {rank}
             case Spawn(rank):
                 self.workers[rank] = Worker(in_membership=False)
-            case GiveUp() | KeepAndEnd():
+            case KeepAndEnd():
                 self.has_ended = True
         return set()
 

@@ -110,11 +110,10 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The new state, what to do now, and why, in words."""
+    """The new state, and what to do now."""
 
     state: JobState
     actions: tuple[Action, ...] = ()
-    reason: str = ""
 
 
 def start(world_size: int, *, needs_result: bool = False) -> JobState:
@@ -125,14 +124,13 @@ def start(world_size: int, *, needs_result: bool = False) -> JobState:
 def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
     """A worker says that it fails, before it exits; or it has exited without a word."""
     if failure.rank is None or state.has_failed(failure.rank):
-        return Decision(state, (), f"worker {failure.rank} is already known to have failed")
+        return Decision(state)
     state = _blame(state, failure)
     leave = MarkDeparture(failure.rank, Departure.FAILED)
-    if state.stage is not Stage.RUNNING:
-        return Decision(state, (leave,), f"worker {failure.rank} failed while the job was ending")
-    state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
-    reason = f"worker {failure.rank} failed first; the others may say what they know, then end"
-    return Decision(state, (leave,), reason)
+    if state.stage is Stage.RUNNING:
+        # The first failure; the others may say what they know, then end.
+        state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
+    return Decision(state, (leave,))
 
 
 def _blame(state: JobState, failure: WorkerFailure) -> JobState:
@@ -147,7 +145,7 @@ def _blame(state: JobState, failure: WorkerFailure) -> JobState:
 def done(state: JobState, rank: int) -> Decision:
     """A worker says that its program ended well, before it exits."""
     state = replace(state, done=state.done | {rank})
-    return Decision(state, (MarkDeparture(rank, Departure.FINISHED),), f"worker {rank} finished")
+    return Decision(state, (MarkDeparture(rank, Departure.FINISHED),))
 
 
 def may_survive(state: JobState, rank: int, exit_code: int) -> bool:
@@ -165,24 +163,20 @@ def exited(
 ) -> Decision:
     """A worker has exited; `note` and `how` as in :class:`WorkerFailure`."""
     state = replace(state, alive=state.alive - {rank})
-    if rank in state.done:
-        # Libraries may abort while they unload (gloo: SIGABRT); all work was done by then.
-        return Decision(state, (), f"worker {rank} had finished before it exited")
-    if state.has_failed(rank):
-        return Decision(state, (), f"worker {rank} had said why before it exited")
+    # Libraries may abort while they unload (gloo: SIGABRT); all work was done by then.
+    if rank in state.done or state.has_failed(rank):
+        return Decision(state)
+    leave = MarkDeparture(rank, Departure.FAILED)
     if state.stage >= Stage.TERMINATE:
-        leave = MarkDeparture(rank, Departure.FAILED)
-        return Decision(state, (leave,), f"worker {rank} ended because the job ends")
+        return Decision(state, (leave,))
     if exit_code == 0 and not state.needs_result:
-        state = replace(state, quiet=state.quiet | {rank})
-        leave = MarkDeparture(rank, Departure.FAILED)
-        return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
+        return Decision(replace(state, quiet=state.quiet | {rank}), (leave,))
     return failed(state, WorkerFailure(rank, exit_code, note=note, how=how), now)
 
 
 def left_behind(state: JobState, rank: int) -> Decision:
     """A worker has exited, the others continue, and it is not replaced."""
-    return Decision(replace(state, alive=state.alive - {rank}), (), "the others go on")
+    return Decision(replace(state, alive=state.alive - {rank}))
 
 
 def server_lost(state: JobState, exit_code: int) -> Decision:
@@ -190,42 +184,38 @@ def server_lost(state: JobState, exit_code: int) -> Decision:
     lost = state.alive
     state = replace(state, alive=frozenset())
     if not lost - state.done or state.stage >= Stage.TERMINATE:
-        return Decision(state, (), "the fork server ended after its work")
+        return Decision(state)
     state = replace(state, failures=(*state.failures, WorkerFailure(None, exit_code)))
     leaves = tuple(MarkDeparture(rank, Departure.FAILED) for rank in sorted(lost - state.done))
-    return Decision(state, leaves, "the fork server was lost and took its workers with it")
+    return Decision(state, leaves)
 
 
 def interrupted(state: JobState, signum: int, now: float, *, gently: bool = False) -> Decision:
     """The user or the system asks the job to end; `gently`: after the step under way."""
     if state.interrupted_by is not None:
         state = replace(state, stage=Stage.ABANDON, due_s=math.inf)
-        return Decision(state, (KillServer(),), "asked twice to end, so at once")
+        return Decision(state, (KillServer(),))
     state = replace(state, interrupted_by=signum)
-    if state.stage >= Stage.TERMINATE:
-        return Decision(state, (), "asked to end while ending")
     if gently and state.stage is Stage.RUNNING:
-        return Decision(state, (), "asked to end after the step under way")
-    return _enter(state, Stage.TERMINATE, now, "asked to end")
+        return Decision(state)
+    return end_now(state, now)
 
 
 def end_now(state: JobState, now: float) -> Decision:
     """What the job was to do before its end is done."""
     if state.stage >= Stage.TERMINATE:
-        return Decision(state, (), "it ends already")
-    return _enter(state, Stage.TERMINATE, now, "all is done that was to be done before the end")
+        return Decision(state)
+    return _enter(state, Stage.TERMINATE, now)
 
 
 def time_passed(state: JobState, now: float) -> Decision:
     """The present stage may have lasted long enough."""
-    if now < state.due_s:
-        return Decision(state, (), "nothing is due")
-    return _enter(state, Stage(state.stage + 1), now, f"{state.stage.name} lasted long enough")
+    return Decision(state) if now < state.due_s else _enter(state, Stage(state.stage + 1), now)
 
 
-def _enter(state: JobState, stage: Stage, now: float, reason: str) -> Decision:
+def _enter(state: JobState, stage: Stage, now: float) -> Decision:
     state = replace(state, stage=stage, due_s=now + SECONDS_IN_STAGE.get(stage, math.inf))
     if stage is Stage.ABANDON:
-        return Decision(state, (KillServer(),), f"{reason}; workers outlived SIGKILL")
+        return Decision(state, (KillServer(),))
     signum = signal.SIGTERM if stage is Stage.TERMINATE else signal.SIGKILL
-    return Decision(state, (SendSignal(tuple(sorted(state.alive)), signum),), reason)
+    return Decision(state, (SendSignal(tuple(sorted(state.alive)), signum),))

@@ -19,7 +19,6 @@ from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.slots import Places
 from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept, newest_kept
 from unisono.runtime.launch import recovery
-from unisono.runtime.launch import recovery as job_actions
 from unisono.runtime.launch.memories import SharedMemories
 from unisono.runtime.launch.report import joined_message, loss_message
 from unisono.runtime.workers import launcher_messages as messages
@@ -131,9 +130,9 @@ class Reception:
         had_begun = rank in self._begun
         self._begun.discard(rank)
         decision = recovery.lost(self.state, rank, now, had_begun=had_begun, how=in_short)
-        if job_actions.GiveUp() in decision.actions:
+        if decision.trouble:
             self.state = decision.state
-            return decision.reason
+            return decision.trouble
         self._say(loss_message(rank, pid, how, step, before, decision.state))
         self._do(decision)
         return ""
@@ -200,24 +199,24 @@ class Reception:
         for action in decision.actions:
             self._act(action)
 
-    def _act(self, action: job_actions.Action) -> None:
+    def _act(self, action: recovery.Action) -> None:
         match action:
-            case job_actions.Seat(rank, arrivals):
+            case recovery.Seat(rank, arrivals):
                 self._control.come_back(rank, arrivals)
-            case job_actions.MarkDeparture(rank, how):
+            case recovery.MarkDeparture(rank, how):
                 self._control.leave(rank, how)
-            case job_actions.Spawn(rank):
+            case recovery.Spawn(rank):
                 self._staff.spawn(rank)
-            case job_actions.Answer(rank, messages.Live(loop=loop) as live) if loop is not None:
+            case recovery.Answer(rank, messages.Live(loop=loop) as live) if loop is not None:
                 number = self._number_of_snapshot(loop)
                 self._staff.send(rank, replace(live, snapshot=number))
-            case job_actions.Answer(rank, message):
+            case recovery.Answer(rank, message):
                 self._staff.send(rank, message)
-            case job_actions.Wish(value):
+            case recovery.Wish(value):
                 self._control.head.wish = value
-            case job_actions.Joined(ranks):
+            case recovery.Joined(ranks):
                 self._say(joined_message(ranks, self._staff.pid, self.state))
-            case job_actions.KeepAndEnd():
+            case recovery.KeepAndEnd():
                 self._is_ending = True
                 kept = self._newest_snapshot()
                 if kept is not None:

@@ -1,4 +1,4 @@
-"""Who goes on when a worker is lost, and who joins? (state, event) → decision, with its reason.
+"""Who goes on when a worker is lost, and who joins? (state, event) → decision.
 
 Pure: no process, clock or socket is touched here. Each event is a function; ``reception`` calls it
 and does what the decision says.
@@ -12,8 +12,6 @@ membership stops for it::
     CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
 Invariant: nobody continues before every worker of the membership has stopped: all know the same.
-
-What can follow for a membership: the actions that ``recovery`` decides on.
 """
 
 from __future__ import annotations
@@ -93,47 +91,45 @@ class RecoveryState:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryDecision:
-    """The new state, what to do now, and why, in words."""
+    """The new state, and what to do now."""
 
     state: RecoveryState
     actions: tuple[Action, ...] = ()
-    reason: str = ""
+    trouble: str = ""  # why a loss ends the job; empty if it does not
 
 
 def gone(state: RecoveryState, rank: int) -> RecoveryDecision:
     """A worker takes no part any more: its program has ended, or it has left."""
     state = replace(_without(state, rank), gone=state.gone | {rank})
-    return _settled(state, f"worker {rank} has nothing left to do")
+    return _settled(state)
 
 
 def stop_wanted(state: RecoveryState) -> RecoveryDecision:
     """The job shall end after the step under way."""
-    return _settled(replace(state, is_ending=True), "asked to end after this step")
+    return _settled(replace(state, is_ending=True))
 
 
 def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
     """A worker has sent a message."""
     match message:
         case Ready():
-            state = replace(state, is_ready=not state.trouble)
-            return RecoveryDecision(state, (), "it can be run again")
+            return RecoveryDecision(replace(state, is_ready=not state.trouble))
         case NoRecovery(reason):
             refusals = _refusals(state.asking, why=reason)
             state = replace(state, is_ready=False, trouble=reason, asking={})
-            return _settled(state, reason, refusals)
+            return _settled(state, refusals)
         case Stopped():
-            stopped = {**state.stopped, rank: message}
-            return _settled(replace(state, stopped=stopped), f"worker {rank} stands still")
+            return _settled(replace(state, stopped={**state.stopped, rank: message}))
         case CatchUp():
             return _asked(state, rank, message)
         case JointResult():
             return _came(state, message)
         case LoopBegan(index):
             if state.loop is not None or index != len(state.history):
-                return RecoveryDecision(state, (), "that is known")
+                return RecoveryDecision(state)
             elsewhere = {r: asked for r, asked in state.asking.items() if asked.name != LOOP}
             state = replace(state, loop=message, asking=_but(state.asking, elsewhere))
-            return _settled(state, "a loop has begun", _refusals(elsewhere))
+            return _settled(state, _refusals(elsewhere))
 
 
 def lost(
@@ -162,11 +158,11 @@ def lost(
     elif not state.replaces and state.membership is None:
         trouble = "it was the last worker, and `--no-replace` or `replace=False` allows no other"
     if trouble:
-        return RecoveryDecision(state, (GiveUp(),), trouble)
+        return RecoveryDecision(state, trouble=trouble)
     actions: tuple[Action, ...] = (MarkDeparture(rank, Departure.LOST),)
     if state.replaces:
         actions = (*actions, Spawn(rank))
-    return _settled(state, f"worker {rank} was lost; the others go on", actions)
+    return _settled(state, actions)
 
 
 def _without(state: RecoveryState, rank: int) -> RecoveryState:
@@ -187,21 +183,18 @@ def _without(state: RecoveryState, rank: int) -> RecoveryState:
 
 def _asked(state: RecoveryState, rank: int, asked: CatchUp) -> RecoveryDecision:
     if asked.index < len(state.history):
-        answer = _answer(rank, asked, state.history[asked.index])
-        return RecoveryDecision(state, (answer,), "the others have been there")
+        return RecoveryDecision(state, (_answer(rank, asked, state.history[asked.index]),))
     is_loop = state.loop is not None and asked.index == state.loop.index
     if asked.index > len(state.history) or (is_loop and asked.name != LOOP):
-        return RecoveryDecision(state, _refusals({rank: asked}), "it has come to another place")
+        return RecoveryDecision(state, _refusals({rank: asked}))
     if state.trouble:
-        refusals = _refusals({rank: asked}, why=state.trouble)
-        return RecoveryDecision(state, refusals, state.trouble)
-    asking = {**state.asking, rank: asked}
-    return _settled(replace(state, asking=asking), f"worker {rank} has caught up")
+        return RecoveryDecision(state, _refusals({rank: asked}, why=state.trouble))
+    return _settled(replace(state, asking={**state.asking, rank: asked}))
 
 
 def _came(state: RecoveryState, result: JointResult) -> RecoveryDecision:
     if result.index != len(state.history):
-        return RecoveryDecision(state, (), "that is known")
+        return RecoveryDecision(state)
     is_loop = result.name == LOOP
     loop = state.loop.facts if is_loop and state.loop is not None else None
     outcome = Outcome(result.name, result.payload, loop)
@@ -215,17 +208,15 @@ def _came(state: RecoveryState, result: JointResult) -> RecoveryDecision:
     actions: tuple[Action, ...] = tuple(_answer(rank, waiting[rank], outcome) for rank in waiting)
     if is_loop and state.is_ending:
         actions = (*actions, KeepAndEnd())
-    return _settled(state, "the workers have done something together", actions)
+    return _settled(state, actions)
 
 
-def _settled(
-    state: RecoveryState, reason: str, actions: tuple[Action, ...] = ()
-) -> RecoveryDecision:
+def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> RecoveryDecision:
     """Let go on who can go on, and say whether the membership should stop."""
     membership = state.membership
     if state.first_rank is not None:
         state, more = _of_hosts(state)
-        return RecoveryDecision(state, (*actions, *more), reason)
+        return RecoveryDecision(state, (*actions, *more))
     if membership is None and state.asking:
         # The first one that has caught up; the others will join it.
         first = min(state.asking)
@@ -239,7 +230,7 @@ def _settled(
     if is_wished != state.is_wished:
         state = replace(state, is_wished=is_wished)
         actions = (*actions, Wish(is_wished))
-    return RecoveryDecision(state, actions, reason)
+    return RecoveryDecision(state, actions)
 
 
 def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
@@ -389,9 +380,4 @@ class KeepAndEnd:
     """All stand still between two steps: write a checkpoint, then end the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The loss ends the job."""
-
-
-Action = MarkDeparture | Seat | Spawn | Answer | Wish | Joined | KeepAndEnd | GiveUp
+Action = MarkDeparture | Seat | Spawn | Answer | Wish | Joined | KeepAndEnd
