@@ -263,17 +263,6 @@ def test_paths_may_be_among_the_texts_of_sys(monkeypatch: pytest.MonkeyPatch) ->
     assert argv == ["train", "/tmp", "3"]
 
 
-def test_a_working_folder_that_is_gone_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    with pytest.raises(FileNotFoundError, match="the working folder must be there, but is not: "):
-        unisono.launch(who_am_i, workers=1)
-
-
 @pytest.mark.slow  # another one has to load torch then
 def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed: list[ForkServer] = []

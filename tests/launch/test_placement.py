@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unisono.runtime.launch.gpus import IN_PYTHON, IN_SHELL
-from unisono.runtime.launch.placement import Asked, Machine, Placement, place_workers
+from unisono.runtime.launch.placement import Machine, Placement, place_workers
 
 CPUS = Machine(num_cores=8)
 ONE = Machine(8, ("GPU-aa",))
@@ -21,9 +21,13 @@ def each(workers: int) -> dict[str, str]:
 
 
 def place(
-    machine: Machine, environ: dict[str, str] | None = None, **asked: Any
+    machine: Machine,
+    environ: dict[str, str],
+    *,
+    workers: int | None = None,
+    workers_per_gpu: int | None = None,
 ) -> tuple[int, dict[str, str]]:
-    placement = place_workers(IN_SHELL, Asked(**asked), environ or {}, machine)
+    placement = place_workers(IN_SHELL, workers, workers_per_gpu, environ, machine)
     return placement.num_workers, dict(placement.variables)
 
 
@@ -31,9 +35,8 @@ def place(
 def test_without_gpus_there_is_a_worker_for_each_core_and_nothing_is_said(
     environ: dict[str, str],
 ) -> None:
-    assert place_workers(IN_SHELL, Asked(), environ, CPUS) == Placement(8)
-    assert place_workers(IN_SHELL, Asked(workers=3), environ, CPUS) == Placement(3)
-    assert place_workers(IN_SHELL, Asked(workers=30), environ, CPUS) == Placement(30)
+    for workers, expected in ((None, 8), (3, 3), (30, 30)):
+        assert place_workers(IN_SHELL, workers, None, environ, CPUS) == Placement(expected)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
 
 def test_in_python_the_way_out_is_python() -> None:
     with pytest.raises(ValueError) as raised:
-        place_workers(IN_PYTHON, Asked(workers=2), {}, ONE)
+        place_workers(IN_PYTHON, 2, None, {}, ONE)
     assert str(raised.value) == (
         "`workers` must be at most 1 here, one worker for each GPU (0), but is 2: start fewer, "
         "share GPUs with `workers_per_gpu=2`, or compute on the CPU with `CUDA_VISIBLE_DEVICES=` "

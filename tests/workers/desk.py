@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 from unisono.runtime.launch import recovery
-from unisono.runtime.launch import recovery as job_actions
 from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.launcher_messages import (
@@ -103,17 +102,17 @@ class Desk:
             self._answers.pop(rank, None)
             self._do(partial(recovery.lost, rank=rank, now=0.0))
 
-    def _act(self, action: job_actions.Action) -> None:
+    def _act(self, action: recovery.Action) -> None:
         match action:
-            case job_actions.Seat(rank, arrivals):
+            case recovery.Seat(rank, arrivals):
                 self._page.come_back(rank, arrivals)
-            case job_actions.MarkDeparture(rank, how):
+            case recovery.MarkDeparture(rank, how):
                 self._page.leave(rank, how)
-            case job_actions.Answer(rank, message):
+            case recovery.Answer(rank, message):
                 self._answers[rank] = message
-            case job_actions.Wish(value):
+            case recovery.Wish(value):
                 self._page.head.wish = value
-            case job_actions.Spawn(rank):
+            case recovery.Spawn(rank):
                 self.spawn(rank)
 
 

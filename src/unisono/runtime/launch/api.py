@@ -20,7 +20,7 @@ from unisono.runtime.launch.exceptions import name_cells, unpack_exception
 from unisono.runtime.launch.forkserver import server_pool
 from unisono.runtime.launch.gpus import IN_PYTHON
 from unisono.runtime.launch.job import FUNCTION, Job, launch_environment
-from unisono.runtime.launch.placement import Asked, Machine, place_workers
+from unisono.runtime.launch.placement import Machine, place_workers
 from unisono.runtime.launch.policy import JobState
 from unisono.runtime.launch.program import open_standard_fds
 from unisono.runtime.launch.recovery import RESTARTS
@@ -92,8 +92,8 @@ def launch(
         workers = check_whole("workers", workers, at_least=1)
     if workers_per_gpu is not None:
         workers_per_gpu = check_whole("workers_per_gpu", workers_per_gpu, at_least=1)
-    asked = Asked(workers, workers_per_gpu)
-    placement = place_workers(IN_PYTHON, asked, os.environ, Machine.here())
+    machine = Machine.here()
+    placement = place_workers(IN_PYTHON, workers, workers_per_gpu, os.environ, machine)
     workers = placement.num_workers
     threads = (
         threads_per_worker() if threads is None else check_whole("threads", threads, at_least=1)

@@ -1,7 +1,7 @@
 """What are the workers to do? One description, written once by the launcher, read by each worker.
 
 It is in a memfd, so it may be of any size, needs no file, and never fills a socket while the fork
-server is still loading torch. Its first line is JSON; what follows is the pickled call.
+server is still loading torch.
 
 Which environment variables does a worker see? A pure function of the job and its rank.
 
@@ -10,15 +10,14 @@ They are those that torchrun sets, as far as they are true here.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
+import pickle
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from unisono.runtime.launch.cell import environment_of_workers
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE
@@ -27,20 +26,6 @@ from unisono.runtime.world import HOSTS_VARIABLE
 SCRIPT = "script"
 MODULE = "module"
 FUNCTION = "function"
-
-
-def working_folder() -> str:
-    """Return the working directory.
-
-    Raises:
-        FileNotFoundError: it has been removed.
-    """
-    try:
-        return os.getcwd()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            "the working folder must be there, but is not: change to one that is, with `os.chdir`."
-        ) from error
 
 
 def fresh_seed() -> int:
@@ -57,7 +42,7 @@ class Job:
     argv: tuple[str, ...] = ()  # what follows the script or module on the command line
     payload: bytes = b""  # the pickled call; empty for scripts and modules
     environ: dict[str, str]  # the launcher's environment variables
-    folder: str = field(default_factory=working_folder)  # the working directory
+    folder: str = field(default_factory=os.getcwd)  # the working directory
     # where the caller of a function imports from; empty for scripts and modules
     sys_path: tuple[str, ...] = ()
     num_workers: int  # how many workers there are
@@ -84,23 +69,17 @@ class Job:
 
     def write(self) -> int:
         """Write the job to a new memfd and return its descriptor."""
-        fields = asdict(self)
-        del fields["payload"]
         with os.fdopen(os.memfd_create("unisono-job", os.MFD_CLOEXEC), "wb") as file:
-            file.write(json.dumps(fields).encode("ascii") + b"\n")
-            file.write(self.payload)
+            pickle.dump(self, file)
             file.flush()
             return os.dup(file.fileno())
 
-    @classmethod
-    def read(cls, fd: int) -> Job:
+    @staticmethod
+    def read(fd: int) -> Job:
         """Read the job behind `fd`, which many processes may do at once."""
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
-            fields: dict[str, Any] = json.loads(file.readline())
-            fields["argv"] = tuple(fields["argv"])
-            fields["sys_path"] = tuple(fields["sys_path"])
-            fields["hosts"] = tuple(fields["hosts"])
-            return cls(**fields, payload=file.read())
+            job: Job = pickle.loads(file)
+        return job
 
 
 ADDRESS = "127.0.0.1"

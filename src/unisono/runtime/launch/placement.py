@@ -43,14 +43,6 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the user has asked for; None: nothing."""
-
-    workers: int | None = None
-    workers_per_gpu: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Placement:
     """How many workers there are, and what their environment says of GPUs."""
 
@@ -62,32 +54,39 @@ class Placement:
 
 
 def place_workers(
-    names: OptionNames, asked: Asked, environ: Mapping[str, str], machine: Machine
+    names: OptionNames,
+    workers: int | None,
+    workers_each: int | None,
+    environ: Mapping[str, str],
+    machine: Machine,
 ) -> Placement:
     """Decide how many workers are started, and on which GPUs.
 
     By default there is one worker for each GPU that the environment shows, and without one, one
     for each core, at most 8.
 
+    Args:
+        names: what the user calls the next two.
+        workers: how many the user asks for; None: the default.
+        workers_each: how many on each GPU; None: what the environment says.
+        environ: the launcher's variables.
+        machine: this one.
+
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.
     """
-    _refuse_too_many(names, asked.workers or 1)
+    _refuse_too_many(names, workers or 1)
     gpus = visible_gpus(environ, machine.gpus)
     if not gpus:
-        if asked.workers_per_gpu is not None:
-            raise ValueError(_no_gpu_to_share(names, asked, environ, machine))
-        return Placement(asked.workers or machine.num_cores)
-    each = workers_per_gpu(environ) if asked.workers_per_gpu is None else asked.workers_per_gpu
-    num_workers = asked.workers or len(gpus) * each
+        if workers_each is not None:
+            raise ValueError(_no_gpu_to_share(names, workers_each, environ, machine))
+        return Placement(workers or machine.num_cores)
+    each = workers_per_gpu(environ) if workers_each is None else workers_each
+    num_workers = workers or len(gpus) * each
     _refuse_too_many(names, num_workers)
     if num_workers > len(gpus) * each:
         raise ValueError(_too_few_gpus(names, gpus, num_workers, each))
-    return Placement(
-        num_workers,
-        gpus,
-        _variables(each, environ),
-    )
+    return Placement(num_workers, gpus, _variables(each, environ))
 
 
 def _refuse_too_many(names: OptionNames, num_workers: int) -> None:
@@ -118,7 +117,7 @@ def _too_few_gpus(names: OptionNames, gpus: tuple[str, ...], num_workers: int, e
 
 
 def _no_gpu_to_share(
-    names: OptionNames, asked: Asked, environ: Mapping[str, str], machine: Machine
+    names: OptionNames, workers_each: int, environ: Mapping[str, str], machine: Machine
 ) -> str:
     if not machine.gpus:
         why = "NVIDIA's driver knows of none here"
@@ -126,5 +125,5 @@ def _no_gpu_to_share(
         why = f"{VISIBLE_VARIABLE} is {environ.get(VISIBLE_VARIABLE, '')!r}"
     return (
         f"`{names.workers_per_gpu}` must be left out where workers get no GPU, but is "
-        f"{asked.workers_per_gpu}, and {why}: leave it out, and the workers compute on the CPU."
+        f"{workers_each}, and {why}: leave it out, and the workers compute on the CPU."
     )

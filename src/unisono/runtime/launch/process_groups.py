@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-_LOCAL_NAMES = ("localhost", ADDRESS, "::1")
+# What programs write for this host, beside its name; torch itself serves its other addresses.
+_LOCAL_NAMES = ("localhost", ADDRESS, "::1", "0.0.0.0")
 # So long a replacement of a lost worker may take to be forked.
 _REPLACED_WITHIN_S = 5.0
 
@@ -68,19 +69,13 @@ class GroupRequest:
     timeout_s: float  # how long to wait, in seconds
 
 
-def group_request(
-    url: str,
-    timeout_s: float,
-    environ: Mapping[str, str],
-    is_this_host: Callable[[str], bool],
-) -> GroupRequest | None:
+def group_request(url: str, timeout_s: float, environ: Mapping[str, str]) -> GroupRequest | None:
     """Read what a program has asked torch for; None if torch itself must answer.
 
     Args:
         url: what torch calls the handler with, such as ``env://?rank=0&world_size=2``.
         timeout_s: how long the rank waits for the others, in seconds.
         environ: the environment variables.
-        is_this_host: whether a name or address is this machine's.
 
     Raises:
         ValueError: there is no such rank.
@@ -94,9 +89,9 @@ def group_request(
         if parts.scheme == "file":
             place = f"file {parts.path}" if parts.path else ""
         elif parts.scheme == "env":
-            place = _at_port(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_this_host)
+            place = _at_port(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
         else:
-            place = _at_port(parts.hostname, parts.port, is_this_host)
+            place = _at_port(parts.hostname, parts.port)
     except (KeyError, ValueError):
         # Something is missing or no number: torch says what.
         return None
@@ -110,29 +105,9 @@ def group_request(
     return GroupRequest(place, rank, world_size, timeout_s)
 
 
-def _at_port(host: str | None, port: int | None, is_this_host: Callable[[str], bool]) -> str:
-    is_here = host and port is not None and 0 <= port < 2**16 and is_this_host(host)
-    return f"port {port}" if is_here else ""
-
-
-def is_this_host(name: str) -> bool:
-    """Tell whether a name or address is this machine's: only those can be bound."""
-    if name in _LOCAL_NAMES:
-        return True
-    try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
-
-
-def _can_bind(family: int, address: Any) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
+def _at_port(host: str | None, port: int | None) -> str:
+    is_here = host in (*_LOCAL_NAMES, socket.gethostname())
+    return f"port {port}" if is_here and port is not None and 0 <= port < 2**16 else ""
 
 
 def use_launchers_store() -> None:
@@ -157,7 +132,7 @@ def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
             link.tell(MakesGroup())
             yield from torchs_own(url, timeout=timeout, **options)
             return
-        wanted = None if link is None else group_request(url, timeout_s, os.environ, is_this_host)
+        wanted = None if link is None else group_request(url, timeout_s, os.environ)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
             yield from torchs_own(url, timeout=timeout, **options)
             return

@@ -124,8 +124,7 @@ def plan(
 
     from rich.console import Console
 
-    from unisono.runtime.launch.job import working_folder
-    from unisono.runtime.launch.placement import Asked, Machine, place_workers
+    from unisono.runtime.launch.placement import Machine, place_workers
     from unisono.runtime.notices import say
     from unisono.runtime.world import threads_per_worker
     from unisono.tools.plan.efficiency import PlanAnswer, on_hosts
@@ -141,10 +140,10 @@ def plan(
     with refusing():
         threads = threads or threads_per_worker()
         most = max(counts) if counts else None
-        placement = place_workers(_NAMES, Asked(most), os.environ, Machine.here())
+        placement = place_workers(_NAMES, most, None, os.environ, Machine.here())
         cores = max(1, len(os.sched_getaffinity(0)) // threads)
         counts = counts or _doubled(placement.num_workers if placement.gpus else cores)
-        program = Program(kind, script, args, Path(working_folder()))
+        program = Program(kind, script, args, Path.cwd())
         limits = Limits(timing_s=timing_s, timeout_s=timeout_s, threads=threads)
         environ = {**os.environ, **placement.variables}
         with copying_folder():
@@ -233,7 +232,6 @@ def verify(
 
     from rich.console import Console
 
-    from unisono.runtime.launch.job import working_folder
     from unisono.runtime.notices import say
     from unisono.tools.verify.findings import as_json as json_of
     from unisono.tools.verify.findings import print_table
@@ -247,7 +245,7 @@ def verify(
             "`-n 2`."
         )
     with refusing():
-        program = Program(kind, script, args, Path(working_folder()))
+        program = Program(kind, script, args, Path.cwd())
         limits = Limits(steps=steps, timeout_s=timeout_s)
         with copying_folder():
             verdict = verify_program(program, workers, limits, os.environ, say, resumes=resumes)

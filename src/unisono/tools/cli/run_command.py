@@ -11,7 +11,7 @@ from unisono.runtime.c10d.registration import GLOO, check_backend
 from unisono.runtime.faults import FAULTS_VARIABLE, read_faults
 from unisono.runtime.launch.gpus import IN_SHELL
 from unisono.runtime.launch.job import MODULE, Job, launch_environment
-from unisono.runtime.launch.placement import Asked, Machine, place_workers
+from unisono.runtime.launch.placement import Machine, place_workers
 from unisono.runtime.launch.program import run as run_workers
 from unisono.runtime.launch.recovery import RESTARTS
 from unisono.runtime.timeouts import STALL
@@ -198,8 +198,8 @@ def run(
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
-        asked = Asked(workers, workers_per_gpu)
-        placement = place_workers(IN_SHELL, asked, os.environ, Machine.here())
+        machine = Machine.here()
+        placement = place_workers(IN_SHELL, workers, workers_per_gpu, os.environ, machine)
         threads = threads_per_worker() if threads is None else threads
     command = ["unisono", *sys.argv[1:]]
     job = Job(
