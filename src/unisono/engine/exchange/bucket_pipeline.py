@@ -26,28 +26,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from unisono.engine.exchange.arena import Slot
-from unisono.engine.exchange.communicator import BrokenError, Transfer
+from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
 from unisono.engine.exchange.parts import pieces_within
 from unisono.plan.shards import Piece
 from unisono.runtime.workers.memory import ALIGNMENT_BYTES, aligned
 
 Rounds = Generator[Transfer, None, Transfer | None]
 """Transfers, each begun when the one before it is ready; returns one that nothing follows."""
-
-
-class Carrier(Protocol):
-    """What transfers are waited for with; see :class:`~.communicator.Communicator`."""
-
-    def wait(self, transfer: Transfer, patience_s: float = ..., /) -> bool:
-        """Wait until the bytes of a transfer are there."""
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """Have what is done inside of the block run beside what the worker computes."""
 
 
 class BucketCrossing(Protocol):

@@ -58,7 +58,26 @@ class Transfer(ABC):
         """
 
 
-class Communicator(ABC):
+class Carrier(ABC):
+    """What transfers are waited for with."""
+
+    @abstractmethod
+    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
+        """Wait until the bytes are there, or for so many seconds.
+
+        Returns:
+            Whether they are there.
+
+        Raises:
+            BrokenError: they will not come, or a member has left.
+        """
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Have what is done inside of the block run beside what the worker computes."""
+        return nullcontext()
+
+
+class Communicator(Carrier):
     """Connects the present members of a team; close it before it is dropped.
 
     Collective: every member makes one, and all make the same calls of each method in the same
@@ -94,21 +113,6 @@ class Communicator(ABC):
         Raises:
             BrokenError: nothing can be sent any more.
         """
-
-    @abstractmethod
-    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
-        """Wait until the bytes are there, or for so many seconds.
-
-        Returns:
-            Whether they are there.
-
-        Raises:
-            BrokenError: they will not come, or a member has left.
-        """
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """Have what is done inside of the block run beside what the worker computes."""
-        return nullcontext()
 
     @abstractmethod
     def close(self) -> None:

@@ -29,11 +29,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from unisono.engine.exchange.bucket_pipeline import BucketPipeline
-from unisono.engine.exchange.communicator import BrokenError, Transfer
+from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
 from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.errors import RendezvousError
 from unisono.runtime.workers.host_links import Place, connect_ranks
@@ -48,7 +46,7 @@ _WAKE_BYTES = 1 << 17  # what has to come before this worker wakes, if so much i
 _TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
 
 
-class HostLane:
+class HostLane(Carrier):
     """This worker's connections to those of its lane. Final; made by :func:`connect_lane`.
 
     Args:
@@ -120,10 +118,6 @@ class HostLane:
                 return False
             self.progress(min(_LOOK_EVERY_S, left_s))
         return True
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """Do as :class:`~.communicator.Communicator` says: here it all runs beside the passes."""
-        return nullcontext()
 
     def leave(self) -> None:
         """Have whatever waits here stop soon; another thread may call this."""
