@@ -35,6 +35,7 @@ from unisono.engine.exchange.early_part import EarlyPart, ReadyBuckets
 from unisono.engine.exchange.homes import StateKeys
 from unisono.engine.exchange.host_crossing import HostCrossing
 from unisono.engine.exchange.parts import Gradients
+from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.exchange.staged import StagedExchange
 from unisono.plan.summation import Node
@@ -42,10 +43,11 @@ from unisono.runtime.workers.launcher_messages import Live
 from unisono.runtime.workers.memory import Memory
 
 
-class HostsExchange(SharedExchange):
-    """An exchange between hosts. Final; arguments as of :class:`Exchange`."""
+class _BetweenHosts(Exchange):
+    """What exchanges between hosts have in common. Abstract; arguments as of :class:`Exchange`."""
 
-    takes_early = True
+    takes_early = True  # on CPUs, too
+    _crossing: HostCrossing
 
     @property
     def is_lost(self) -> bool:
@@ -56,6 +58,15 @@ class HostsExchange(SharedExchange):
         """See :class:`Exchange`."""
         super().trust_leader()
         self._crossing.trust()
+
+    def unbind(self) -> None:
+        """See :class:`Exchange`."""
+        self._crossing.leave()
+        super().unbind()
+
+
+class HostsExchange(_BetweenHosts, SharedExchange):
+    """An exchange between hosts. Final; arguments as of :class:`Exchange`."""
 
     @property
     def acts(self) -> bool:
@@ -101,11 +112,6 @@ class HostsExchange(SharedExchange):
         if heard[team.neighbours[0]] and not team.leads_host:
             self._take_described()
 
-    def unbind(self) -> None:
-        """See :class:`Exchange`."""
-        self._crossing.leave()
-        super().unbind()
-
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         self._early = EarlyPart(self._parts)
         self._crossing = HostCrossing(self._team, self.memory, self.buffers)
@@ -137,23 +143,8 @@ class HostsExchange(SharedExchange):
         self.totals = Region(totals, 0, slots).pieces(self.pieces)
 
 
-class StagedHostsExchange(StagedExchange):
+class StagedHostsExchange(_BetweenHosts, StagedExchange):
     """An exchange between hosts. Final; arguments as of :class:`~.protocol.Exchange`."""
-
-    @property
-    def takes_early(self) -> bool:  # type: ignore[override]
-        """See :class:`~.protocol.Exchange`; on CPUs, too."""
-        return True
-
-    @property
-    def is_lost(self) -> bool:
-        """See :class:`~.protocol.Exchange`; whoever was lost, all go back."""
-        return self._crossing.is_broken
-
-    def trust_leader(self) -> None:
-        """See :class:`~.protocol.Exchange`."""
-        super().trust_leader()
-        self._crossing.trust()
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`~.protocol.Exchange`."""
@@ -189,11 +180,6 @@ class StagedHostsExchange(StagedExchange):
         for there, here in self._sums_within(0, self._num_bytes):
             self.copies.to_device(here, there)
         return present
-
-    def unbind(self) -> None:
-        """See :class:`~.protocol.Exchange`."""
-        self._crossing.leave()
-        super().unbind()
 
     @property
     def _copies_parts(self) -> bool:
