@@ -205,7 +205,6 @@ class BucketSum:
         all_sums: where the sums of all parameters go, laid out as a part.
 
     Attributes:
-        num_bytes: what it takes of the device's memory.
         present: for each parameter of the bucket, whether any shard had a gradient for it.
     """
 
@@ -226,7 +225,6 @@ class BucketSum:
             [part for parts in held for part in parts],
             bucket.pieces(position, self._size),
         )
-        self.num_bytes = len(self._received.everything)
         self.present: tuple[bool, ...] = ()
         self._length = bucket.slice_bytes(self._size)
         self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
@@ -255,7 +253,6 @@ class BucketSums:
         buckets: in the order in which they travel.
         whole: the sums of all parameters, as those lie.
         totals: the same as vectors.
-        num_bytes: what they take of the device's memory, beside the parts.
     """
 
     def __init__(
@@ -270,7 +267,6 @@ class BucketSums:
         self.buckets = [
             BucketSum(bucket, own, held, position, memory, device) for bucket in layout.buckets
         ]
-        self.num_bytes = layout.num_bytes + sum(bucket.num_bytes for bucket in self.buckets)
         region = Region(memory, 0, layout.slots)
         self.whole = region.tensors()
         self.totals = [region.piece(n, 0, slot.numel) for n, slot in enumerate(layout.slots)]

@@ -131,11 +131,6 @@ class Parts:
         """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
         return bytes(self._room.flags[lo])
 
-    def read(self, part: Node) -> list[torch.Tensor | None]:
-        """View a part as it is in its slot: a tensor for each parameter that has a gradient."""
-        there = presence(self.flags(part.lo))
-        return [slot if t else None for slot, t in zip(self._slots_of(part), there, strict=True)]
-
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of the part in slot `lo`, as vectors."""
         return self._room.gradients[lo].pieces(pieces)
@@ -191,7 +186,6 @@ class OrderedSum:
     Attributes:
         pieces: what is added up here.
         totals: the sums over `pieces`, as vectors.
-        num_bytes: what sums take that are neither in parts nor in `into`.
     """
 
     def __init__(
@@ -215,12 +209,6 @@ class OrderedSum:
         if into is not None:
             self._sums[first] = into
         self.totals = self._sums[first]
-        self.num_bytes = sum(
-            vector.nbytes
-            for views, sums in zip(self._views, self._sums, strict=True)
-            if sums is not views and sums is not into
-            for vector in sums
-        )
         self._programs: dict[tuple[bytes, ...], _Program] = {}
 
     def add(self) -> tuple[bool, ...]:
