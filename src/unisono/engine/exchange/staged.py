@@ -85,7 +85,8 @@ class StagedExchange(ReplicaExchange):
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`~.protocol.Exchange`; everybody has all sums then."""
         while True:
-            self._published.fetch()
+            if self._fetched is not None:
+                self._fetched.fetch()
             present = self._sum.add()
             if self._team.size == 1:
                 return present
@@ -150,14 +151,15 @@ class StagedExchange(ReplicaExchange):
         share = aligned(-(-self._num_bytes // team.size))
         start = min(share * team.position, self._num_bytes)
         self._slice = start, min(start + share, self._num_bytes)
-        self._published = self._published_parts()
+        self._fetched = None if self.device.is_host else self._fetched_parts()
+        published = self._fetched or self._parts
         if team.size == 1:
-            self._sum = OrderedSum(self._published, parts, self.pieces)
+            self._sum = OrderedSum(published, parts, self.pieces)
             self.totals = self._sum.totals
         else:
             pieces = list(pieces_within(slots, *self._slice))
             into = self._sums.pieces(pieces)
-            self._sum = OrderedSum(self._published, parts, pieces, into)
+            self._sum = OrderedSum(published, parts, pieces, into)
             self.totals = self._all_sums()
         self._view_whole()
 
@@ -195,9 +197,7 @@ class StagedExchange(ReplicaExchange):
             here = self._sums_memory.flat(first, last - first, torch.uint8)
             yield self._sums_there[first:last], here
 
-    def _published_parts(self) -> PartsHere | FetchedParts:
-        if self.device.is_host:
-            return PartsHere(self._parts)
+    def _fetched_parts(self) -> FetchedParts:
         arena, division = self.memory.arena, self.division
         own = {part.lo for part in division.parts_of[self._team.world.rank]}
         others = [part.lo for part in division.parts if part.lo not in own]
@@ -205,18 +205,6 @@ class StagedExchange(ReplicaExchange):
             self._pinned.pin(arena.gradients[lo].everything())
         spans = [*within(self._spans, *self._slice)]
         return FetchedParts(self.copies, spans, arena, self._own, others)
-
-
-class PartsHere:
-    """Parts that can be added up where they lie. Final."""
-
-    num_bytes = 0
-
-    def __init__(self, parts: Parts) -> None:
-        self.flags, self.views = parts.flags, parts.views
-
-    def fetch(self) -> None:
-        """Nothing has to be copied."""
 
 
 class FetchedParts:
@@ -228,9 +216,6 @@ class FetchedParts:
         arena: where the others' parts lie.
         own: this worker's.
         others: the first shards of the others'.
-
-    Attributes:
-        num_bytes: what the others' slices take.
     """
 
     def __init__(
@@ -242,7 +227,6 @@ class FetchedParts:
         others: Sequence[int],
     ) -> None:
         self._copies, self._own, self._flags = copies, own, arena.flags
-        self.num_bytes = sum(span.stop - span.start for span in spans) * len(others)
         # As if each part lay there as a whole: only its slice does.
         blocks = {lo: Block(spans) for lo in others}
         self._regions = {lo: Region(b, 0, arena.plan.parameters) for lo, b in blocks.items()}
