@@ -9,7 +9,6 @@ identity, as a parameter does; only its memory is exchanged. Parameters that pas
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 
@@ -25,22 +24,6 @@ from unisono.engine.exchange.arena import (
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.state.contents import buffer_at, homes_of_buffers, lazy_homes
 from unisono.runtime.device import Copies, Device, by_device
-
-
-class Carried(Protocol):
-    """What every shard of a step starts from, and the first one with samples leaves behind."""
-
-    def begin(self, step: int, /) -> None:
-        """Start an update of a step: every shard will start from what is there then."""
-
-    def restore(self) -> None:
-        """Start a shard: all is as the update began with it."""
-
-    def keep(self, copy: int, /) -> None:
-        """Publish what the shard has left, as one of the arena's copies."""
-
-    def commit(self, copy: int, /) -> None:
-        """Finish a step: all is as it was kept."""
 
 
 class Buffers:
@@ -65,8 +48,8 @@ class Buffers:
     def carry(self, moving: Moving | None) -> None:
         """Wire what is carried from shard to shard, in this order."""
         self.moving = moving
-        order: tuple[Carried | None, ...] = (self._values if self._values.are_any else None, moving)
-        self._carried = [one for one in order if one is not None]
+        self._carried: list[BufferValues | Moving] = [self._values] if self._values.are_any else []
+        self._carried += [] if moving is None else [moving]
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
@@ -239,7 +222,7 @@ class BufferValues:
             yield start, stop, self._block.flat(start, stop - start, torch.uint8)
 
     def begin(self, step: int) -> None:
-        """See :class:`Carried`."""
+        """Start an update of a step: every shard will start from what is there then."""
         self._collect()
         self._is_kept_here = False
         if self._is_host:
@@ -249,7 +232,7 @@ class BufferValues:
                 _copy(started, tensors)
 
     def restore(self) -> None:
-        """See :class:`Carried`."""
+        """Start a shard: all is as the update began with it."""
         self._collect()
         if self._is_host:
             self._bytes.copy_(self._start_bytes)
@@ -258,13 +241,13 @@ class BufferValues:
                 _copy(tensors, started)
 
     def keep(self, copy: int) -> None:
-        """See :class:`Carried`."""
+        """Publish what the shard has left, as one of the arena's copies."""
         self._collect()
         self._is_kept_here = True
         self.give(copy)
 
     def commit(self, copy: int) -> None:
-        """See :class:`Carried`."""
+        """Finish a step: all is as it was kept."""
         if self._shared:
             self._collect()
             self.take(copy, are_here=self._is_kept_here)

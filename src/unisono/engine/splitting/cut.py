@@ -31,10 +31,6 @@ class Split:
     def __init__(self, devices: Sequence[torch.device], of_units: Mapping[str, int]) -> None:
         self.devices, self.of_units = tuple(devices), dict(of_units)
 
-    def device_of(self, unit: Unit) -> torch.device:
-        """Give the device of a unit."""
-        return self.devices[self.of_units[unit.name]]
-
     def place(self, model: nn.Module) -> None:
         """Have every parameter and buffer of a model on its device, as the objects they are."""
         units, homes = units_of(model), homes_of_buffers(model)
@@ -46,7 +42,7 @@ class Split:
                 )
         # The first unit that has a parameter moves it last.
         for unit in reversed(units):
-            _move(model, unit, self.device_of(unit))
+            _move(model, unit, self.devices[self.of_units[unit.name]])
         for (first, name), *others in homes.values():
             for module, other in others:
                 module._buffers[other] = first._buffers[name]
