@@ -86,14 +86,6 @@ def test_equal_speeds_divide_as_none_do(case, speed):
     assert assign(shards, workers, [speed] * workers) == assign(shards, workers)
 
 
-@pytest.mark.parametrize(
-    "speeds", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("inf")], [1.0, float("nan")]]
-)
-def test_speeds_that_are_none_are_refused(speeds):
-    with pytest.raises(ValueError, match="`speeds` must be a finite number above 0 for each of 2"):
-        assign(4, 2, speeds)
-
-
 def test_more_workers_than_shards_are_refused_with_the_remedy():
     with pytest.raises(
         ValueError, match=r"`shards` must be at least the number of workers \(4\), but is 2: pass"

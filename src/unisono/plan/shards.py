@@ -51,7 +51,8 @@ def assign(
     Args:
         num_shards: S, the fixed number of parts of every global batch.
         num_workers: W, those alive now, at most S.
-        speeds: of each worker, in rank order, in shards a second or any other unit; None: equal.
+        speeds: of each worker, in rank order, in shards a second or any other unit, all finite and
+            above 0; None: equal.
         because: why there are so many shards, for the error.
 
     Returns:
@@ -59,7 +60,7 @@ def assign(
         0 … S − 1. Of workers with equal speeds the first ones get the longer ranges.
 
     Raises:
-        ValueError: there are fewer shards than workers, or no worker, or a speed is not above 0.
+        ValueError: there are fewer shards than workers, or no worker.
     """
     if num_workers < 1:
         raise ValueError(f"the number of workers must be at least 1, but is {num_workers}.")
@@ -79,11 +80,6 @@ def assign(
 
 def _by_speed(num_shards: int, num_workers: int, speeds: Sequence[float]) -> list[int]:
     """Count shards: one each, then one after the other to whoever would be done with it first."""
-    if len(speeds) != num_workers or not all(0 < speed < float("inf") for speed in speeds):
-        raise ValueError(
-            f"`speeds` must be a finite number above 0 for each of {num_workers} workers, but are "
-            f"{list(speeds)}."
-        )
     sizes = [1] * num_workers
     for _ in range(num_shards - num_workers):
         done_at = [(size + 1) / speed for size, speed in zip(sizes, speeds, strict=True)]
