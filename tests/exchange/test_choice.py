@@ -43,22 +43,25 @@ def test_the_name_of_an_exchange(monkeypatch, set_to, device, name):
 
 
 @pytest.mark.parametrize(
-    ("set_to", "device", "has_nccl", "words"),
+    ("set_to", "device", "has_nccl", "num_hosts", "words"),
     [
-        ("nccl", CPU, True, "GPU for each worker.* on the CPU.* or set UNISONO_EXCHANGE=gloo"),
-        ("nccl", GPU, False, "built with NCCL.* or set UNISONO_EXCHANGE=staged"),
-        ("nccl", GPUS, True, "one GPU for each .* a split model on cuda:0, cuda:1: leave"),
-        ("shared", GPU, True, "UNISONO_EXCHANGE=shared must have .* on cuda:0: leave it out, or"),
-        ("gloo", GPU, True, "host's memory.*computes on cuda:0"),
-        ("pigeons", CPU, True, "UNISONO_EXCHANGE must be one of .* but is 'pigeons'"),
-        ("", CPU, True, "UNISONO_EXCHANGE must be one of .* but is ''"),
+        ("nccl", CPU, True, 1, "GPU for each worker.* on the CPU.* or set UNISONO_EXCHANGE=gloo"),
+        ("nccl", GPU, False, 1, "built with NCCL.* or set UNISONO_EXCHANGE=staged"),
+        ("nccl", GPUS, True, 1, "one GPU for each .* a split model on cuda:0, cuda:1: leave"),
+        ("shared", GPU, True, 1, "UNISONO_EXCHANGE=shared must have .* on cuda:0: leave it out"),
+        ("gloo", GPU, True, 1, "host's memory.*computes on cuda:0"),
+        ("pigeons", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is 'pigeons'"),
+        ("", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is ''"),
+        ("gloo", CPU, True, 2, "UNISONO_EXCHANGE=gloo is for workers of one host.*EXCHANGE=staged"),
+        ("nccl", GPU, True, 2, "UNISONO_EXCHANGE=nccl is for workers of one host.*EXCHANGE=staged"),
+        ("shared", GPU, True, 2, "UNISONO_EXCHANGE=shared .* on cuda:0: leave it out, or set"),
     ],
 )
-def test_what_cannot_be_is_refused(monkeypatch, set_to, device, has_nccl, words):
+def test_what_cannot_be_is_refused(monkeypatch, set_to, device, has_nccl, num_hosts, words):
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: has_nccl)
     monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
     with pytest.raises(ValueError, match=words):
-        name_of_exchange(device)
+        name_of_exchange(device, num_hosts=num_hosts)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +78,6 @@ def test_what_cannot_be_is_refused(monkeypatch, set_to, device, has_nccl, words)
 def test_the_name_of_an_exchange_on_several_hosts(monkeypatch, set_to, device, replicas_for, name):
     monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
     assert name_of_exchange(device, replicas_for=replicas_for, num_hosts=2) == name
-
-
-@pytest.mark.parametrize(
-    ("set_to", "device", "words"),
-    [
-        ("gloo", CPU, "UNISONO_EXCHANGE=gloo is for workers of one host.*EXCHANGE=staged"),
-        ("nccl", GPU, "UNISONO_EXCHANGE=nccl is for workers of one host.*EXCHANGE=staged"),
-        ("shared", GPU, "UNISONO_EXCHANGE=shared .* on cuda:0: leave it out, or set"),
-    ],
-)
-def test_what_cannot_be_on_several_hosts_is_refused(monkeypatch, set_to, device, words):
-    monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
-    with pytest.raises(ValueError, match=words):
-        name_of_exchange(device, num_hosts=2)
 
 
 def test_what_cannot_be_is_refused_when_a_run_is_made(monkeypatch):
