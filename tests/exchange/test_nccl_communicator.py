@@ -145,17 +145,3 @@ def test_settings_hold_while_the_group_is_made_and_no_longer(accelerator, monkey
     assert seen[0]["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert seen[0]["NCCL_SOCKET_IFNAME"] == "lo"
     assert dict(os.environ) == before
-
-
-def test_settings_hold_until_the_last_of_several_groups_is_made(monkeypatch):
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
-    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
-    before, first, second = dict(os.environ), *[nccl_communicator._Environment()] * 2
-    with second:
-        with first:
-            pass
-        first.__enter__()
-        assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
-    assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
-    first.__exit__()
-    assert dict(os.environ) == before

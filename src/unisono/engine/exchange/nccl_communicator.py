@@ -22,7 +22,6 @@ from torch._C._distributed_c10d import Store
 
 from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer, connect
 from unisono.runtime.workers.team import Team
-from unisono.runtime.world import per_process
 
 _LOOK_EVERY_S = 0.02
 _SPIN_S, _SLEEP_S = 1e-3, 5e-5
@@ -79,7 +78,7 @@ class NcclCommunicator(Communicator):
         self._aborting = threading.Lock()
         self._group: Any = None
         position, size = team.position, team.size
-        with per_process(_Environment):
+        with _settings():
             [self._group] = connect(
                 team, lambda store: (make or _make)(store, position, size, device)
             )
@@ -159,37 +158,21 @@ def _make(store: Store, position: int, size: int, device: torch.device) -> Any:
     return group
 
 
-class _Environment:
-    """The settings above in the environment, for as long as any group is being made. Final.
-
-    Threads may make several at a time, each with other workers, so none waits for another here.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_users = 0
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._num_users:
-                for name, value in _ENVIRONMENT.items():
-                    # Not without need: a library's thread may read the environment meanwhile.
-                    if (before := os.environ.get(name)) != value:
-                        self._before[name], os.environ[name] = before, value
-            self._num_users += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._num_users -= 1
-            if self._num_users:
-                return
-            for name, value in self._before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-            self._before.clear()
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Have the settings above in the environment while the group is made."""
+    # Not without need: a library's thread may read the environment meanwhile.
+    others = [name for name, value in _ENVIRONMENT.items() if os.environ.get(name) != value]
+    before = {name: os.environ.get(name) for name in others}
+    os.environ.update({name: _ENVIRONMENT[name] for name in others})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
