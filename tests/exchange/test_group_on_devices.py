@@ -1,8 +1,7 @@
-"""The group exchange on the test accelerator: bytes of devices go by way of the host and gloo.
+"""The group exchange on the test accelerator, with a group that only looks like NCCL's.
 
-Once as on CPUs, where the host asks whether bytes are there, and once with the communicator of NCCL
-over a group of this process's own, where streams order what follows. The accelerator raises where
-one of two operations on the same bytes is not ordered after the other.
+Streams order what follows. The accelerator raises where one of two operations on the same bytes is
+not ordered after the other.
 """
 
 import pytest
@@ -21,56 +20,11 @@ from tests.exchange.test_contract import (
 )
 from tests.workers.desk import Death, Job
 
-from unisono.engine.exchange.communicator import Communicator, Transfer
-from unisono.engine.exchange.gloo_communicator import GlooCommunicator
+from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
 from unisono.engine.state.contents import digest_of, place
 from unisono.runtime.device import Device, on_host
-
-
-class ByHost(Transfer):
-    """Bytes that come to the host, and from there to the device once they are needed."""
-
-    def __init__(self, inner, into, source):
-        self.inner, self.into, self.source = inner, into, source
-        self.is_copied = False
-
-    @property
-    def is_ready(self):
-        return self.inner.is_ready
-
-    def join(self):
-        self.inner.join()
-        if not self.is_copied:
-            self.is_copied = True
-            self.into.copy_(self.source)
-
-
-class HostCommunicator(Communicator):
-    def __init__(self, team, device):
-        self.inner, self.device = GlooCommunicator(team), device
-        self.membership = self.inner.membership
-
-    def all_to_all(self, received, sent, from_each, to_each):
-        there = torch.empty(received.shape, dtype=received.dtype)
-        inner = self.inner.all_to_all(there, on_host(sent), from_each, to_each)
-        return ByHost(inner, received, there)
-
-    def all_gather(self, received, sent):
-        there = torch.empty(received.shape, dtype=received.dtype)
-        return ByHost(self.inner.all_gather(there, on_host(sent)), received, there)
-
-    def wait(self, transfer, patience_s=float("inf")):
-        return self.inner.wait(transfer.inner, patience_s)
-
-    def close(self):
-        self.inner.close()
-
-
-class AsOnCpus(GroupExchange):
-    def _connect(self):
-        return HostCommunicator(self._team, self.device.torch)
 
 
 class AsWithNccl(GroupExchange):
@@ -78,11 +32,11 @@ class AsWithNccl(GroupExchange):
         return NcclCommunicator(self._team, self.device.torch, FakeNccl)
 
 
-def train(team, cls, optimizer, num_shards):
+def train(team, optimizer, num_shards):
     device = Device(torch.device("sim", team.world.rank))
     model, updates = test_contract.make(optimizer)
     place(model, updates, device)
-    exchange = cls(model, updates, shards=num_shards, team=team, device=device, new_key=1)
+    exchange = AsWithNccl(model, updates, shards=num_shards, team=team, device=device, new_key=1)
     seen, step = [], 0
     snapshot(exchange, team, 0, updates)
     while step < STEPS:
@@ -100,18 +54,19 @@ def on_devices(shard, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [AsOnCpus, AsWithNccl])
 @pytest.mark.parametrize("optimizer", [adam, normed])
 @pytest.mark.parametrize(
     ("world_size", "deaths"), [(1, ()), (2, ()), (3, (Death(1, 9, "before"),))]
 )
 def test_bits_are_those_of_cpus(
-    accelerator, monkeypatch, control_of, cls, optimizer, world_size, deaths
+    accelerator, monkeypatch, control_of, optimizer, world_size, deaths
 ):
+    for name, value in nccl_communicator._ENVIRONMENT.items():  # workers are threads here
+        monkeypatch.setenv(name, value)
     sums, digest = expected(optimizer, 8)
     monkeypatch.setattr(test_contract, "gradients_of", on_devices)
     job = Job(control_of(world_size), deaths)
-    results = job.run(lambda team: train(team, cls, optimizer, 8))
+    results = job.run(lambda team: train(team, optimizer, 8))
     assert len(results) == world_size - len(deaths)
     for rank, result in results.items():
         assert not isinstance(result, BaseException), (rank, result)
