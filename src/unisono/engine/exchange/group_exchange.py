@@ -116,7 +116,7 @@ class GroupExchange(ReplicaExchange):
         rank, failure = next((rank, said.decode()) for rank, said in failures.items() if said)
         raise UnisonoError(
             f"the process group must carry gradients, but has failed {_ATTEMPTS} times "
-            f'({failure} on rank {rank}): use another one, `exchange="auto"`.'
+            f"({failure} on rank {rank}): leave UNISONO_EXCHANGE out, or set it to staged."
         )
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
