@@ -100,12 +100,8 @@ def chosen(name: str) -> type[Exchange]:
         from unisono.engine.exchange.group_exchange import GroupExchange
 
         return GroupExchange
-    if name == HOSTS:
-        from unisono.engine.exchange.hosts_exchange import HostsExchange
+    if name in (HOSTS, STAGED_HOSTS):
+        from unisono.engine.exchange.hosts_exchange import HostsExchange, StagedHostsExchange
 
-        return HostsExchange
-    if name == STAGED_HOSTS:
-        from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
-
-        return StagedHostsExchange
+        return HostsExchange if name == HOSTS else StagedHostsExchange
     return StagedExchange if name == STAGED else SharedExchange

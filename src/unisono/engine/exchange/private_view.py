@@ -116,7 +116,8 @@ class PrivateView:
             rank = team.world.rank
             raise _unlike(f"rank {rank} has changed `{name}` and another not") from error
         if len(votes) > 1:
-            self._tell_unlike(team, changed)
+            places = self.places(changed)
+            check_alike(team, {name: self._hash_of([at]) for name, at in places.items()})
         while True:
             here = team.neighbours
             self._publish(changed, here.index(team.world.rank), len(here))
@@ -146,10 +147,6 @@ class PrivateView:
             for first, last in [(start + slot.offset, start + slot.end)]
             if any(first < stop and begin < last for begin, stop in ranges)
         }
-
-    def _tell_unlike(self, team: Team, changed: Ranges) -> None:
-        """Name a tensor that the workers have not changed alike. Collective."""
-        check_alike(team, {name: self._hash_of([at]) for name, at in self.places(changed).items()})
 
     def _publish(self, ranges: Ranges, position: int, size: int) -> None:
         """Write one worker's share to the shared memory."""
