@@ -31,7 +31,7 @@ from unisono.runtime.workers.launcher_messages import (
     LOOP,
     CatchUp,
     Continue,
-    JointResult,
+    ReplicatedResult,
     Live,
     LoopBegan,
     Membership,
@@ -82,7 +82,7 @@ def ask(rank: int, index: int, name: str) -> Said:
 
 
 def result(index: int, name: str, payload: bytes) -> Said:
-    return Said(0, JointResult(index, name, payload))
+    return Said(0, ReplicatedResult(index, name, payload))
 
 
 def began(index: int, facts: Mapping[str, Any]) -> Said:

@@ -15,7 +15,7 @@ from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import (
     Begun,
     ForkWorker,
-    JointResult,
+    ReplicatedResult,
     Live,
     Membership,
     MemoryGranted,
@@ -42,7 +42,7 @@ def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
     left, right = pair
     sent: list[Message] = [
         NoRecovery("größer\udcff"),
-        JointResult(1, "it", b"payload"),
+        ReplicatedResult(1, "it", b"payload"),
         Begun(),
         ShowProgress({"loss": 0.5, "epoch": None}),
         Live(Membership((0, 2), leader=2, why="one was lost"), {"key": 1}, is_alone=False),
@@ -100,7 +100,7 @@ def test_a_message_in_memory_brings_its_own_descriptors_only(
 
 def test_one_who_sends_faster_than_is_read_waits(pair: Pair) -> None:
     left, right = pair
-    sent = [JointResult(n, "it", bytes(30_000)) for n in range(100)]
+    sent = [ReplicatedResult(n, "it", bytes(30_000)) for n in range(100)]
 
     def send() -> None:
         for message in sent:

@@ -177,7 +177,7 @@ class Boundary:
         self.is_between_steps = True
         if len(self._team.hosts) > 1:
             self.run.has_joined = True  # as those have that replace lost workers
-            self.run.joint_calls.is_undone = True
+            self.run.replicated_calls.is_undone = True
 
     def undo(self) -> None:
         """Put back what an exchange does not: what the program changed after a lost step, say."""
@@ -283,7 +283,7 @@ class Boundary:
                     # The leader was lost, perhaps before it could ask; the next one does.
                     self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
         except StepBrokenError:
-            end = self.run.joint_calls.end_of_loop
+            end = self.run.replicated_calls.end_of_loop
             if end is None:
                 return False
             # Others have met everybody here, so all is kept.

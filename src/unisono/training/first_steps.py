@@ -216,7 +216,7 @@ class UnusedParameters:
         run, self.is_watching = self._run, False
         run.has_told_unused = True
         unused = self._names()
-        if unused and run.team.position == 0 and not run.joint_calls.is_behind:
+        if unused and run.team.position == 0 and not run.replicated_calls.is_behind:
             run.say(in_words(unused))
 
     def _names(self) -> list[str]:

@@ -156,17 +156,17 @@ class FitUnderWay(Observer):
     @property
     def is_leader(self) -> bool:
         """See :class:`Fit`."""
-        return self._context.team.is_leader and not self._context.joint_calls.is_behind
+        return self._context.team.is_leader and not self._context.replicated_calls.is_behind
 
     @property
     def is_first(self) -> bool:
         """See :class:`Fit`."""
-        return self._context.team.position == 0 and not self._context.joint_calls.is_behind
+        return self._context.team.position == 0 and not self._context.replicated_calls.is_behind
 
     @property
     def has_joined(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.has_joined or self._context.joint_calls.is_behind
+        return self._run.has_joined or self._context.replicated_calls.is_behind
 
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
@@ -213,7 +213,7 @@ class FitUnderWay(Observer):
         def speak() -> bytes:
             return work().encode(errors="backslashreplace")
 
-        return self._context.joint_calls.hear_leader(speak, purpose).decode()
+        return self._context.replicated_calls.hear_leader(speak, purpose).decode()
 
     def check_directory(self) -> str:
         """See :class:`Fit`."""
@@ -321,7 +321,7 @@ class FitUnderWay(Observer):
         team = self._context.team
         self._has_begun, self._next = True, self.step
         # A replacement that is the leader has found nobody there.
-        is_alone = self._context.joint_calls.is_behind or (self.has_joined and team.is_leader)
+        is_alone = self._context.replicated_calls.is_behind or (self.has_joined and team.is_leader)
         self._membership = _NOBODY if is_alone else team.membership
         if self._context.checkpoints is not None:
             self._kept_step = self._context.checkpoints.kept_step
@@ -366,7 +366,7 @@ class FitUnderWay(Observer):
             }
             return json.dumps(found).encode()
 
-        heard = self._context.joint_calls.hear_leader(speak, "summary")
+        heard = self._context.replicated_calls.hear_leader(speak, "summary")
         samples = tally.samples_until(run.position)
         return Summary(
             steps=run.position.step - tally.begun_at.step,
@@ -379,7 +379,7 @@ class FitUnderWay(Observer):
         )
 
     def _check_membership(self) -> None:
-        if self._context.joint_calls.is_behind:
+        if self._context.replicated_calls.is_behind:
             return
         before, self._membership = self._membership, self._context.team.membership
         if self._membership.generation != before.generation:

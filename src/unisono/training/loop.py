@@ -113,7 +113,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         return
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
-    entry = run.joint_calls.enter_loop()
+    entry = run.replicated_calls.enter_loop()
     if isinstance(entry, Passed):
         run.kept.apply_ended(entry, run.team)
         return
@@ -143,7 +143,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if balance.is_needed:
                 balance.before_step()
             if not boundary.act() or run.is_over(plan.totals):
-                run.joint_calls.is_undone = False
+                run.replicated_calls.is_undone = False
                 # Of several hosts all have gone back to behind that.
                 is_agreed = len(run.team.hosts) > 1
                 continue
@@ -157,7 +157,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
-                run.joint_calls.is_undone = False
+                run.replicated_calls.is_undone = False
                 boundary.undo()
                 is_agreed = len(run.team.hosts) > 1
                 continue
@@ -203,7 +203,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             }
         ).encode()
         has_ended = boundary is not None and boundary.has_ended
-        run.joint_calls.leave_loop(end if has_ended else None)
+        run.replicated_calls.leave_loop(end if has_ended else None)
 
 
 def _entered(
@@ -233,7 +233,7 @@ def _entered(
             except StepBrokenError:
                 if len(run.team.hosts) == 1:
                     raise
-        live = run.joint_calls.enter_again()
+        live = run.replicated_calls.enter_again()
 
 
 def _bound(
@@ -256,7 +256,7 @@ def _engine(
 ) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    if run.joint_calls.is_loop_kept:
+    if run.replicated_calls.is_loop_kept:
         run.memory = None  # stays as it is: a replacement needs what each loop has ended with
     exchange = chosen(run.exchange)(
         model,
@@ -264,7 +264,7 @@ def _engine(
         shards=plan.samples.shards,
         team=run.team,
         device=run.device,
-        new_key=run.joint_calls.new_key(),
+        new_key=run.replicated_calls.new_key(),
         previous=run.memory,
         live=live,
     )
@@ -301,4 +301,4 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
         elif run.checkpoints is not None:
             # Of several hosts, no launcher can write a last checkpoint by itself.
             where |= {"is_kept_by_workers": True}
-        run.joint_calls.note_loop({**boundary.facts, **where})
+        run.replicated_calls.note_loop({**boundary.facts, **where})

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.runtime.plainfile import check_plain, is_at, open_plain
-from unisono.runtime.workers.joint_calls import JointCalls
+from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.launcher_messages import (
     ROW_KEYS,
     KeepFile,
@@ -64,13 +64,13 @@ class Predictor:
         # A folder that has two names must be seen to be one, and a program may change its own.
         self._path = None if path is None else path.parent.resolve() / path.name
 
-    def once(self, joint_calls: JointCalls) -> Any:
+    def once(self, replicated_calls: ReplicatedCalls) -> Any:
         """Compute every row; the replacement of a lost worker takes over the rows instead.
 
         Collective: every rank calls it. Returns and raises as :meth:`Trainer.predict`.
         """
         found: list[Any] = []
-        is_kept = joint_calls.is_told and self._team.supervisor.can_replace
+        is_kept = replicated_calls.is_told and self._team.supervisor.can_replace
 
         def act() -> bytes:
             with ExitStack() as stack:
@@ -78,7 +78,7 @@ class Predictor:
                 found.append(_taken(said, fd))
             return json.dumps(said).encode()
 
-        said = json.loads(joint_calls.together("predict", act))
+        said = json.loads(replicated_calls.together("predict", act))
         if found:
             return found[-1]
         fd = self._team.memory_fd(said["key"], said["num_bytes"])

@@ -60,7 +60,9 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         return answer
 
     (answer,) = heard_by_all(
-        lambda speak: [run.joint_calls.hear_leader(speak, "taking up")], find, run.team.world.rank
+        lambda speak: [run.replicated_calls.hear_leader(speak, "taking up")],
+        find,
+        run.team.world.rank,
     )
     checkpoints.go_to(answer["directory"])
     checkpoints.begin(None)
@@ -149,8 +151,8 @@ def settle_directory(run: RunContext) -> None:
     if checkpoints is None or len(run.team.hosts) == 1:
         return
     mine = str(checkpoints.directory).encode()
-    checkpoints.go_to(run.joint_calls.hear_leader(lambda: mine, _PURPOSE).decode())
-    said = run.joint_calls.together(_PURPOSE, lambda: _settle(run))
+    checkpoints.go_to(run.replicated_calls.hear_leader(lambda: mine, _PURPOSE).decode())
+    said = run.replicated_calls.together(_PURPOSE, lambda: _settle(run))
     checkpoints.is_on_each_host = bool(said)
 
 

@@ -138,8 +138,8 @@ class Run:
         )
         model, optimizer = joined(model, optimizer)
         context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
-        joint_calls = context().join()
-        team = joint_calls.team
+        replicated_calls = context().join()
+        team = replicated_calls.team
         if options.shards is not None:
             assign(options.shards, team.world.world_size)  # refuses too few
         self.device = device_of_run(model, options, team.world)
@@ -183,7 +183,7 @@ class Run:
             options,
             RunState(model, optimizer, takes_programs=options.saving.options == OF_PROGRAM),
             team,
-            joint_calls,
+            replicated_calls,
             scaling,
             fixed,
             is_unseeded,
@@ -302,10 +302,10 @@ class Run:
         if exchange is None or exchange.have_all:
             return speak().decode()
         knows_all = exchange.acts
-        if knows_all and self._context.joint_calls.is_undone:
+        if knows_all and self._context.replicated_calls.is_undone:
             return speak().decode()
         try:
-            return self._context.joint_calls.hear_leader(speak, "digest").decode()
+            return self._context.replicated_calls.hear_leader(speak, "digest").decode()
         except PeerLostError:
             if not (knows_all and self._context.team.will_begin_again):
                 raise

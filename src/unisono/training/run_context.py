@@ -31,7 +31,7 @@ from unisono.plan.shards import default_shards
 from unisono.runtime.device import Device
 from unisono.runtime.notices import say
 from unisono.runtime.whole import check_whole
-from unisono.runtime.workers.joint_calls import JointCalls
+from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints
 from unisono.training.loop_plan import LoopPlan, Totals
@@ -67,7 +67,7 @@ class RunContext:
     options: RunOptions  # what the program passed
     kept: RunState  # how far the run has come, and all that is saved with it
     team: Team  # the workers
-    joint_calls: JointCalls  # what they have done together
+    replicated_calls: ReplicatedCalls  # what they have done together
     scaling: Mapping[str, LossScaling]  # how losses are scaled, by the names of optimizers
     fixed: dict[str, Any]  # what fixes the run's bits, by name, beside samples and versions
     is_unseeded: bool  # random numbers were drawn without a seed before the run was made
@@ -120,7 +120,7 @@ class RunContext:
         """Show one line in the whole run, if this is the worker that speaks for all."""
         if line not in self.told:
             self.told.add(line)
-            if self.team.position == 0 and not self.joint_calls.is_behind:
+            if self.team.position == 0 and not self.replicated_calls.is_behind:
                 self.say(line)
 
     @property

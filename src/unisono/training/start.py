@@ -75,7 +75,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         )
     if line := _told_hosts(run.team, plan.samples.shards):
         run.say_once(line)
-    payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
+    payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan))
     run.kinds = read_kinds(payload)
 
 
@@ -99,7 +99,7 @@ def tell_over(run: RunContext, totals: Totals) -> None:
             f"`go_on()` first, or leave out the callback that stopped it"
         )
         return
-    if run.joint_calls.is_behind or not position.step:
+    if run.replicated_calls.is_behind or not position.step:
         return
     asked = " and ".join(
         f"`{name}={total}`"
@@ -119,7 +119,7 @@ def tell_over(run: RunContext, totals: Totals) -> None:
 
 def _tell_unseeded(run: RunContext) -> None:
     """Say once that weights are others in each start, where this is a start."""
-    is_mine = run.team.position == 0 and not run.joint_calls.is_behind
+    is_mine = run.team.position == 0 and not run.replicated_calls.is_behind
     if not (run.is_unseeded and is_mine) or run.kept.position.step or run.is_ahead:
         return
     line = (

@@ -357,7 +357,7 @@ class Trainer:
             None if path is None else Path(path),
         )
         with self._computing.under_way(self.run.model):
-            return predictor.once(self._context.joint_calls)
+            return predictor.once(self._context.replicated_calls)
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Write the weights as safetensors, under the plain model's names.
@@ -402,7 +402,9 @@ class Trainer:
                     found = evaluate_whole(sweep, self._embed, self._loss, measured)
             return json.dumps(found).encode()
 
-        means: dict[str, Any] = json.loads(self._context.joint_calls.together("evaluate", compute))
+        means: dict[str, Any] = json.loads(
+            self._context.replicated_calls.together("evaluate", compute)
+        )
         return means
 
     def _sweep(

@@ -5,7 +5,7 @@ and does what the decision says.
 
 Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
 next meeting, stop, and hear who continues. A replacement runs the program from its start, gets the
-outcomes of the others' joint calls, and waits once it has caught up; between two steps the
+outcomes of the others' replicated calls, and waits once it has caught up; between two steps the
 membership stops for it::
 
     lost ──► membership without it, replacement started ──► all have stopped ──► continue
@@ -24,7 +24,7 @@ from unisono.runtime.workers.launcher_messages import (
     LOOP,
     CatchUp,
     Continue,
-    JointResult,
+    ReplicatedResult,
     Live,
     LoopBegan,
     Membership,
@@ -41,14 +41,14 @@ PERIOD_S = 60.0
 RESTARTS = 3
 
 # What a worker says that decides who computes.
-OfRecovery = Ready | NoRecovery | Stopped | CatchUp | JointResult | LoopBegan
+OfRecovery = Ready | NoRecovery | Stopped | CatchUp | ReplicatedResult | LoopBegan
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one joint call; of a loop, with its facts when it began."""
+    """The outcome of one replicated call; of a loop, with its facts when it began."""
 
     name: str
     payload: bytes
@@ -122,7 +122,7 @@ def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecisi
             return _settled(replace(state, stopped={**state.stopped, rank: message}))
         case CatchUp():
             return _asked(state, rank, message)
-        case JointResult():
+        case ReplicatedResult():
             return _came(state, message)
         case LoopBegan(index):
             if state.loop is not None or index != len(state.history):
@@ -192,7 +192,7 @@ def _asked(state: RecoveryState, rank: int, asked: CatchUp) -> RecoveryDecision:
     return _settled(replace(state, asking={**state.asking, rank: asked}))
 
 
-def _came(state: RecoveryState, result: JointResult) -> RecoveryDecision:
+def _came(state: RecoveryState, result: ReplicatedResult) -> RecoveryDecision:
     if result.index != len(state.history):
         return RecoveryDecision(state)
     is_loop = result.name == LOOP

@@ -39,7 +39,7 @@ from unisono.runtime.workers.supervisor import (
 from unisono.runtime.world import HOSTS_VARIABLE, SOMEBODY, World, per_process, world
 
 if TYPE_CHECKING:
-    from unisono.runtime.workers.joint_calls import JointCalls
+    from unisono.runtime.workers.replicated_calls import ReplicatedCalls
     from unisono.runtime.workers.rendezvous import Rendezvous
     from unisono.runtime.workers.team import Team
 
@@ -56,7 +56,7 @@ class Context:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a descriptor must not be taken over twice
         self._link: LauncherLink | None = None
-        self._joined: dict[World, JointCalls] = {}
+        self._joined: dict[World, ReplicatedCalls] = {}
         self._met: dict[World, Rendezvous] = {}
 
     @property
@@ -112,7 +112,7 @@ class Context:
         """Join the workers, as :meth:`join` does."""
         return self.join().team
 
-    def join(self) -> JointCalls:
+    def join(self) -> ReplicatedCalls:
         """Join the workers among whom this process was started, or be a team of one.
 
         Under another launcher than ours: collective, every rank calls it; waits for all of them the
@@ -132,7 +132,7 @@ class Context:
         """
         # Whoever only starts a job does not wait for these.
         from unisono.runtime.workers.external import ExternallyLaunched
-        from unisono.runtime.workers.joint_calls import JointCalls
+        from unisono.runtime.workers.replicated_calls import ReplicatedCalls
         from unisono.runtime.workers.team import Team
 
         link = self.launcher
@@ -142,7 +142,7 @@ class Context:
         refuse_larger_group(here)
         refuse_spawned(here)
         if link is None and here.world_size == 1:
-            return JointCalls(Team(SingleProcess(here)))
+            return ReplicatedCalls(Team(SingleProcess(here)))
         with self._lock:
             if here not in self._joined:
                 supervisor = link or ExternallyLaunched.meet(self.rendezvous(), here)
@@ -150,7 +150,7 @@ class Context:
                     link.control.take_seat(here.rank)
                     link.connect()
                 faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
-                self._joined[here] = JointCalls(Team(supervisor, faults))
+                self._joined[here] = ReplicatedCalls(Team(supervisor, faults))
             return self._joined[here]
 
 

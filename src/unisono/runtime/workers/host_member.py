@@ -17,9 +17,9 @@ what they do:
 * in a loop: at the newest snapshot. Each host has every snapshot in its launcher's memory, so only
   a number is agreed on: that of the newest one that any worker knows to be whole. A worker knows so
   once all have come to the next meeting, and before that all had copied their shares.
-* elsewhere, or before a loop's first snapshot: with the joint call in which they are.
+* elsewhere, or before a loop's first snapshot: with the replicated call in which they are.
 
-Some may have come to the end of a joint call when others miss somebody in its last meeting. They
+Some may have come to the end of a replicated call when others miss somebody in its last meeting. They
 leave its outcome in the store, where the others find it and go on.
 
 Is anybody there, where no connection is left? The kernel of the other host answers.
@@ -55,7 +55,7 @@ from unisono.runtime.workers.host_links import (
 from unisono.runtime.workers.hosts_control_block import HostsControlBlock
 from unisono.runtime.workers.interfaces import address_here
 from unisono.runtime.workers.launcher_messages import (
-    JointResult,
+    ReplicatedResult,
     Live,
     LoopBegan,
     Membership,
@@ -137,7 +137,7 @@ class HostMember(LauncherLink):
         if isinstance(message, LoopBegan):
             self._loop = message.facts
             self._keep(f"loop {message.index}", json.dumps(dict(message.facts)).encode())
-        elif isinstance(message, JointResult):
+        elif isinstance(message, ReplicatedResult):
             self._keep(f"outcome {message.index}", message.name.encode() + b"\n" + message.payload)
             self._index, self._loop, self._snapshot = message.index + 1, None, 0
         elif (how := _ENDS.get(type(message))) is not None:
@@ -199,7 +199,7 @@ class HostMember(LauncherLink):
         except StepBrokenError:
             payload, key = self.outcome(index, name) or b"", f"loop {index}"
             facts = json.loads(self._store.get(key)) if self._store.check([key]) else None
-            self.tell(JointResult(index, name, payload))
+            self.tell(ReplicatedResult(index, name, payload))
             return Passed(payload, facts)
         return Live(membership, self.agreed_loop, is_alone=True)
 
@@ -327,7 +327,7 @@ class HostMember(LauncherLink):
         return [None if line.has_died else line.process for line in lines]
 
     def _is_over(self, index: int) -> bool:
-        """Tell whether others have come to the end of a joint call."""
+        """Tell whether others have come to the end of a replicated call."""
         return bool(self._store.check([f"outcome {index}"]))
 
     def _keep(self, key: str, value: bytes) -> None:

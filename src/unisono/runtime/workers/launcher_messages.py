@@ -81,8 +81,8 @@ class NoRecovery(Told):
     reason: str
 
 
-class JointResult(Told):
-    """The outcome of the `index`-th joint call, `name`; of a loop, where it ended.
+class ReplicatedResult(Told):
+    """The outcome of the `index`-th replicated call, `name`; of a loop, where it ended.
 
     A loop that was left before its end has no outcome that a replacement can use: no payload.
     """
@@ -93,7 +93,7 @@ class JointResult(Told):
 
 
 class LoopBegan(Told):
-    """The `index`-th joint call is a loop that can be joined now; `facts` are for who joins."""
+    """The `index`-th replicated call is a loop that can be joined now; `facts` are for who joins."""
 
     index: int
     facts: Mapping[str, Any]
@@ -160,7 +160,7 @@ class Stopped(Request):
 
 
 class CatchUp(Request):
-    """A replacement comes to the `index`-th joint call, `name`. Answer: Passed or Live."""
+    """A replacement comes to the `index`-th replicated call, `name`. Answer: Passed or Live."""
 
     index: int
     name: str
@@ -196,7 +196,7 @@ class Continue(ToWorker):
 
 
 class Passed(ToWorker):
-    """A joint call is over, and a replacement takes its outcome over."""
+    """A replicated call is over, and a replacement takes its outcome over."""
 
     payload: bytes  # the outcome
     loop: Mapping[str, Any] | None = None  # of a loop: its facts when it began

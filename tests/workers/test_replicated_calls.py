@@ -5,10 +5,10 @@ from tests.workers.desk import Death, Job
 
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.joint_calls import JointCalls
+from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.launcher_messages import (
     LOOP,
-    JointResult,
+    ReplicatedResult,
     LoopBegan,
     NoRecovery,
 )
@@ -40,7 +40,7 @@ class Recorder(Supervisor):
 
 def recorded():
     recorder = Recorder()
-    return JointCalls(Team(recorder)), recorder
+    return ReplicatedCalls(Team(recorder)), recorder
 
 
 def unwanted():
@@ -48,7 +48,7 @@ def unwanted():
 
 
 def test_where_others_are_missed_a_call_is_made_again_or_what_they_found_is_taken():
-    joint_calls, host = recorded()
+    replicated_calls, host = recorded()
     host.ranks_of_host = ((0,), (1,))
     host.outcomes = [None, b"found"]
     calls = []
@@ -57,52 +57,55 @@ def test_where_others_are_missed_a_call_is_made_again_or_what_they_found_is_take
         calls.append("called")
         raise StepBrokenError
 
-    assert joint_calls.together("it", act) == b"found"
+    assert replicated_calls.together("it", act) == b"found"
     assert len(calls) == 2
-    assert host.told == [JointResult(0, "it", b"found")]
+    assert host.told == [ReplicatedResult(0, "it", b"found")]
 
 
 def test_a_loop_inside_of_a_loop_gives_up_recovery():
-    joint_calls, host = recorded()
-    joint_calls.enter_loop()
-    joint_calls.note_loop({"outer": 1})
-    assert joint_calls.enter_loop() is None
-    joint_calls.note_loop({"inner": 1})
-    joint_calls.leave_loop(b"inner")
-    assert joint_calls.index == 0
-    joint_calls.leave_loop(b"outer")
+    replicated_calls, host = recorded()
+    replicated_calls.enter_loop()
+    replicated_calls.note_loop({"outer": 1})
+    assert replicated_calls.enter_loop() is None
+    replicated_calls.note_loop({"inner": 1})
+    replicated_calls.leave_loop(b"inner")
+    assert replicated_calls.index == 0
+    replicated_calls.leave_loop(b"outer")
     assert host.told == [
         LoopBegan(0, {"outer": 1}),
         NoRecovery("one loop over steps runs inside of another"),
-        JointResult(0, LOOP, b"outer"),
+        ReplicatedResult(0, LOOP, b"outer"),
     ]
 
 
 def test_a_loop_that_is_left_before_its_end_gives_up_recovery():
-    joint_calls, host = recorded()
-    joint_calls.enter_loop()
-    joint_calls.leave_loop(None)
-    assert joint_calls.index == 1
-    assert host.told == [NoRecovery("a loop was left before its end"), JointResult(0, LOOP, b"")]
+    replicated_calls, host = recorded()
+    replicated_calls.enter_loop()
+    replicated_calls.leave_loop(None)
+    assert replicated_calls.index == 1
+    assert host.told == [
+        NoRecovery("a loop was left before its end"),
+        ReplicatedResult(0, LOOP, b""),
+    ]
 
 
 def test_an_exception_outside_of_loops_gives_up_recovery():
-    joint_calls, host = recorded()
+    replicated_calls, host = recorded()
 
     def fail():
         raise ValueError("as on every worker")
 
     with pytest.raises(ValueError, match="as on every worker"):
-        joint_calls.together("it", fail)
-    assert joint_calls.index == 0
+        replicated_calls.together("it", fail)
+    assert replicated_calls.index == 0
     assert host.told == [NoRecovery("an exception was raised outside of a loop")]
 
 
 def test_an_exception_inside_of_a_loop_is_the_loops_own_business():
-    joint_calls, host = recorded()
-    joint_calls.enter_loop()
+    replicated_calls, host = recorded()
+    replicated_calls.enter_loop()
     with pytest.raises(ValueError, match="caught"):
-        joint_calls.together("it", lambda: (_ for _ in ()).throw(ValueError("caught")))
+        replicated_calls.together("it", lambda: (_ for _ in ()).throw(ValueError("caught")))
     assert host.told == []
 
 
@@ -118,14 +121,15 @@ def program(made):
     """Agree, then make a digest, then agree again; `made` counts who really took part."""
 
     def work(team):
-        joint_calls = JointCalls(team)
+        replicated_calls = ReplicatedCalls(team)
 
         def gathered(what):
             made.append((team.world.rank, team.is_replacement, what))
             return b"".join(team.gather(b"%d" % team.world.rank, what).values())
 
         return [
-            joint_calls.together("it", lambda what=what: gathered(what)) for what in ("a", "b", "c")
+            replicated_calls.together("it", lambda what=what: gathered(what))
+            for what in ("a", "b", "c")
         ]
 
     return work
@@ -156,10 +160,10 @@ def test_when_all_are_lost_the_first_that_has_caught_up_goes_on_alone(control_of
 
 
 def test_what_follows_a_step_that_comes_again_is_refused_until_the_next_one():
-    joint_calls, _ = recorded()
-    joint_calls.enter_loop()
-    joint_calls.is_undone = True
+    replicated_calls, _ = recorded()
+    replicated_calls.enter_loop()
+    replicated_calls.is_undone = True
     with pytest.raises(RuntimeError, match=r"`evaluate` must .*: write `if not step.is_done"):
-        joint_calls.together("evaluate", unwanted)
-    joint_calls.leave_loop(b"end")
-    assert joint_calls.together("evaluate", lambda: b"all") == b"all"
+        replicated_calls.together("evaluate", unwanted)
+    replicated_calls.leave_loop(b"end")
+    assert replicated_calls.together("evaluate", lambda: b"all") == b"all"

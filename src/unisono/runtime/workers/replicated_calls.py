@@ -1,6 +1,6 @@
 """What have the workers done together so far? So that a replacement can catch up.
 
-Outside of loops, workers make *joint calls* whose outcome each of them sees: agreeing, resuming
+Outside of loops, workers make *replicated calls* whose outcome each of them sees: agreeing, resuming
 from a checkpoint, evaluating, a digest. Each is counted, and the launcher keeps its outcome. A
 replacement runs the same program from its start; where the others have already been, it gets the
 outcome instead of making the call. Once it has caught up it belongs to the membership::
@@ -11,7 +11,7 @@ outcome instead of making the call. Once it has caught up it belongs to the memb
 
 What happens inside of a loop is not counted: a loop is joined between two of its steps.
 
-On several hosts nobody goes on without a lost worker: once it is replaced, all begin the joint call
+On several hosts nobody goes on without a lost worker: once it is replaced, all begin the replicated call
 again in which they are.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from unisono.runtime.workers.launcher_messages import (
     LOOP,
-    JointResult,
+    ReplicatedResult,
     Live,
     LoopBegan,
     NoRecovery,
@@ -33,8 +33,8 @@ from unisono.runtime.workers.team import StepBrokenError, Team
 _INNER_LOOPS_AT_MOST = 1 << 32
 
 
-class JointCalls:
-    """One worker's way through the joint calls. Final.
+class ReplicatedCalls:
+    """One worker's way through the replicated calls. Final.
 
     Args:
         team: the workers; one that replaces another catches up first.
@@ -70,12 +70,12 @@ class JointCalls:
 
     @property
     def index(self) -> int:
-        """Count the joint calls before this one."""
+        """Count the replicated calls before this one."""
         return self._index
 
     @property
     def is_told(self) -> bool:
-        """Whether the launcher keeps the outcome of this joint call for replacements."""
+        """Whether the launcher keeps the outcome of this replicated call for replacements."""
         return not self._num_loops
 
     @property
@@ -168,7 +168,7 @@ class JointCalls:
         self._note_result(LOOP, payload or b"")
 
     def _note_result(self, name: str, payload: bytes) -> None:
-        self._supervisor.tell(JointResult(self._index, name, payload))
+        self._supervisor.tell(ReplicatedResult(self._index, name, payload))
         self._index += 1
 
     def _entry(self, name: str) -> Passed | Live:
