@@ -20,7 +20,7 @@ import unisono
 from unisono.data import collating, second_reading
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place, upcoming
-from unisono.data.loader_processes import LoaderProcesses, read_parcel, write_parcel
+from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import host, num_threads
 from unisono.runtime.workers.supervisor import is_worker
@@ -270,15 +270,15 @@ def travelled(content):
     """Send something from another process; gives it, and how many bytes that took."""
     reading, writing = os.pipe()
     process = multiprocessing.get_context("fork").Process(
-        target=write_parcel, args=(writing, content)
+        target=write_message, args=(writing, content)
     )
     process.start()
     os.close(writing)
     counts, readv = [], os.readv
     with mock.patch.object(os, "readv", lambda *call: counts.append(readv(*call)) or counts[-1]):
-        arrived = read_parcel(reading)
+        arrived = read_message(reading)
     with pytest.raises(EOFError):
-        read_parcel(reading)
+        read_message(reading)
     process.join()
     os.close(reading)
     return arrived, sum(counts)

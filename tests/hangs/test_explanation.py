@@ -30,7 +30,7 @@ WRAPPER = Frame("wrapper", f"{SITE}torch/distributed/c10d_logger.py", 80)
 TAKE = Frame("LoaderProcesses.take", f"{PACKAGE}/data/loader_processes.py", 112)
 SERVE = Frame("_serve", f"{PACKAGE}/data/loader_processes.py", 188)
 OUR_WAIT = Frame("GroupWork.wait", f"{PACKAGE}/runtime/c10d/work.py", 48)
-PARCEL = Frame("read_parcel", f"{PACKAGE}/data/loader_processes.py", 90)
+MESSAGE = Frame("read_message", f"{PACKAGE}/data/loader_processes.py", 90)
 FETCH = Frame("_Reader._read_one", f"{PACKAGE}/data/fetch.py", 139)
 TORCHS_TAKE = Frame("_BaseDataLoaderIter._try_get_data", f"{SITE}torch/utils/data/dataloader.py", 9)
 TORCHS_LOOP = Frame("_worker_loop", f"{SITE}torch/utils/data/_utils/worker.py", 9)
@@ -243,7 +243,7 @@ def test_a_note_of_another_call_is_not_believed() -> None:
 @pytest.mark.parametrize(
     ("busy", "idle"),
     [
-        ((LOAD, ITEM, FETCH, SERVE), (PARCEL, SERVE)),
+        ((LOAD, ITEM, FETCH, SERVE), (MESSAGE, SERVE)),
         ((LOAD, ITEM, TORCHS_FETCH, TORCHS_LOOP), (GET, TORCHS_LOOP)),
     ],
 )

@@ -31,7 +31,6 @@ from unisono.runtime.workers.launcher_messages import (
     LOOP,
     CatchUp,
     Continue,
-    ReplicatedResult,
     Live,
     LoopBegan,
     Membership,
@@ -39,6 +38,7 @@ from unisono.runtime.workers.launcher_messages import (
     Passed,
     Ready,
     Refused,
+    ReplicatedResult,
     Stopped,
 )
 from unisono.runtime.workers.meeting_point import Departure

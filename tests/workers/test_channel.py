@@ -15,7 +15,6 @@ from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import (
     Begun,
     ForkWorker,
-    ReplicatedResult,
     Live,
     Membership,
     MemoryGranted,
@@ -23,6 +22,7 @@ from unisono.runtime.workers.launcher_messages import (
     NoRecovery,
     ProgramDone,
     Ready,
+    ReplicatedResult,
     ShowProgress,
     WriteRequest,
 )

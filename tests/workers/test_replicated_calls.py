@@ -5,13 +5,13 @@ from tests.workers.desk import Death, Job
 
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.launcher_messages import (
     LOOP,
-    ReplicatedResult,
     LoopBegan,
     NoRecovery,
+    ReplicatedResult,
 )
+from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.supervisor import Supervisor
 from unisono.runtime.workers.team import StepBrokenError, Team
 from unisono.runtime.world import World

@@ -129,7 +129,7 @@ class LoaderProcesses:
         """
         loader = self._next_loader()
         try:
-            result = read_parcel(loader.results_fd)
+            result = read_message(loader.results_fd)
         except EOFError:
             raise _died(loader.process) from None
         self.under_way.popleft()
@@ -174,7 +174,7 @@ class LoaderProcesses:
             loader = self._loaders[self._num_sent % len(self._loaders)]
             # A process that has died may have left results before: its death is told after them.
             with suppress(BrokenPipeError):
-                write_parcel(loader.requests_fd, request)
+                write_message(loader.requests_fd, request)
             self._num_sent += 1
             self.under_way.append(request)
 
@@ -211,14 +211,14 @@ def _serve(work: Callable[[Any], Any], requests_fd: int, results_fd: int) -> Non
     """Be a loader process, until nobody sends requests or wants results."""
     try:
         while True:
-            request = read_parcel(requests_fd)
+            request = read_message(requests_fd)
             try:
                 result = work(request)
-                write_parcel(results_fd, result)
+                write_message(results_fd, result)
             except BrokenPipeError:
                 raise
             except Exception as error:
-                write_parcel(results_fd, _failed(error))
+                write_message(results_fd, _failed(error))
     except (EOFError, BrokenPipeError):
         # The worker does not want more.
         return
@@ -284,7 +284,7 @@ _NUMPYS = {"bool", "float16", "float32", "float64", "complex64", "complex128"} |
 }
 
 
-def write_parcel(fd: int, content: Any) -> None:
+def write_message(fd: int, content: Any) -> None:
     """Write anything that can be pickled; blocks while nobody reads.
 
     Raises:
@@ -301,8 +301,8 @@ def write_parcel(fd: int, content: Any) -> None:
         _write(fd, _bytes_of(tensor))
 
 
-def read_parcel(fd: int) -> Any:
-    """Read what :func:`write_parcel` wrote; blocks until it is all there.
+def read_message(fd: int) -> Any:
+    """Read what :func:`write_message` wrote; blocks until it is all there.
 
     Raises:
         EOFError: the writer has ended before it was all there.

@@ -31,7 +31,7 @@ from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
 from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.training.first_steps import ChangedData, LabelCounts
-from unisono.training.identity import identity, surroundings
+from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
@@ -185,7 +185,7 @@ class FitUnderWay(Observer):
             "identity": identity(plan, run.fixed, run.device, is_kept=is_kept),
             "loader_workers": self._plan.reading.loader_workers,
             "divided_by_speed": bool(self._context.kinds),
-            **surroundings(run.device),
+            **environment_facts(run.device),
         }
 
     def pid(self, rank: int) -> int | None:

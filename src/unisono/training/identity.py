@@ -242,7 +242,7 @@ def _draws(device: torch.device) -> Iterator[torch.Tensor]:
     yield torch.randperm(1000, device=device)
 
 
-def surroundings(device: Device) -> dict[str, Any]:
+def environment_facts(device: Device) -> dict[str, Any]:
     """Say where this process runs, as JSON: command, folder, host, versions, machine.
 
     Args:

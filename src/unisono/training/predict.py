@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from unisono.runtime.plainfile import check_plain, is_at, open_plain
-from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.launcher_messages import (
     ROW_KEYS,
     KeepFile,
     MemoryReleased,
     RemoveAtEnd,
 )
+from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import heard_by_all
 from unisono.training.predictions import (

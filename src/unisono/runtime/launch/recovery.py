@@ -1,7 +1,7 @@
 """Who goes on when a worker is lost, and who joins? (state, event) → decision.
 
-Pure: no process, clock or socket is touched here. Each event is a function; ``reception`` calls it
-and does what the decision says.
+Pure: no process, clock or socket is touched here. Each event is a function; ``request_handler``
+calls it and does what the decision says.
 
 Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
 next meeting, stop, and hear who continues. A replacement runs the program from its start, gets the
@@ -24,7 +24,6 @@ from unisono.runtime.workers.launcher_messages import (
     LOOP,
     CatchUp,
     Continue,
-    ReplicatedResult,
     Live,
     LoopBegan,
     Membership,
@@ -32,6 +31,7 @@ from unisono.runtime.workers.launcher_messages import (
     Passed,
     Ready,
     Refused,
+    ReplicatedResult,
     Stopped,
     ToWorker,
 )

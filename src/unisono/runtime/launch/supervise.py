@@ -5,7 +5,7 @@
       failed        │            └─► kill the server
     signals, clock ─┘
 
-``reception`` answers workers' requests. Nothing is decided here.
+``request_handler`` answers workers' requests. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from unisono.runtime.launch.forkserver import ForkServer
 from unisono.runtime.launch.hang_watch import HangWatch, Scene
 from unisono.runtime.launch.job import FUNCTION, Job, reserved_port
 from unisono.runtime.launch.outputs import Outputs
-from unisono.runtime.launch.reception import Reception
 from unisono.runtime.launch.recovery import MarkDeparture
 from unisono.runtime.launch.report import Deaths, ending, spare_message
+from unisono.runtime.launch.request_handler import RequestHandler
 from unisono.runtime.launch.signals import AGENT_ENDED, Signals
 from unisono.runtime.launch.stall_watch import StallWatch
 from unisono.runtime.notices import say
@@ -121,7 +121,7 @@ class _Supervision:
             world_size=job.num_workers,
             first_rank=job.first_rank if job.hosts else None,
         )
-        self._desk = Reception(self._control, self, members, writer, self._wake, say)
+        self._requests = RequestHandler(self._control, self, members, writer, self._wake, say)
 
     def start_workers(self) -> None:
         try:
@@ -180,8 +180,8 @@ class _Supervision:
             self._end_stalled()
             self._look_for_hangs()
         if self.state.cause is not None:
-            self._desk.keep_last()
-        note_end(self._desk.directories, self.state, self._control.world_size, say)
+            self._requests.keep_last()
+        note_end(self._requests.directories, self.state, self._control.world_size, say)
 
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""
@@ -195,10 +195,10 @@ class _Supervision:
         self._hangs.close()
         if self._port is not None:
             self._port.close()
-        self._desk.close()
+        self._requests.close()
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
-        del self._desk, self._hangs, self._watch, self._deaths
+        del self._requests, self._hangs, self._watch, self._deaths
         self._outputs.close()
         self._selector.close()
         self._control.close()
@@ -214,11 +214,11 @@ class _Supervision:
 
     def _end_stalled(self) -> None:
         working = self.state.alive - self.state.done
-        ranks = working - self._desk.waiting
+        ranks = working - self._requests.waiting
         pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids}
         for stalled in self._watch.look(
             pids,
-            self._desk.state.membership,
+            self._requests.state.membership,
             are_grouped=self._has_groups,
             is_everybody=pids.keys() == working,
         ):
@@ -234,7 +234,7 @@ class _Supervision:
         if self.state.stage is not policy.Stage.RUNNING or self._is_one_of_several:
             return
         working = self.state.alive - self.state.done
-        membership = self._desk.state.membership
+        membership = self._requests.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
         self._hangs.look(
             Scene(
@@ -252,12 +252,12 @@ class _Supervision:
     def _interrupt(self, signum: int) -> None:
         # Without an agent nobody would tell other hosts that the run ends: they begin again.
         can_wait = self.state.interrupted_by is None and signum != AGENT_ENDED
-        gently = can_wait and self._desk.want_stop(signum)
+        gently = can_wait and self._requests.want_stop(signum)
         self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
 
     def _read_writer(self) -> None:
         self._woken.recv(64)
-        self._desk.written()
+        self._requests.written()
 
     def _read_server(self) -> None:
         for message in self._server.channel.receive_ready():
@@ -287,12 +287,12 @@ class _Supervision:
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""
         if policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:
-            trouble = self._desk.lost(rank, pid, how or ending(exit_code), now)
+            trouble = self._requests.lost(rank, pid, how or ending(exit_code), now)
             if not trouble:
                 if rank not in self._channels:
                     self._take(policy.left_behind(self.state, rank))
                 return
-        self._desk.gone(rank)
+        self._requests.gone(rank)
         if not is_spare:
             self._take(policy.exited(self.state, rank, exit_code, now, note=trouble, how=how))
             return
@@ -324,7 +324,7 @@ class _Supervision:
             case messages.ProgramDone(payload):
                 self.results[rank] = payload
                 self._take(policy.done(self.state, rank))
-                self._desk.gone(rank)
+                self._requests.gone(rank)
             case messages.ProgramFailed() if self._is_spare(rank):
                 say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
@@ -336,22 +336,22 @@ class _Supervision:
             case messages.MakesGroup():
                 self._has_groups = True
                 # The others stay in their group, which a replacement cannot join.
-                self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
+                self._requests.hear(rank, messages.NoRecovery(_IN_A_GROUP))
             case messages.FromWorker():
-                self._desk.hear(rank, message)
+                self._requests.hear(rank, message)
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do not need."""
         others_are_done = bool(self.state.done)
         is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
-        return is_replacement and self._desk.is_spare(rank, others_are_done=others_are_done)
+        return is_replacement and self._requests.is_spare(rank, others_are_done=others_are_done)
 
     def _take(self, decision: policy.Decision) -> None:
         self.state = decision.state
         for action in decision.actions:
             self._act(action)
         if self.state.stage is not policy.Stage.RUNNING:
-            self._desk.stand_down()
+            self._requests.stand_down()
 
     def _act(self, action: policy.Action) -> None:
         match action:

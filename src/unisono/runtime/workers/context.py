@@ -39,8 +39,8 @@ from unisono.runtime.workers.supervisor import (
 from unisono.runtime.world import HOSTS_VARIABLE, SOMEBODY, World, per_process, world
 
 if TYPE_CHECKING:
-    from unisono.runtime.workers.replicated_calls import ReplicatedCalls
     from unisono.runtime.workers.rendezvous import Rendezvous
+    from unisono.runtime.workers.replicated_calls import ReplicatedCalls
     from unisono.runtime.workers.team import Team
 
 

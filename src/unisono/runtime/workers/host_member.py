@@ -19,8 +19,8 @@ what they do:
   once all have come to the next meeting, and before that all had copied their shares.
 * elsewhere, or before a loop's first snapshot: with the replicated call in which they are.
 
-Some may have come to the end of a replicated call when others miss somebody in its last meeting. They
-leave its outcome in the store, where the others find it and go on.
+Some may have come to the end of a replicated call when others miss a worker in its last meeting.
+They leave its outcome in the store, where the others find it and continue.
 
 Is anybody there, where no connection is left? The kernel of the other host answers.
 
@@ -55,13 +55,13 @@ from unisono.runtime.workers.host_links import (
 from unisono.runtime.workers.hosts_control_block import HostsControlBlock
 from unisono.runtime.workers.interfaces import address_here
 from unisono.runtime.workers.launcher_messages import (
-    ReplicatedResult,
     Live,
     LoopBegan,
     Membership,
     Passed,
     ProgramDone,
     ProgramFailed,
+    ReplicatedResult,
     Told,
 )
 from unisono.runtime.workers.meeting_point import COUNTER, Departure
@@ -93,12 +93,12 @@ class HostMember(LauncherLink):
         self.ranks_of_host = self._places.ranks_of_host
         self.address = address_here()
         self._store = self._store_of_hosts()
-        self._signs = SignsOfLife(self._store, self.world.rank, self.address)
+        self._heartbeats = Heartbeats(self._store, self.world.rank, self.address)
         self._index = self._snapshot = 0
         self._loop: Mapping[str, Any] | None = None
         self._is_member, self._waits = not self._is_replacement, False
         if self._is_replacement:
-            self._signs.show()
+            self._heartbeats.show()
 
     @property
     def _is_replacement(self) -> bool:
@@ -181,7 +181,7 @@ class HostMember(LauncherLink):
             )
             raise _ended(lost, why)
         with self._store_asked():
-            self._signs.show()
+            self._heartbeats.show()
             return self._begin_again(arrivals)
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
@@ -252,7 +252,7 @@ class HostMember(LauncherLink):
         except (_RoundClosedError, RendezvousError):
             self._close_round(number)
             raise
-        self._signs.hide()
+        self._heartbeats.hide()
         self.agreed_snapshot = max(snapshots)
         self.agreed_loop = next(filter(None, loops), None)
         return Membership(tuple(range(self.world.world_size)), 0, number)
@@ -312,7 +312,7 @@ class HostMember(LauncherLink):
                     raise _ended(rank, "nobody takes its place")
                 continue
             is_missed = how == Departure.LOST and self._hosts_control.is_far(rank)
-            if is_missed and self._signs.silent_s(rank) > LOST_AFTER_S:
+            if is_missed and self._heartbeats.silent_s(rank) > LOST_AFTER_S:
                 raise _ended(rank, f"nobody took its place within {LOST_AFTER_S:.0f} s")
 
     @property
@@ -379,7 +379,7 @@ def _ended(rank: int, why: str) -> UnisonoError:
 _BACKLOG = 4096
 
 
-class SignsOfLife:
+class Heartbeats:
     """What one worker shows to the others, and sees of them. Final.
 
     Args:

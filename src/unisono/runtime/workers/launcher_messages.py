@@ -93,7 +93,7 @@ class ReplicatedResult(Told):
 
 
 class LoopBegan(Told):
-    """The `index`-th replicated call is a loop that can be joined now; `facts` are for who joins."""
+    """The `index`-th replicated call is a loop that can be joined now; `facts` are for joiners."""
 
     index: int
     facts: Mapping[str, Any]

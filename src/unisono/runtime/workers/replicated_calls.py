@@ -1,9 +1,9 @@
 """What have the workers done together so far? So that a replacement can catch up.
 
-Outside of loops, workers make *replicated calls* whose outcome each of them sees: agreeing, resuming
-from a checkpoint, evaluating, a digest. Each is counted, and the launcher keeps its outcome. A
-replacement runs the same program from its start; where the others have already been, it gets the
-outcome instead of making the call. Once it has caught up it belongs to the membership::
+Outside of loops, all workers make *replicated calls* with one outcome: agreeing, resuming from a
+checkpoint, evaluating, a digest. Each is counted, and the launcher keeps its outcome. A replacement
+runs the same program from its start; where the others have already been, it gets the outcome
+instead of making the call. Once it has caught up it belongs to the membership::
 
     worker 0   agree ─ loop ═══ step 812 ════════ step 813 ═══════
     worker 1   agree ─ loop ═══ step 8✕
@@ -11,8 +11,8 @@ outcome instead of making the call. Once it has caught up it belongs to the memb
 
 What happens inside of a loop is not counted: a loop is joined between two of its steps.
 
-On several hosts nobody goes on without a lost worker: once it is replaced, all begin the replicated call
-again in which they are.
+On several hosts no worker continues without a lost one: once it is replaced, all begin their
+present replicated call again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 from unisono.runtime.workers.launcher_messages import (
     LOOP,
-    ReplicatedResult,
     Live,
     LoopBegan,
     NoRecovery,
     Passed,
+    ReplicatedResult,
 )
 from unisono.runtime.workers.team import StepBrokenError, Team
 

@@ -107,11 +107,11 @@ class Supervisor(Protocol):
         return Membership.of(self.world.world_size)
 
     def outcome(self, index: int, name: str) -> bytes | None:
-        """Tell the outcome of the `index`-th replicated call if others have it, as they have gone on."""
+        """Return the outcome of the `index`-th replicated call if others have it already."""
         return None
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
-        """Ask, as a replacement, for the outcome of the `index`-th replicated call: there was none."""
+        """Ask, as a replacement, for the outcome of the `index`-th replicated call."""
         return Live(Membership.of(self.world.world_size), None, is_alone=self.is_alone)
 
     def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:

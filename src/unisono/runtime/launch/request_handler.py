@@ -1,4 +1,4 @@
-"""Who answers the workers' requests? The launcher's reception: memory, recovery, checkpoints.
+"""Who answers the workers' requests? The launcher: memory, recovery, checkpoints.
 
     a worker's message ──► recovery.decide ──► answers to workers, marks on the control block,
     a worker was lost  ──►                     replacements, messages for the user
@@ -46,12 +46,12 @@ class Staff(Protocol):
         """Tell the process of a worker."""
 
 
-class Reception:
-    """The desk of one job. Final.
+class RequestHandler:
+    """Answers the workers of one job. Final.
 
     Args:
         control: the control block that the workers share.
-        staff: does what is beyond this desk.
+        staff: does what this object cannot.
         state: who computes at first.
         writer: writes checkpoints.
         wake: called from another thread when a checkpoint is written; has :meth:`written` called.

@@ -1,9 +1,9 @@
-"""Signs of life, here between objects of one process."""
+"""Heartbeats, here between objects of one process."""
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from unisono.runtime.workers.host_member import SignsOfLife
+from unisono.runtime.workers.host_member import Heartbeats
 
 HERE = "127.0.0.1"
 
@@ -11,7 +11,7 @@ HERE = "127.0.0.1"
 @pytest.fixture
 def signs():
     store = HashStore()
-    made = [SignsOfLife(store, rank, HERE) for rank in range(2)]
+    made = [Heartbeats(store, rank, HERE) for rank in range(2)]
     yield made
     for one in made:
         one.hide()
