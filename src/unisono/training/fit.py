@@ -31,6 +31,7 @@ from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
 from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.training.first_steps import ChangedData, LabelCounts
+from unisono.training.fit_totals import FitTotals
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import LoopPlan
@@ -39,7 +40,6 @@ from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
 from unisono.training.schedule import ScheduleUnderWay, Validation
 from unisono.training.step import Step
-from unisono.training.tally import Tally
 
 # Before whoever goes on alone in the place of all.
 _NOBODY = Membership((), leader=-1, generation=-1)
@@ -109,11 +109,11 @@ class FitUnderWay(Observer):
                 run.go_on()
             self._check_schedule()
             self._validation.begin()
-            self._tally = Tally(run.position, plan.samples)
+            self._totals = FitTotals(run.position, plan.samples)
             with computing:
                 for step in steps:
                     self._take(step)
-            self._tally.pause()
+            self._totals.pause()
             return self._end()
         except BaseException as error:
             self._fail(error)
@@ -285,7 +285,7 @@ class FitUnderWay(Observer):
         if not step.is_done:
             return
         self._next = step.number + 1
-        self._tally.count(step)
+        self._totals.count(step)
         if self._has_memory:
             self._memory.look()
         if step.is_skipped and not self._has_skipped:
@@ -341,7 +341,7 @@ class FitUnderWay(Observer):
     def _end(self) -> Summary:
         """Draw all conclusions once all steps are done, be it by others alone."""
         self.has_ended = True
-        if self.step > self._tally.begun_at.step:
+        if self.step > self._totals.begun_at.step:
             if not self._has_begun:
                 self._begin()
             if self._validation.newest is None:
@@ -357,19 +357,19 @@ class FitUnderWay(Observer):
 
     def _summary(self) -> Summary:
         """Sum the call up; the leader's state and the leader's clock are everybody's."""
-        run, tally = self._run, self._tally
+        run, totals = self._run, self._totals
 
         def speak() -> bytes:
             found = {
                 "digest": digest_of(run.model, run.optimizer),
-                "seconds": tally.seconds(run.position),
+                "seconds": totals.seconds(run.position),
             }
             return json.dumps(found).encode()
 
         heard = self._context.replicated_calls.hear_leader(speak, "summary")
-        samples = tally.samples_until(run.position)
+        samples = totals.samples_until(run.position)
         return Summary(
-            steps=run.position.step - tally.begun_at.step,
+            steps=run.position.step - totals.begun_at.step,
             samples=samples,
             shards=self._plan.samples.shards,
             workers=self._context.team.world.world_size,
@@ -397,7 +397,7 @@ class FitUnderWay(Observer):
         if not self._validation.has_data:
             return
         began_at_s = time.perf_counter()
-        with self._tally.paused():
+        with self._totals.paused():
             means = self._validation.compute()
         seconds = time.perf_counter() - began_at_s
         self._check_membership()

@@ -50,7 +50,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     if run.has_resumed:
         checkpoints.take_turn()
         return
-    kept.given.look()
+    kept.recorded.look()
     settle_directory(run)
     found: FoundCheckpoint | None = None
 
@@ -102,7 +102,7 @@ def _find(
         return answer, None
     facts = found.snapshot.facts
     if not run.is_ahead:  # else all has been said
-        for line in kept.given.told(facts["given"]):
+        for line in kept.recorded.told(facts["given"]):
             run.say(line)
     answer |= {name: facts[name] for name in ("position", "last")}
     answer |= {"path": found.path, "is_ahead": found.is_ahead}
@@ -129,7 +129,7 @@ def _put_back(
     # Until that later loop the program may still add to its optimizer, say.
     with contextlib.suppress(*[CheckpointError] * is_ahead):
         run.kept.apply(snapshot)
-        run.kept.given.take(snapshot.facts["given"])
+        run.kept.recorded.take(snapshot.facts["given"])
 
 
 # By step, what tells its contents apart.

@@ -21,11 +21,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.engine.state.contents import named_parameters
-from unisono.engine.state.given import Given
 from unisono.engine.state.optimizer_state import check_told, group_options, take_state
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.state.packing import check_dtype
 from unisono.engine.state.program_state import pack, unpack, unpacked
+from unisono.engine.state.recorded_options import RecordedOptions
 from unisono.engine.state.saved import (
     FORMAT,
     Snapshot,
@@ -72,13 +72,15 @@ class RunState:
     state: dict[str, Any] = field(default_factory=dict)  # what the program wants kept
     # what the last step said, and what else the trainer notes; plain JSON
     last: dict[str, Any] = field(default_factory=dict)
-    given: Given = field(init=False)  # what the program gave when the run first began
+    recorded: RecordedOptions = field(init=False)  # what the program gave when the run first began
     _flags: tuple[Any, ...] = ()
     _named: dict[str, Any] = field(default_factory=dict)  # what `_flags` mean
     _before: dict[str, Any] = field(default_factory=dict)  # of the snapshot before
 
     def __post_init__(self, takes_programs: bool) -> None:
-        self.given = Given(self.model, self.optimizer, self.state, takes_programs=takes_programs)
+        self.recorded = RecordedOptions(
+            self.model, self.optimizer, self.state, takes_programs=takes_programs
+        )
 
     @property
     def has_lost_schedule(self) -> bool:
@@ -112,7 +114,7 @@ class RunState:
             "identity": dict(identity),
             "state": packed,
             "last": self.last,
-            "given": self.given.first,
+            "given": self.recorded.first,
             "groups": group_options(self.optimizer),
             "modes": self._modes_now(was_left=was_left),
             "numbers": numbers,
@@ -188,7 +190,7 @@ class RunState:
 
     def _apply_rest(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self.position.move_to(**facts["position"])
-        self.last, self.given.first = facts["last"], facts["given"]
+        self.last, self.recorded.first = facts["last"], facts["given"]
         unpack(facts["state"], tensors, self.state)
 
     def _modes_now(self, *, was_left: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Change:
     new: Any  # its value now, as plain JSON
 
 
-class Given:
+class RecordedOptions:
     """What a program gave when its run first began. Final.
 
     Args:

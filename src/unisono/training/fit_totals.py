@@ -13,7 +13,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.training.step import Step
 
 
-class Tally:
+class FitTotals:
     """Counts what a call of ``fit`` does. Final.
 
     A replacement that joins the others late counts what it sees; what the call did is told by how
