@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from unisono.data import second_reading
 from unisono.data.fetch import fetcher
-from unisono.data.loader import Loader, Place
+from unisono.data.loader import Loader, ShardPosition
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("accelerator")
 
 SHARDS = (0, 1)
 PLAN = SamplePlan(num_samples=24, batch_size=8, shards=4, seed=3)
-PLACES = [Place(0, batch, shard) for batch in range(3) for shard in SHARDS]
+PLACES = [ShardPosition(0, batch, shard) for batch in range(3) for shard in SHARDS]
 NUMBERS = TensorDataset(torch.randn(24, 5), torch.arange(24))
 
 
@@ -203,8 +203,8 @@ def test_a_run_that_goes_back_reads_again():
 def test_shards_of_a_lost_worker_are_read_in_between():
     with loader_of() as loader:
         taken_early(loader)
-        others = loader.batch(Place(0, 0, 3), SHARDS)[1].tolist()
-        assert others == loader._read(Place(0, 0, 3))[1].tolist()
+        others = loader.batch(ShardPosition(0, 0, 3), SHARDS)[1].tolist()
+        assert others == loader._read(ShardPosition(0, 0, 3))[1].tolist()
         processes = loader._ahead
         assert loader.batch(PLACES[1], SHARDS)[1].tolist() == loader._read(PLACES[1])[1].tolist()
         assert processes is loader._ahead  # it was not read twice
@@ -213,8 +213,8 @@ def test_shards_of_a_lost_worker_are_read_in_between():
 def test_other_shards_are_read_by_other_processes():
     with loader_of() as loader:
         taken_early(loader)
-        found = [loader.batch(Place(0, 1, shard), (2, 3))[1].tolist() for shard in (2, 3)]
-        assert found == [loader._read(Place(0, 1, shard))[1].tolist() for shard in (2, 3)]
+        found = [loader.batch(ShardPosition(0, 1, shard), (2, 3))[1].tolist() for shard in (2, 3)]
+        assert found == [loader._read(ShardPosition(0, 1, shard))[1].tolist() for shard in (2, 3)]
 
 
 def test_a_batch_for_which_there_is_no_room_yet_is_copied_later():

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import unisono
 from unisono.data import collating, second_reading
 from unisono.data.fetch import fetcher
-from unisono.data.loader import Loader, Place, upcoming
+from unisono.data.loader import Loader, ShardPosition, upcoming
 from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import host, num_threads
@@ -181,7 +181,7 @@ def test_what_a_dataset_draws_never_shifts_what_the_model_draws():
 
 
 def test_upcoming_places_are_those_of_the_steps():
-    places = upcoming(SHUFFLED, range(1, 3), Place(0, 1, 2), 2 * 3)
+    places = upcoming(SHUFFLED, range(1, 3), ShardPosition(0, 1, 2), 2 * 3)
     #  11 samples: batches of 4, 4, 3; each shard has one at least
     assert list(places) == [
         (0, 1, 2),
@@ -193,19 +193,19 @@ def test_upcoming_places_are_those_of_the_steps():
 
 def test_upcoming_leaves_out_shards_without_samples():
     plan = SamplePlan(num_samples=5, batch_size=4, shards=3)
-    assert list(upcoming(plan, range(3), Place(0, 0, 2), 2)) == [(0, 0, 2), (0, 1, 1)]
+    assert list(upcoming(plan, range(3), ShardPosition(0, 0, 2), 2)) == [(0, 0, 2), (0, 1, 1)]
 
 
 @pytest.mark.slow
 def test_batches_are_the_same_whoever_reads_and_wherever_the_run_goes():
     wanted = [
-        *((Place(0, 0, shard), range(2)) for shard in (0, 1)),
-        (Place(0, 0, 2), range(2)),  # taken over: not of this worker's shards
-        *((Place(0, batch, shard), range(3)) for batch in (1, 2) for shard in range(3)),
-        (Place(1, 0, 0), range(3)),
-        (Place(0, 1, 0), range(3)),  # gone back
-        (Place(0, 1, 2), [0, 2]),  # in the midst of a step
-        (Place(0, 2, 0), [0, 2]),
+        *((ShardPosition(0, 0, shard), range(2)) for shard in (0, 1)),
+        (ShardPosition(0, 0, 2), range(2)),  # taken over: not of this worker's shards
+        *((ShardPosition(0, batch, shard), range(3)) for batch in (1, 2) for shard in range(3)),
+        (ShardPosition(1, 0, 0), range(3)),
+        (ShardPosition(0, 1, 0), range(3)),  # gone back
+        (ShardPosition(0, 1, 2), [0, 2]),  # in the midst of a step
+        (ShardPosition(0, 2, 0), [0, 2]),
     ]
     fetch = fetcher(Each(lambda index: (index, *draw(index)), 11))
 
@@ -246,7 +246,7 @@ def test_one_thread_reads_and_a_loader_process_is_no_worker(monkeypatch):
             with Loader(
                 fetch, SHUFFLED, num_processes=loader_workers, num_batches=3, device=host()
             ) as loader:
-                threads, workers = loader.batch(Place(0, 0, 0), range(3))
+                threads, workers = loader.batch(ShardPosition(0, 0, 0), range(3))
             assert threads.eq(1).all()
             assert workers.eq(is_here).all()
 
@@ -504,7 +504,7 @@ def test_loader_processes_end_with_a_sample_that_cannot_be_read():
     before = multiprocessing.active_children()
     with Loader(fetch, plan, num_processes=1, num_batches=1, device=host()) as loader:
         with pytest.raises(unisono.errors.LoadingError):
-            loader.batch(Place(0, 0, 0), range(1))
+            loader.batch(ShardPosition(0, 0, 0), range(1))
         assert multiprocessing.active_children() == before
 
 

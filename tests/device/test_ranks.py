@@ -6,7 +6,7 @@ import pytest
 from tests.device import ranks
 from tests.workers.desk import MOMENTS, Death
 
-from unisono.engine.exchange import host_crossing, staged
+from unisono.engine.exchange import host_all_reduce, staged
 from unisono.errors import NonFiniteLossError
 from unisono.runtime.workers import meeting_point
 from unisono.runtime.workers.control_block import ControlBlock
@@ -58,7 +58,7 @@ def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
     accelerator, monkeypatch, control_of, hosts, optimizer
 ):
     monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
-    monkeypatch.setattr(host_crossing, "_SLICE_BYTES", 1024)
+    monkeypatch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)
     results = ranks.run(control_of(sum(map(len, hosts))), optimizer=optimizer, hosts=hosts)
     check(results, optimizer)
 

@@ -11,7 +11,7 @@ from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import MOMENTS, Death, Job
 from torch import nn
 
-from unisono.engine.exchange import group_exchange, host_crossing
+from unisono.engine.exchange import group_exchange, host_all_reduce
 from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.hosts_exchange import HostsExchange, StagedHostsExchange
 from unisono.engine.exchange.shared import SharedExchange
@@ -34,7 +34,7 @@ STEPS = 3  # in the first one no process group is connected yet
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
-        patch.setattr(host_crossing, "_SLICE_BYTES", 1024)  # several buckets a lane
+        patch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)  # several buckets a lane
         yield
 
 
@@ -116,7 +116,7 @@ def snapshot(exchange, team, step, optimizer):
     named = dict(model_of(exchange).named_parameters())
     while True:
         tensors, numbers = {}, {}
-        if exchange.homes is None and team.leads_host:
+        if exchange.optimizer_state is None and team.leads_host:
             tensors, numbers = take_state(optimizer, named)
         facts = {"step": step, "numbers": numbers, "groups": group_options(optimizer)}
         slot = exchange.save(facts, tensors)
@@ -347,9 +347,9 @@ def check_changed(results, how, only_rank):
 
 def await_begun(exchange):
     """Wait until the buckets of a lane are on their way, where a thread sends them."""
-    if type(exchange) in BETWEEN_HOSTS and exchange._crossing.lane is not None:
-        crossing = exchange._crossing
-        while len(crossing._pipeline._under_way) < len(crossing._buckets):
+    if type(exchange) in BETWEEN_HOSTS and exchange._all_reduce.lane is not None:
+        all_reduce = exchange._all_reduce
+        while len(all_reduce._pipeline._under_way) < len(all_reduce._buckets):
             time.sleep(0.001)
 
 

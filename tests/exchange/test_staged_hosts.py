@@ -16,7 +16,7 @@ from tests.exchange.test_contract import (
     sums_of_what_changes,
 )
 
-from unisono.engine.exchange import host_crossing, staged
+from unisono.engine.exchange import host_all_reduce, staged
 from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
 from unisono.engine.state.contents import place
 from unisono.runtime.device import Device
@@ -25,7 +25,7 @@ from unisono.runtime.device import Device
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
     monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
-    monkeypatch.setattr(host_crossing, "_SLICE_BYTES", 1024)
+    monkeypatch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)
 
 
 def on_devices(shard, step):
@@ -66,7 +66,7 @@ def test_a_worker_without_a_lane_counts_nothing_of_the_step_before(accelerator, 
             gradients = on_devices(part.lo % 2, 1)  # all parameters have one
             for index in reversed(range(len(gradients))):
                 exchange.publish_early(part, index, gradients[index])
-                are_all_there.append(index > 0 and exchange._crossing.ready.has_all)
+                are_all_there.append(index > 0 and exchange._all_reduce.ready.has_all)
             exchange.publish(part, gradients)
             assert exchange.gather("gradients") is None
             exchange.add_up("sums")

@@ -216,7 +216,7 @@ def test_a_lost_worker_is_replaced_on_its_host(
 ELSEWHERE = {
     "before the first step": "2 run directory 1; 0 taking up 1; 1 unisono.share 2; "
     "2' start of a loop 1; 0' sharing parameters 1; 1' addresses 1; 2'' snapshot 1 after",
-    "in evaluations": "2 evaluate 1; 0 evaluate 4 after; 1 evaluate 9; 2' evaluate 2; 0' digest 1",
+    "in evaluations": "2 evaluate 1; 0 evaluate 4 after; 1 evaluate 9; 2' evaluate 2; 0' evaluate 3",
     "at the end of a loop": "2 snapshot 3; 0 snapshot 3 after; 1 last checkpoint 1; 2' summary 1",
     "in predictions": "2 predict 1; 0 file of predict 3; 1 rows of predict 1 after; "
     "0' rows of predict 2; 2' file of predict 2",
@@ -352,6 +352,7 @@ def test_what_ends_the_agent_of_a_host_ends_its_launcher(
 
     A killed agent may be started again, and is waited for: no step is finished without it.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup hand on that it is ignored
     hosts, kept = make_hosts(2), ["--directory", str(tmp_path / "a run"), "--every", "500"]
     program = [TRAIN, "cnn", "--steps", "999", "--pause", "0.1", *kept]
     outputs = unisono_run(hosts, [1, 2], program)

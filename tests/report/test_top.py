@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.tools.cli import main
-from unisono.tools.report.top import Watch
+from unisono.tools.report.top import LiveView
 from unisono.tools.report.view import Condition
 
 
@@ -59,7 +59,7 @@ def test_a_real_run_is_shown(tmp_path, monkeypatch):
 
 
 def test_what_slows_the_newest_steps_is_shown(tmp_path):
-    shown = Watch(write_run(tmp_path / "run", ends=False)).look()
+    shown = LiveView(write_run(tmp_path / "run", ends=False)).look()
     assert shown.slowness.startswith("worker 2 is slow in its passes: ")
     assert [worker.is_slow for worker in shown.workers] == [False, False, True, False]
 
@@ -108,10 +108,10 @@ def test_a_file_that_tells_nothing_gets_one_sentence(tmp_path, content, words):
     assert words in result.output
 
 
-class TestWatch:
+class TestLiveView:
     @pytest.fixture
     def watch(self, tmp_path):
-        return Watch(tmp_path, host="another")
+        return LiveView(tmp_path, host="another")
 
     @pytest.fixture
     def file(self, tmp_path):
@@ -164,7 +164,9 @@ class TestWatch:
     def test_processes_are_believed_on_their_own_host_alone(self, tmp_path, file):
         mine = {"ranks": [0], "pids": [os.getpid()], "host": "here"}
         file.write_bytes(to_bytes(start_line(num_workers=1, **mine, time_unix_s=time.time())))
-        here, there = (Watch(tmp_path, host=host).look().workers[0] for host in ("here", "there"))
+        here, there = (
+            LiveView(tmp_path, host=host).look().workers[0] for host in ("here", "there")
+        )
         assert here.state == "running"
         assert there.state == "unknown"
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from unisono.engine.step.bound_model import Structure
+from unisono.engine.step.model_guard import Structure
 
 
 def make():

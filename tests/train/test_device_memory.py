@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.runtime.device import Device, host
 from unisono.runtime.world import World
-from unisono.tools.report.top import Watch
+from unisono.tools.report.top import LiveView
 from unisono.training.out_of_memory import EVERY_S, MemoryWatch
 
 GIB = 2**30
@@ -47,7 +47,7 @@ def test_a_run_on_a_device_tells_of_its_memory(accelerator, tmp_path):
     assert start["machine"]["device"] == "test accelerator"
     parameters = 4 * (6 * 64 + 64 + 64 * 2 + 2)
     assert first["allocated_bytes"][0] >= 4 * parameters  # a part, and AdamW's two
-    view = Watch(tmp_path).look()
+    view = LiveView(tmp_path).look()
     assert view.workers[0].device_bytes == first["allocated_bytes"][0]
 
 

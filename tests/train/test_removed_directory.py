@@ -154,8 +154,8 @@ def test_a_directory_that_cannot_be_seen_for_a_moment_makes_nothing_due(tmp_path
     class Looks(Callback):
         def on_step_end(self, fit, step):
             if step.number == 3:
-                monkeypatch.setattr(directory_lock, "place_of", lambda path: None)
-                monkeypatch.setattr(checkpoints, "place_of", lambda path: None)
+                monkeypatch.setattr(directory_lock, "file_id_of", lambda path: None)
+                monkeypatch.setattr(checkpoints, "file_id_of", lambda path: None)
             if step.number == 5:
                 monkeypatch.undo()
                 monkeypatch.setattr(journal, "_HELD_S", 0.0)

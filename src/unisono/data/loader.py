@@ -28,7 +28,7 @@ from unisono.runtime.device import Device, can_pin, pin
 from unisono.runtime.training_progress import At, now
 
 
-class Place(NamedTuple):
+class ShardPosition(NamedTuple):
     """Which batch: one shard of one global batch of one epoch, all counted from 0."""
 
     epoch: int
@@ -44,7 +44,7 @@ class _Epoch(NamedTuple):
 
 def progress_at(
     plan: SamplePlan, first: int, done: tuple[int, int] | None = None, *, in_order: bool = False
-) -> Callable[[Place], At]:
+) -> Callable[[ShardPosition], At]:
     """Give what says for each place where the run is when it comes there.
 
     Args:
@@ -56,7 +56,7 @@ def progress_at(
     """
     per_epoch = plan.steps_per_epoch
 
-    def at(place: Place) -> At:
+    def at(place: ShardPosition) -> At:
         epoch, batch, shard = (place.epoch, 0, None) if in_order else place
         if done is not None:
             return *done, batch, shard
@@ -66,8 +66,8 @@ def progress_at(
 
 
 def upcoming(
-    plan: SamplePlan, shards: Sequence[int], start: Place, num_batches: int
-) -> Iterator[Place]:
+    plan: SamplePlan, shards: Sequence[int], start: ShardPosition, num_batches: int
+) -> Iterator[ShardPosition]:
     """List what a worker computes from `start` on, shards without samples left out.
 
     Args:
@@ -78,7 +78,7 @@ def upcoming(
     """
     first = start.epoch * plan.steps_per_epoch + start.batch
     places = (
-        Place(*divmod(number, plan.steps_per_epoch), shard)
+        ShardPosition(*divmod(number, plan.steps_per_epoch), shard)
         for number in range(first, num_batches)
         for shard in shards
         if plan.shard_size(number % plan.steps_per_epoch, shard)
@@ -95,7 +95,7 @@ class EarlyBatch:
         take: gives it; what that raises is kept.
     """
 
-    def __init__(self, place: Place, device: Device, take: Callable[[], Any]) -> None:
+    def __init__(self, place: ShardPosition, device: Device, take: Callable[[], Any]) -> None:
         self.place = place
         try:
             batch = take()
@@ -140,7 +140,7 @@ class Loader:
         num_processes: int,
         num_batches: int,
         device: Device,
-        progress: Callable[[Place], At] = lambda place: (0, *place),
+        progress: Callable[[ShardPosition], At] = lambda place: (0, *place),
         pin_memory: bool = False,
     ) -> None:
         self._pins = pin_memory and device.is_host and can_pin()
@@ -155,7 +155,7 @@ class Loader:
         self._early: EarlyBatch | None = None
         self.copies_early = num_processes > 0 and not device.is_host
 
-    def batch(self, place: Place, shards: Sequence[int]) -> Any:
+    def batch(self, place: ShardPosition, shards: Sequence[int]) -> Any:
         """Give the batch of a place that has samples.
 
         Args:
@@ -185,7 +185,7 @@ class Loader:
             take = functools.partial(self._take, ahead)
             self._early = EarlyBatch(place, self._device, take)
 
-    def _batch(self, place: Place, shards: Sequence[int]) -> Any:
+    def _batch(self, place: ShardPosition, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:
             return self._read(place)
         return self._take(self._reading_on(place, shards))
@@ -198,7 +198,7 @@ class Loader:
             self._end()
             raise
 
-    def indices(self, place: Place) -> list[int]:
+    def indices(self, place: ShardPosition) -> list[int]:
         """Tell which samples the batch of a place has, by their numbers in the dataset."""
         indices: list[int] = self._indices(place).tolist()
         return indices
@@ -210,17 +210,17 @@ class Loader:
         self._early = None
         self._end()
 
-    def _read(self, place: Place) -> Any:
+    def _read(self, place: ShardPosition) -> Any:
         self._now.at = self._progress(place)
         repeats = self._epoch(place.epoch).repeats
         if repeats is not None:
             repeats = self._plan.shard_indices(repeats, place.batch, place.shard)
         return self._fetch(self._indices(place), place.epoch, repeats)
 
-    def _indices(self, place: Place) -> torch.Tensor:
+    def _indices(self, place: ShardPosition) -> torch.Tensor:
         return self._plan.shard_indices(self._epoch(place.epoch).order, place.batch, place.shard)
 
-    def _read_ahead(self, request: tuple[Place, str]) -> Any:
+    def _read_ahead(self, request: tuple[ShardPosition, str]) -> Any:
         """Read in a loader process, if the order is the same here and in the worker."""
         place, digest = request
         if self._epoch(place.epoch).digest != digest:
@@ -234,7 +234,7 @@ class Loader:
         plan = self._plan
         return _Epoch(plan.order(epoch), plan.repeats(epoch), plan.digest(epoch))
 
-    def _reading_on(self, place: Place, shards: Sequence[int]) -> LoaderProcesses:
+    def _reading_on(self, place: ShardPosition, shards: Sequence[int]) -> LoaderProcesses:
         """Give processes that read a place next, and go on for these shards."""
         ahead = self._ahead
         if ahead is not None and ahead.under_way and self._ahead_for == shards:

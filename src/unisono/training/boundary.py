@@ -311,7 +311,7 @@ class Boundary:
         return slot
 
     def _collect(self, *, was_left: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        with_optimizer = self._exchange.homes is None
+        with_optimizer = self._exchange.optimizer_state is None
         return self._kept.collect(self._identity, with_optimizer=with_optimizer, was_left=was_left)
 
     def _wait_for_disk(self) -> None:

@@ -24,7 +24,7 @@ from unisono.engine.state.run_state import Position
 from unisono.engine.state.saved import Snapshot
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.checkpoint.directory_lock import Place, place_of
+from unisono.runtime.checkpoint.directory_lock import FileId, file_id_of
 from unisono.runtime.checkpoint.folder import read_folder
 from unisono.runtime.checkpoint.run_directory import CheckpointEntry, RunDirectory
 from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
@@ -74,7 +74,7 @@ class Checkpoints:
         self._kept_at_s = time.monotonic()
         self.kept_step: int | None = None
         self._kept_by: int | None = None
-        self._place: Place | None = None
+        self._place: FileId | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
         self._misses_end = False  # and that was told
         # The newest checkpoint, read and told once, if it is of a later loop than the first.
@@ -106,7 +106,7 @@ class Checkpoints:
             self.directory = Path(directory)
             self._use = DirectoryUse(self.directory)
             self._use.take()
-        self._place = place_of(self.directory)
+        self._place = file_id_of(self.directory)
 
     def find(
         self,
@@ -266,13 +266,13 @@ class Checkpoints:
         Returns:
             Why nothing may be written there; empty where all is well.
         """
-        if self._place is None or place_of(self.directory) == self._place:
+        if self._place is None or file_id_of(self.directory) == self._place:
             return ""
         try:
             self._claim()
         except CheckpointError as error:
             return str(error)
-        place = place_of(self.directory)
+        place = file_id_of(self.directory)
         if place is not None and place != self._place:  # else it cannot be seen just now
             self._place = place
             self._is_kept_elsewhere = self.kept_step is not None

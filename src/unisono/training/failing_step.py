@@ -206,7 +206,7 @@ class Explanation:
         with suppress(Exception):  # what is raised here counts less
             if self._look is not None and error.shard is not None:
                 cause = self._of_loss(self._look.output, error.shard)
-        self._engine.bound.clear_gradients()
+        self._engine.guard.clear_gradients()
         self._engine.exchange.buffers.restore()
         with suppress(UnisonoError):  # somebody is lost; the step fails in any case
             told = json.dumps(cause).encode()

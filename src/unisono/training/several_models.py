@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.splitting.crossing import crossing
 from unisono.engine.splitting.cut import split_of
+from unisono.engine.splitting.device_transfers import device_transfers
 from unisono.engine.state.contents import named_parameters, place
 from unisono.engine.state.optimizers import SeveralOptimizers, members_of
 from unisono.runtime.device import AUTO, Device
@@ -210,7 +210,7 @@ def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> 
 
     @functools.wraps(compute)
     def follow(model: nn.Module, batch: Any) -> Any:
-        with crossing(devices, batch) as under_way:
+        with device_transfers(devices, batch) as under_way:
             found = compute(model, batch)
             return under_way.bring(found, devices[0] if to_first else None)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unisono.data.loader import Loader, Place
+from unisono.data.loader import Loader, ShardPosition
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.records import Phase
 from unisono.errors import NonFiniteLossError
@@ -192,8 +192,8 @@ class Step:
             self._explanation = Explanation(self._boundary.run, self.number, self._indices)
         return self._explanation
 
-    def _at(self, shard: int) -> Place:
-        return Place(self.epoch, self.batch, shard)
+    def _at(self, shard: int) -> ShardPosition:
+        return ShardPosition(self.epoch, self.batch, shard)
 
     def _indices(self, shard: int) -> list[int]:
         return self._loader.indices(self._at(shard))
@@ -407,7 +407,7 @@ class Step:
 
         For trainers: a loop of the program's own hears of it by :attr:`is_done`.
         """
-        self._engine.bound.remove_placeholders()
+        self._engine.guard.release_gradients()
         self._is_finished, self.is_done = True, False
         self._boundary.go_back()
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from unisono.data.fingerprint import REMEDY, fingerprint_of_data
-from unisono.data.loader import Place
+from unisono.data.loader import ShardPosition
 from unisono.engine.state.contents import buffers_put_back, digest_of_weights
 from unisono.engine.state.run_state import Position
 from unisono.plan.seeds import seed_of
@@ -144,7 +144,7 @@ class Sweep:
                             num_samples = plan.shard_size(batch, shard)
                             if not num_samples:
                                 continue
-                            data = loader.batch(Place(0, batch, shard), shards)
+                            data = loader.batch(ShardPosition(0, batch, shard), shards)
                             number = batch * plan.shards + shard
                             self.seed("evaluate", number)
                             now().at = done.step, done.epoch, batch, shard

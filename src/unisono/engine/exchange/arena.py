@@ -108,7 +108,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ArenaLayout:
     """What an arena holds; two arenas of the same plan are interchangeable."""
 
     parameters: tuple[Slot, ...]  # those that the optimizer updates
@@ -172,7 +172,7 @@ class Arena:
         counts: for as many workers a cache line for what each has come to in a step.
     """
 
-    def __init__(self, memory: Memory, plan: Plan, key: int) -> None:
+    def __init__(self, memory: Memory, plan: ArenaLayout, key: int) -> None:
         self.memory, self.plan, self.key = memory, plan, key
         sizes = plan.region_bytes()
         self._starts = starts = dict(
@@ -207,7 +207,7 @@ class Arena:
         )
 
     @staticmethod
-    def num_bytes(plan: Plan) -> int:
+    def num_bytes(plan: ArenaLayout) -> int:
         """Count the bytes of memory that a plan needs."""
         return sum(plan.region_bytes().values())
 

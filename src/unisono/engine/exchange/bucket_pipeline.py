@@ -39,10 +39,10 @@ Rounds = Generator[Transfer, None, Transfer | None]
 """Transfers, each begun when the one before it is ready; returns one that nothing follows."""
 
 
-class BucketCrossing(Protocol):
+class BucketTransfer(Protocol):
     """A bucket that crosses once in each exchange."""
 
-    def cross(self, carrier: Any, /) -> Rounds:
+    def transfer(self, carrier: Any, /) -> Rounds:
         """Begin the rounds, one after the other: as many for every bucket, on every worker.
 
         Raises:
@@ -54,7 +54,7 @@ class BucketPipeline:
     """Brings all buckets of a step to everybody's sums. Final.
 
     Args:
-        crossings: the buckets, in the order in which they travel.
+        transfers: the buckets, in the order in which they travel.
         bucket_of: the number of each parameter's bucket, by index; empty where nobody marks those.
 
     Attributes:
@@ -62,9 +62,9 @@ class BucketPipeline:
         is_outdated: whether something has changed since it was sent.
     """
 
-    def __init__(self, crossings: Sequence[BucketCrossing], bucket_of: Sequence[int] = ()) -> None:
-        self._crossings, self._bucket_of = crossings, bucket_of
-        self._sizes = [bucket_of.count(number) for number in range(len(crossings))]
+    def __init__(self, transfers: Sequence[BucketTransfer], bucket_of: Sequence[int] = ()) -> None:
+        self._transfers, self._bucket_of = transfers, bucket_of
+        self._sizes = [bucket_of.count(number) for number in range(len(transfers))]
         self.begin()
 
     def begin(self) -> None:
@@ -96,15 +96,15 @@ class BucketPipeline:
         """Send the first buckets, so many; then do what else can be done at once."""
         try:
             while not self.failure and len(self._under_way) < num_ready:
-                crossing = self._crossings[len(self._under_way)]
-                self._under_way.append(_UnderWay(crossing.cross(carrier)))
+                transfer = self._transfers[len(self._under_way)]
+                self._under_way.append(_UnderWay(transfer.transfer(carrier)))
             self._advance(carrier)
         except BrokenError as error:
             self.failure = self.failure or str(error)
 
     def send_all(self, carrier: Carrier) -> None:
         """Send what has not been sent yet: no more gradients will come."""
-        self.send(len(self._crossings), carrier)
+        self.send(len(self._transfers), carrier)
 
     def finish(self, carrier: Carrier, patience_s: float = math.inf) -> bool:
         """Wait until all sums are here, or for so many seconds.

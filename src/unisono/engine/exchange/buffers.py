@@ -22,7 +22,7 @@ from unisono.engine.exchange.arena import (
     spans_of,
 )
 from unisono.engine.exchange.moving import Moving
-from unisono.engine.state.contents import buffer_at, homes_of_buffers, lazy_homes
+from unisono.engine.state.contents import buffer_at, lazy_owners, owners_of_buffers
 from unisono.runtime.device import Copies, Device, by_device
 
 
@@ -144,10 +144,10 @@ class BufferValues:
     """
 
     def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
-        named = homes_of_buffers(model)
-        self._names, self._homes = list(named), list(named.values())
-        self._lazy = lazy_homes(model)
-        self._tensors = tensors = [buffer_at(homes[0]) for homes in self._homes]
+        named = owners_of_buffers(model)
+        self._names, self._owners = list(named), list(named.values())
+        self._lazy = lazy_owners(model)
+        self._tensors = tensors = [buffer_at(owners[0]) for owners in self._owners]
         self.are_any = bool(tensors or self._lazy)
         self.slots = slots = lay_out(dict(zip(named, tensors, strict=True)))
         self._device, self._is_host, self._is_kept_here = device, device.is_host, False
@@ -259,8 +259,8 @@ class BufferValues:
 
     def put_in_place(self) -> None:
         """Undo what a forward pass put in the place of buffers."""
-        for tensor, homes in zip(self._tensors, self._homes, strict=True):
-            for module, key in homes:
+        for tensor, owners in zip(self._tensors, self._owners, strict=True):
+            for module, key in owners:
                 module._buffers[key] = tensor
 
     def _collect(self) -> None:
@@ -269,13 +269,13 @@ class BufferValues:
         Raises:
             RuntimeError: one has another shape, another dtype, or was None before.
         """
-        for name, tensor, homes in zip(self._names, self._tensors, self._homes, strict=True):
-            for module, key in homes:
+        for name, tensor, owners in zip(self._names, self._tensors, self._owners, strict=True):
+            for module, key in owners:
                 value = _now_at(module, key)
                 if value is not tensor:
-                    if len(homes) > 1:
+                    if len(owners) > 1:
                         raise RuntimeError(
-                            f"buffer `{name}` belongs to {len(homes)} modules and must stay one, "
+                            f"buffer `{name}` belongs to {len(owners)} modules and must stay one, "
                             f"but {type(module).__name__} replaced it: change it in place."
                         )
                     _move(name, tensor, value, self._device)

@@ -33,10 +33,10 @@ from unisono.engine.exchange.bucket_pipeline import (
 from unisono.engine.exchange.communicator import BrokenError, Communicator
 from unisono.engine.exchange.early_part import EarlyPart
 from unisono.engine.exchange.gloo_communicator import GlooCommunicator
-from unisono.engine.exchange.homes import StateKeys
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
 from unisono.engine.exchange.parts import Gradients, OrderedSum, OwnParts, Parts
 from unisono.engine.exchange.replicas import ReplicaExchange
+from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
@@ -229,8 +229,8 @@ class BucketSum:
         self._length = bucket.slice_bytes(self._size)
         self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
 
-    def cross(self, communicator: Communicator) -> Rounds:
-        """See :class:`~.bucket_pipeline.BucketCrossing`: slices to each, then sums to all."""
+    def transfer(self, communicator: Communicator) -> Rounds:
+        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each, then sums to all."""
         yield communicator.all_to_all(
             self._received.everything,
             _by_slices(self._own, self._bucket, self._mine, self._size),

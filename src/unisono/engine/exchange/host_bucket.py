@@ -108,8 +108,8 @@ class HostBucket:
         lane.expect(slices, {host: self._of_host(host) for host in self._hosts})
         lane.expect(sums, {host: [self._totals(host)] for host in self._hosts})
 
-    def cross(self, lane: HostLane) -> Rounds:
-        """See :class:`~.bucket_pipeline.BucketCrossing`: slices to each host, then sums to all."""
+    def transfer(self, lane: HostLane) -> Rounds:
+        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each host, then sums to all."""
         memory, (slices, sums) = self._memory, self._frames(self._turn)
         self._make_parts()
         yield lane.swap(slices, {host: self._for_host(host) for host in self._hosts})

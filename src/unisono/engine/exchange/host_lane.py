@@ -34,7 +34,7 @@ from unisono.engine.exchange.bucket_pipeline import BucketPipeline
 from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
 from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.errors import RendezvousError
-from unisono.runtime.workers.host_links import Place, connect_ranks
+from unisono.runtime.workers.host_links import Address, connect_ranks
 from unisono.runtime.workers.team import Team
 
 Views = Sequence[memoryview]
@@ -275,7 +275,7 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
         return None
     me, secret = team.world.rank, secrets.token_hex(16)
 
-    def tell(place: Place) -> dict[int, tuple[Place, str]]:
+    def tell(place: Address) -> dict[int, tuple[Address, str]]:
         heard = team.gather(json.dumps([place, secret]).encode(), "addresses")
         return {rank: json.loads(heard[rank]) for rank in ranks if rank != me}
 

@@ -1,7 +1,8 @@
 """An exchange for workers of several hosts, each host with one copy of the parameters.
 
 Inside a host all is as in ``shared.py``. Worker i of every host adds up its slice together with
-worker i of the others (``host_crossing.py``), and updates it: so do all hosts, with the same bits.
+worker i of the others (``host_all_reduce.py``), and updates it: so do all hosts, with the same
+bits.
 
 An exchange for workers of several hosts, each worker with a replica. Never run on a GPU.
 
@@ -32,11 +33,11 @@ import torch
 
 from unisono.engine.exchange.arena import Region, size_of
 from unisono.engine.exchange.early_part import EarlyPart, ReadyBuckets
-from unisono.engine.exchange.homes import StateKeys
-from unisono.engine.exchange.host_crossing import HostCrossing
+from unisono.engine.exchange.host_all_reduce import HostAllReduce
 from unisono.engine.exchange.parts import Gradients
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.engine.exchange.staged import StagedExchange
 from unisono.plan.summation import Node
 from unisono.runtime.workers.launcher_messages import Live
@@ -47,21 +48,21 @@ class _BetweenHosts(Exchange):
     """What exchanges between hosts have in common. Abstract; arguments as of :class:`Exchange`."""
 
     takes_early = True  # on CPUs, too
-    _crossing: HostCrossing
+    _all_reduce: HostAllReduce
 
     @property
     def is_lost(self) -> bool:
         """See :class:`Exchange`; whoever was lost, all go back."""
-        return self._crossing.is_broken
+        return self._all_reduce.is_broken
 
     def trust_leader(self) -> None:
         """See :class:`Exchange`."""
         super().trust_leader()
-        self._crossing.trust()
+        self._all_reduce.trust()
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""
-        self._crossing.leave()
+        self._all_reduce.leave()
         super().unbind()
 
 
@@ -75,25 +76,25 @@ class HostsExchange(_BetweenHosts, SharedExchange):
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`Exchange`."""
-        self._crossing.begin()
+        self._all_reduce.begin()
         self._early.put(part, index, gradient)
-        self._crossing.ready.mark(index)
+        self._all_reduce.ready.mark(index)
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`Exchange`."""
         if self._early.has_begun:
-            self._crossing.ready.mark_changed(self._early.complete(part, gradients))
+            self._all_reduce.ready.mark_changed(self._early.complete(part, gradients))
         else:
             super().publish(part, gradients)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`Exchange`; afterwards this host knows what all shards have to say."""
-        self._crossing.gather(purpose)
+        self._all_reduce.gather(purpose)
         return None
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`Exchange`."""
-        return self._crossing.finish()
+        return self._all_reduce.finish()
 
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`."""
@@ -114,14 +115,14 @@ class HostsExchange(_BetweenHosts, SharedExchange):
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         self._early = EarlyPart(self._parts)
-        self._crossing = HostCrossing(self._team, self.memory, self.buffers)
+        self._all_reduce = HostAllReduce(self._team, self.memory, self.buffers)
         super()._bind(keys, live)
 
     def _bring_to_hosts(self) -> None:
         """Connect the lanes, and bring the first host's state to the others."""
         arena = self.memory.arena
         spans = arena.state_spans(0)
-        self._crossing.share([arena.memory.view(start, stop - start) for start, stop in spans])
+        self._all_reduce.share([arena.memory.view(start, stop - start) for start, stop in spans])
 
     def _put_back(self) -> None:
         def put_back() -> None:
@@ -131,15 +132,15 @@ class HostsExchange(_BetweenHosts, SharedExchange):
             slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
             self._copy(slot, copy_of_buffers, position, len(here), into_slot=False)
 
-        self._crossing.go_back(put_back)
+        self._all_reduce.go_back(put_back)
 
     def _plan_sum(self) -> None:
-        crossing, number = self._crossing, self._crossing.number
-        lanes = self._cut(crossing.num_lanes)
+        all_reduce, number = self._all_reduce, self._all_reduce.number
+        lanes = self._cut(all_reduce.num_lanes)
         self.pieces = [] if number is None else lanes[number]
         slots = self.memory.arena.plan.parameters
         totals = Memory.private(0 if number is None else size_of(slots))
-        crossing.plan(self.division, lanes, (totals, 0))
+        all_reduce.plan(self.division, lanes, (totals, 0))
         self.totals = Region(totals, 0, slots).pieces(self.pieces)
 
 
@@ -148,16 +149,16 @@ class StagedHostsExchange(_BetweenHosts, StagedExchange):
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`~.protocol.Exchange`."""
-        self._crossing.begin()
+        self._all_reduce.begin()
         if self.device.is_host:
             self._early.put(part, index, gradient)
-            self._crossing.ready.mark(index)
+            self._all_reduce.ready.mark(index)
         else:
             super().publish_early(part, index, gradient)
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
-        has_begun, ready = self._early.has_begun, self._crossing.ready
+        has_begun, ready = self._early.has_begun, self._all_reduce.ready
         if has_begun and self.device.is_host:
             ready.mark_changed(self._early.complete(part, gradients))
             return
@@ -167,15 +168,15 @@ class StagedHostsExchange(_BetweenHosts, StagedExchange):
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`; afterwards this host knows what all shards say."""
-        self._crossing.begin()
+        self._all_reduce.begin()
         self.copies.wait()
         self._leaving.clear()
-        self._crossing.gather(purpose)
+        self._all_reduce.gather(purpose)
         return None
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`~.protocol.Exchange`; everybody has all sums then."""
-        present = self._crossing.finish()
+        present = self._all_reduce.finish()
         self._team.meet(purpose)
         for there, here in self._sums_within(0, self._num_bytes):
             self.copies.to_device(here, there)
@@ -188,18 +189,18 @@ class StagedHostsExchange(_BetweenHosts, StagedExchange):
     def _copy_bucket(self, part: Node, span: tuple[int, int]) -> None:
         super()._copy_bucket(part, span)
         self._leaving.add(self._buckets.indices(span), self.copies.issued())
-        self._leaving.look(self._crossing.ready)  # where no lane's thread does
+        self._leaving.look(self._all_reduce.ready)  # where no lane's thread does
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         self._early, self._leaving = EarlyPart(self._parts), _LeavingGradients()
-        self._crossing = HostCrossing(self._team, self.memory, self.buffers, self._leaving.look)
+        self._all_reduce = HostAllReduce(self._team, self.memory, self.buffers, self._leaving.look)
         super()._bind(keys, live)
 
     def _bring_to_hosts(self, slot: int) -> None:
         """Connect the lanes, and bring the first host's snapshot to the others."""
         snapshots = self.memory.snapshots
         said = self._team.hear_leader(lambda: b"%d" % snapshots.written(slot), "size of the state")
-        self._crossing.share([snapshots.view(slot, int(said))])
+        self._all_reduce.share([snapshots.view(slot, int(said))])
 
     def _load(self) -> None:
         take_newest = super()._load
@@ -209,12 +210,12 @@ class StagedHostsExchange(_BetweenHosts, StagedExchange):
             self._early = EarlyPart(self._parts)
             take_newest()
 
-        self._crossing.go_back(load, wait=self.copies.wait)
+        self._all_reduce.go_back(load, wait=self.copies.wait)
 
     def _plan_sum(self) -> None:
-        lanes = self._cut(self._crossing.num_lanes)
+        lanes = self._cut(self._all_reduce.num_lanes)
         arena = self.memory.arena
-        self._crossing.plan(self.division, lanes, (arena.memory, arena.sums.start))
+        self._all_reduce.plan(self.division, lanes, (arena.memory, arena.sums.start))
         self.totals = self._all_sums()
         self._view_whole()
 

@@ -47,7 +47,7 @@ class Moving:
         suspects: Callable[[], Sequence[int]],
     ) -> None:
         self._names, self._fixed = list(fixed), list(fixed.values())
-        self._homes = [parameter.data for parameter in self._fixed]
+        self._shared = [parameter.data for parameter in self._fixed]
         self._origin_now, self._suspects = WeakMethod(origin), WeakMethod(suspects)
         self._regions, self._flags = arena.moved, arena.moved_flags
         self._starts: dict[int, torch.Tensor] = {}  # of those that move
@@ -71,7 +71,7 @@ class Moving:
         else:
             self._is_noted = True
             for index, start in self._starts.items():
-                start.copy_(self._homes[index])
+                start.copy_(self._shared[index])
             is_early = self._num_steps <= _LOOKED_AT_FIRST
             self._origin = _called(self._origin_now) if is_early else ()
             self._sums = {}
@@ -93,7 +93,7 @@ class Moving:
             changed = [n for n, (here, before) in enumerate(pairs) if here != before]
             moved = {n % len(self._fixed) for n in changed}
             for index in moved:
-                replace_data(self._names[index], self._fixed[index], self._homes[index])
+                replace_data(self._names[index], self._fixed[index], self._shared[index])
             self._seen = self._now()
         if self._origin:
             still = {*_called(self._suspects)} - self._starts.keys()
@@ -110,15 +110,15 @@ class Moving:
                     f"in step {self._step}: change it between two steps, or make it a buffer "
                     f"(`register_buffer`)."
                 )
-            home = self._homes[index]
-            self._starts[index] = torch.empty_like(home).copy_(self._origin[index])
+            place = self._shared[index]
+            self._starts[index] = torch.empty_like(place).copy_(self._origin[index])
 
     def keep(self, copy: int) -> None:
         """Publish what the first non-empty shard has left, as one of the arena's copies."""
         self._look()
         self._flags[copy][:] = bytes(len(self._fixed) + 1)
         for index in self._starts:
-            self._regions[copy].tensor(index).copy_(self._homes[index])
+            self._regions[copy].tensor(index).copy_(self._shared[index])
             self._flags[copy][index] = 1
             self.is_kept_here = True
 
@@ -133,15 +133,15 @@ class Moving:
         flags = bytes(self._flags[copy])[:-1]
         for index, is_kept in enumerate(flags):
             if is_kept:
-                home = self._homes[index]
-                home.copy_(self._regions[copy].tensor(index))
-                self._starts.setdefault(index, torch.empty_like(home))
+                place = self._shared[index]
+                place.copy_(self._regions[copy].tensor(index))
+                self._starts.setdefault(index, torch.empty_like(place))
 
     def drop(self) -> None:
         """Do without what passes have left here, as what is to be kept is known already."""
         self._is_done = True
-        for parameter, home in zip(self._fixed, self._homes, strict=True):
-            parameter.data = home
+        for parameter, place in zip(self._fixed, self._shared, strict=True):
+            parameter.data = place
 
     def flags(self, copy: int) -> memoryview:
         """View which parameters a copy has: a byte for each, 1 for those, and see the arena."""
@@ -157,16 +157,16 @@ class Moving:
         return [*map(_VERSION, self._fixed), *map(torch.Tensor.data_ptr, self._fixed)]
 
     def _is_as_before(self, index: int) -> bool:
-        here = self._homes[index]
+        here = self._shared[index]
         return torch.equal(here, self._origin[index].to(here.device))
 
     def _sum(self, index: int) -> float:
         # A sign that something has changed, which takes no memory.
-        return float(torch.sum(self._homes[index].detach(), dtype=torch.float64))
+        return float(torch.sum(self._shared[index].detach(), dtype=torch.float64))
 
     def _put_back(self) -> None:
         for index, start in self._starts.items():
-            self._homes[index].copy_(start)
+            self._shared[index].copy_(start)
 
 
 def _called(method: WeakMethod[Callable[[], Values]]) -> Values:
@@ -175,19 +175,19 @@ def _called(method: WeakMethod[Callable[[], Values]]) -> Values:
     return alive()
 
 
-def replace_data(name: str, parameter: nn.Parameter, home: torch.Tensor) -> None:
+def replace_data(name: str, parameter: nn.Parameter, place: torch.Tensor) -> None:
     """Take over the ``.data`` that a program has given a parameter, into memory that it keeps.
 
     Raises:
         ValueError: it has another shape or dtype.
     """
-    if parameter.data_ptr() == home.data_ptr():
+    if parameter.data_ptr() == place.data_ptr():
         return
-    if parameter.shape != home.shape or parameter.dtype != home.dtype:
+    if parameter.shape != place.shape or parameter.dtype != place.dtype:
         raise ValueError(
             f"a parameter must keep its shape and dtype while a loop is under way, but "
-            f"`{name}` was {tuple(home.shape)} of {home.dtype} and is {tuple(parameter.shape)} of "
-            f"{parameter.dtype}: change it between two loops."
+            f"`{name}` was {tuple(place.shape)} of {place.dtype} and is "
+            f"{tuple(parameter.shape)} of {parameter.dtype}: change it between two loops."
         )
-    home.copy_(parameter.data)
-    parameter.data = home
+    place.copy_(parameter.data)
+    parameter.data = place

@@ -26,9 +26,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.exchange.buffers import Buffers
-from unisono.engine.exchange.homes import Division, Homes, StateKeys
 from unisono.engine.exchange.moving import Moving, replace_data
 from unisono.engine.exchange.parts import Gradients, OrderedSum, Parts
+from unisono.engine.exchange.shared_optimizer_state import Division, SharedOptimizerState, StateKeys
 from unisono.engine.exchange.snapshots import RunMemory, plan_of
 from unisono.engine.state.contents import named_parameters, updated_parameters
 from unisono.engine.state.optimizer_state import apply_state, check_told, group_options, take_state
@@ -57,19 +57,19 @@ class Exchange(ABC):
         fixed: those that it does not.
         division: which shards and parts are whose.
         memory: what the workers of this host share.
-        homes: where parameters and optimizer state lie in pieces; None: whoever updates does so
-            with whole parameters and the state that its own optimizer has.
+        optimizer_state: of all workers, in pieces; None: each worker that updates has whole
+            parameters, and the state in its own optimizer.
         have_all: whether every worker has the whole state; else the leader alone updates, and has
             the optimizer's state.
         takes_early: whether :meth:`publish_early` is of use now.
-        is_state_new: whether the program has changed optimizer state that lies in `homes`.
+        is_state_new: whether the program has changed what lies in `optimizer_state`.
         is_written_in_passes: whether passes have written to parameters what was there.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
-    homes: Homes | None = None
+    optimizer_state: SharedOptimizerState | None = None
     have_all = True
     takes_early = False
     is_state_new = False
@@ -241,8 +241,8 @@ class Exchange(ABC):
         """
         if list(map(torch.Tensor.data_ptr, self._all)) == self._addresses:
             return
-        for name, parameter, home in zip(self._names, self._all, self._bound, strict=True):
-            replace_data(name, parameter, home)
+        for name, parameter, place in zip(self._names, self._all, self._bound, strict=True):
+            replace_data(name, parameter, place)
 
     def replica(self) -> int:
         """Hash this worker's replica of parameters and optimizer state; 0: there is none alone."""
@@ -350,7 +350,11 @@ class Exchange(ABC):
 
     def _named_whole(self) -> dict[str, nn.Parameter]:
         """Name the parameters whose optimizer state is not in the arena."""
-        return {} if self.homes is not None else named_parameters(self._model, self._optimizer)
+        return (
+            {}
+            if self.optimizer_state is not None
+            else named_parameters(self._model, self._optimizer)
+        )
 
     def _plan_state(
         self, parameters: Mapping[str, nn.Parameter]

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 import torch
 
-from unisono.engine.exchange.homes import StateKeys
 from unisono.engine.exchange.private_view import check_alike
 from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.engine.exchange.snapshots import as_bytes
 from unisono.engine.state.optimizer_state import apply_state, take_state
 from unisono.errors import CheckpointError

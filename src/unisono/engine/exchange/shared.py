@@ -24,10 +24,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.engine.exchange.homes import Homes, StateKeys, plan_state
 from unisono.engine.exchange.parts import OrderedSum
 from unisono.engine.exchange.private_view import PrivateView
 from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.shared_optimizer_state import (
+    SharedOptimizerState,
+    StateKeys,
+    plan_state,
+)
 from unisono.engine.state.optimizer_state import apply_state
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.runtime.workers.launcher_messages import Live
@@ -53,18 +57,18 @@ class SharedExchange(Exchange):
     def take_changes(self, *, alone: bool = False) -> None:
         """See :class:`Exchange`."""
         super().take_changes()
-        if self.homes is not None:
+        if self.optimizer_state is not None:
             state = self._optimizer.state
-            self.is_state_new |= self.homes.take_replaced(state, self.parameters)
-            if self.homes.changed:
+            self.is_state_new |= self.optimizer_state.take_replaced(state, self.parameters)
+            if self.optimizer_state.changed:
                 if not alone:
                     self._team.meet("change of state")  # all have read what was known
-                for index, has in self.homes.changed.items():
-                    self.homes.known[index] = has
-                self.homes.changed.clear()
+                for index, has in self.optimizer_state.changed.items():
+                    self.optimizer_state.known[index] = has
+                self.optimizer_state.changed.clear()
         changed = self._view.publish_changes(self._team, alone=alone)
         self._view.forget(changed)
-        if changed and self.homes is not None:
+        if changed and self.optimizer_state is not None:
             self.is_state_new |= changed[-1][1] > self._view.starts[1]
 
     def changed_name(self) -> str:
@@ -110,10 +114,10 @@ class SharedExchange(Exchange):
         try:
             yield
         finally:
-            for (parameter, there), home in zip(pairs, self._bound, strict=False):
+            for (parameter, there), place in zip(pairs, self._bound, strict=False):
                 if parameter.data_ptr() != there.data_ptr():
                     there.copy_(parameter.data)  # the optimizer has replaced it
-                parameter.data = home
+                parameter.data = place
             # Code around the optimizer's step may have changed others, here alone.
             changed = self._fixed_view.publish_changes(self._team, alone=True)
             if changed and self.buffers.moving is not None:
@@ -143,7 +147,7 @@ class SharedExchange(Exchange):
         self._view = PrivateView(arena.memory, [arena.parameters, arena.states])
         self._fixed_view = PrivateView(arena.memory, [arena.fixed])
         if self.have_all:
-            self.homes = Homes(arena, keys, self._view.regions[1])
+            self.optimizer_state = SharedOptimizerState(arena, keys, self._view.regions[1])
         self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
         self.whole = arena.gradients[0].tensors()
         if live is None:
@@ -165,8 +169,8 @@ class SharedExchange(Exchange):
                 with torch.no_grad():
                     for place, parameter in zip(self._places, self._all, strict=True):
                         place.copy_(parameter)
-                    if self.homes is not None:
-                        self._share_optimizer(self.homes)
+                    if self.optimizer_state is not None:
+                        self._share_optimizer(self.optimizer_state)
                 self.buffers.give()
             team.meet("sharing parameters")
             if team.membership.leader == leader:
@@ -199,8 +203,8 @@ class SharedExchange(Exchange):
         self._look(copy_of_buffers=self.memory.copy_of_buffers)
         for parameter in self.parameters:
             self._optimizer.state.pop(parameter, None)
-        if self.homes is not None:
-            self.homes.forget()
+        if self.optimizer_state is not None:
+            self.optimizer_state.forget()
         self._load_optimizer()
 
     def _put_back(self) -> None:
@@ -223,12 +227,12 @@ class SharedExchange(Exchange):
         if self.acts:
             apply_state(self._optimizer, self._named_whole(), *self.memory.newest())
 
-    def _share_optimizer(self, homes: Homes) -> None:
+    def _share_optimizer(self, shared: SharedOptimizerState) -> None:
         flags = bytearray(len(self.parameters))
         for index, parameter in enumerate(self.parameters):
             state = self._optimizer.state.get(parameter, {})
-            if homes.has_state(index, state):
+            if shared.has_state(index, state):
                 flags[index] = 1
-                for name, home in homes.state(index).items():
-                    home.copy_(state[name])
-        homes.known[:] = flags
+                for name, place in shared.state(index).items():
+                    place.copy_(state[name])
+        shared.known[:] = flags

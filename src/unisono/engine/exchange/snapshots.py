@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from unisono.engine.exchange.arena import Arena, Plan, Slot, lay_out, size_of
-from unisono.engine.exchange.homes import StateKeys
+from unisono.engine.exchange.arena import Arena, ArenaLayout, Slot, lay_out, size_of
+from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
 from unisono.runtime.checkpoint.slots import (
     offsets_of,
@@ -274,11 +274,11 @@ def plan_of(
     states: Mapping[str, torch.Tensor],
     buffers: tuple[Slot, ...],
     shards: int,
-) -> Plan:
+) -> ArenaLayout:
     """Plan an arena for such tensors; `states` are examples of the optimizer's."""
     slots, fixed_slots = lay_out(parameters), lay_out(fixed)
     room = _BLOB_BYTES + _BLOB_TIMES_PARAMETERS * (size_of(slots) + size_of(fixed_slots))
-    return Plan(slots, fixed_slots, lay_out(states), buffers, shards, room)
+    return ArenaLayout(slots, fixed_slots, lay_out(states), buffers, shards, room)
 
 
 class RunMemory:
@@ -296,7 +296,7 @@ class RunMemory:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ArenaLayout,
         keys: StateKeys,
         team: Team,
         *,

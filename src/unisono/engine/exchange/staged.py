@@ -36,9 +36,9 @@ from unisono.engine.exchange.arena import (
 )
 from unisono.engine.exchange.bucket_pipeline import BUCKET_BYTES
 from unisono.engine.exchange.early_part import EarlyPart, PartBuckets
-from unisono.engine.exchange.homes import StateKeys
 from unisono.engine.exchange.parts import Gradients, OrderedSum, OwnParts, Parts, pieces_within
 from unisono.engine.exchange.replicas import ReplicaExchange
+from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
 from unisono.runtime.device import Copies

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from unisono.engine.splitting.balance import Unit, is_divided, units_of
-from unisono.engine.splitting.crossing import crossing
-from unisono.engine.state.contents import homes_of_buffers, move_in_place
+from unisono.engine.splitting.device_transfers import device_transfers
+from unisono.engine.state.contents import move_in_place, owners_of_buffers
 
 _NOT_CAST = (nn.Embedding, nn.EmbeddingBag)  # by autocast
 
@@ -33,7 +33,7 @@ class Split:
 
     def place(self, model: nn.Module) -> None:
         """Have every parameter and buffer of a model on its device, as the objects they are."""
-        units, homes = units_of(model), homes_of_buffers(model)
+        units, owners = units_of(model), owners_of_buffers(model)
         for unit in units:
             if unit.name not in self.of_units:
                 raise ValueError(
@@ -43,7 +43,7 @@ class Split:
         # The first unit that has a parameter moves it last.
         for unit in reversed(units):
             _move(model, unit, self.devices[self.of_units[unit.name]])
-        for (first, name), *others in homes.values():
+        for (first, name), *others in owners.values():
             for module, other in others:
                 module._buffers[other] = first._buffers[name]
 
@@ -72,7 +72,7 @@ class SplitForward:
         """Call the module where it is."""
         forward = self._before or type(self._module).forward.__get__(self._module)
         given = (args, kwargs)
-        with crossing(self.split.devices, given) as under_way:
+        with device_transfers(self.split.devices, given) as under_way:
             if self._place is None:
                 return under_way.bring(forward(*args, **kwargs), None)
             device = self.split.devices[self._place]
@@ -95,8 +95,8 @@ def check_buffers(model: nn.Module, split: Split) -> None:
         ValueError: there are such; names them.
     """
     place_of = _devices_of_modules(model, split)
-    for name, homes in homes_of_buffers(model).items():
-        found = [place_of[id(module)] for module, _ in homes if id(module) in place_of]
+    for name, owners in owners_of_buffers(model).items():
+        found = [place_of[id(module)] for module, _ in owners if id(module) in place_of]
         others = [other for other, place in found if place != found[0][1]]
         if others:
             raise ValueError(

@@ -274,23 +274,23 @@ def _states(
                     yield f"{path} {name}", tensor
 
 
-Home = tuple[torch.nn.Module, str]
+BufferOwner = tuple[torch.nn.Module, str]
 
 
-def homes_of_buffers(model: torch.nn.Module) -> dict[str, list[Home]]:
+def owners_of_buffers(model: torch.nn.Module) -> dict[str, list[BufferOwner]]:
     """Find each distinct buffer by its first full name, with every place that holds it."""
     first_names: dict[int, str] = {}
-    homes: dict[str, list[Home]] = {}
+    owners: dict[str, list[BufferOwner]] = {}
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 full_name = f"{prefix}.{name}" if prefix else name
                 first = first_names.setdefault(id(buffer), full_name)
-                homes.setdefault(first, []).append((module, name))
-    return homes
+                owners.setdefault(first, []).append((module, name))
+    return owners
 
 
-def lazy_homes(model: torch.nn.Module) -> list[Home]:
+def lazy_owners(model: torch.nn.Module) -> list[BufferOwner]:
     """Find the buffers that are registered but None."""
     return [
         (module, name)
@@ -300,9 +300,9 @@ def lazy_homes(model: torch.nn.Module) -> list[Home]:
     ]
 
 
-def buffer_at(home: Home) -> torch.Tensor:
+def buffer_at(owner: BufferOwner) -> torch.Tensor:
     """Give the buffer at a place that holds one."""
-    module, name = home
+    module, name = owner
     buffer = module._buffers[name]
     assert buffer is not None
     return buffer
@@ -317,7 +317,7 @@ def buffers_put_back(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    lazy = lazy_homes(model)
+    lazy = lazy_owners(model)
 
     def put_back() -> None:
         with torch.no_grad():

@@ -107,14 +107,14 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: names, shapes or dtypes differ from the model's.
     """
-    homes = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
-    _compare(homes, snapshot.tensors)
+    there = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
+    _compare(there, snapshot.tensors)
     parameters = updated_parameters(model, optimizer)
     states = join_state(snapshot.others, snapshot.facts["numbers"], parameters)
     check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
-        for name, home in homes.items():
-            home.copy_(snapshot.tensors[name])
+        for name, tensor in there.items():
+            tensor.copy_(snapshot.tensors[name])
     optimizer.state.clear()
     put_back_state(optimizer, parameters, states)
     apply_groups(snapshot.facts["groups"], optimizer)

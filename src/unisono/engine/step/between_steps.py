@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unisono.engine.exchange.protocol import Exchange
-from unisono.engine.step.bound_model import BoundModel
+from unisono.engine.step.model_guard import ModelGuard
 from unisono.engine.step.records import Records
 from unisono.engine.step.shard_passes import ShardPasses
 from unisono.engine.step.update import Member
@@ -29,14 +29,14 @@ class BetweenSteps:
         self,
         exchange: Exchange,
         team: Team,
-        bound: BoundModel,
+        guard: ModelGuard,
         passes: ShardPasses,
         members: Sequence[Member],
         records: Records,
         *,
         compares: bool,
     ) -> None:
-        self._exchange, self._team, self._bound = exchange, team, bound
+        self._exchange, self._team, self._guard = exchange, team, guard
         self._passes, self._members, self._records = passes, members, records
         self.compares = compares
         self._begun_at: int | None = None  # the loop's first step here
@@ -51,9 +51,9 @@ class BetweenSteps:
     def take_changes(self, step: int) -> None:
         """Take over what the program has changed since the last update. Collective, if it has."""
         exchange = self._exchange
-        self._bound.check_groups()
+        self._guard.check_groups()
         exchange.take_changes()
-        self._bound.remember()
+        self._guard.remember()
         if exchange.division.is_outdated:  # somebody was lost there
             self.divide()
         elif exchange.is_state_new:
@@ -103,9 +103,9 @@ class BetweenSteps:
     def go_back(self) -> None:
         """Put back what the exchange has of the newest snapshot. Collective."""
         self.copied = None
-        self._bound.clear_gradients()
+        self._guard.clear_gradients()
         self._exchange.load()
-        self._bound.remember()
+        self._guard.remember()
         self._follow()
 
     def follow_updates(self) -> None:

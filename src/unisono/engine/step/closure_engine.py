@@ -59,7 +59,7 @@ class ClosureEngine(StepEngine):
             raise
         finally:
             forbid(before)
-            self.bound.clear_gradients()
+            self.guard.clear_gradients()
         return means, self._settle()
 
     def _closure(self) -> torch.Tensor:
@@ -72,7 +72,7 @@ class ClosureEngine(StepEngine):
         if self._versions != [parameter._version for parameter in exchange.parameters]:
             exchange.share(f"evaluation in step {self.sums.step}")
             self.passes.commit()
-            self.bound.remember()
+            self.guard.remember()
             self.begin_again()
             assert self.compute_again is not None
             with torch.enable_grad():

@@ -26,8 +26,8 @@ from torch.optim import Optimizer
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.step.between_steps import BetweenSteps
-from unisono.engine.step.bound_model import BoundModel, changed_in_a_pass
 from unisono.engine.step.loss import check_differentiable, is_known_bad, non_finite, read_loss
+from unisono.engine.step.model_guard import ModelGuard, changed_in_a_pass
 from unisono.engine.step.records import Phase, PhaseTimers, Records
 from unisono.engine.step.shard_passes import ShardPasses
 from unisono.engine.step.transforms import (
@@ -89,11 +89,11 @@ class StepEngine:
         self.exchange, self._team = exchange, team
         self.timers, self._watches_program = timers or PhaseTimers(), watches_program
         self.records, self._options = Records(exchange), Options(optimizer)
-        self.bound = BoundModel(model, optimizer, exchange.fixed)
+        self.guard = ModelGuard(model, optimizer, exchange.fixed)
         self.passes = ShardPasses(exchange, seed, own)
         compares = watches_program and are_alike
         self.between = BetweenSteps(
-            exchange, team, self.bound, self.passes, self._all, self.records, compares=compares
+            exchange, team, self.guard, self.passes, self._all, self.records, compares=compares
         )
         self.sums = Sums(exchange, self.timers, list(updated_parameters(model, optimizer)))
         self._hook = on_gradients and GradientHook(on_gradients, self.passes.seed)
@@ -143,7 +143,7 @@ class StepEngine:
         """Be ready for the passes of all shards, maybe once more; maybe others compute them now."""
         if self.exchange.division.is_outdated:
             self.between.divide()
-        self.bound.begin(self.sums.step)
+        self.guard.begin(self.sums.step)
         self.passes.begin(self.sums.step, self._first_shard, self._turn)
         self.records.clear()
 
@@ -151,7 +151,7 @@ class StepEngine:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
         if self.passes.scaling is not None and len(self._active) > 1:
             raise several_scaled(self._active[0].name)
-        if self._watches_program or self.bound.looks_closely:
+        if self._watches_program or self.guard.looks_closely:
             self.between.take_changes(self.sums.step)
         number = self._options.note()
         # Where the leader alone updates, its options alone count.
@@ -164,7 +164,7 @@ class StepEngine:
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self.sums.step)
         self.passes.start(shard)
-        self.bound.remove_placeholders()
+        self.guard.release_gradients()
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -180,7 +180,7 @@ class StepEngine:
         """
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
-        self.bound.check_gradients()
+        self.guard.check_gradients()
         self.records.take(shard, loss)
         if self.passes.scaling is None and is_known_bad(loss):
             # Everybody will read its record and raise the same error; nobody updates anything.
@@ -190,7 +190,7 @@ class StepEngine:
             finished = self.passes.add(shard, loss, share)
         if finished is not None:
             self.exchange.publish(*finished)
-        self.bound.set_placeholders()
+        self.guard.guard_gradients()
         self.timers.lap(Phase.BACKWARD)
 
     def skip_shard(self, shard: int) -> None:
@@ -202,9 +202,9 @@ class StepEngine:
 
     def check_passes(self) -> None:
         """Check what no pass may change; raises RuntimeError."""
-        self.bound.check_passes()
+        self.guard.check_passes()
         self._options.check()
-        looks = self.bound.looks_closely or self.exchange.is_written_in_passes
+        looks = self.guard.looks_closely or self.exchange.is_written_in_passes
         if looks and (name := self.exchange.changed_name()):
             raise changed_in_a_pass(name)
 
@@ -234,7 +234,7 @@ class StepEngine:
         read = self.records.read()
         if self.between.compares:
             self.exchange.check_replicas({record.seen for record in read} - {0})
-        self.bound.set_placeholders()  # also where no shard of this worker's had samples
+        self.guard.guard_gradients()  # also where no shard of this worker's had samples
         self.passes.leave_shards()
         return None
 
@@ -258,7 +258,7 @@ class StepEngine:
         if not is_whole:
             return means, False
         self._team.faults.meet("update", self.sums.step)
-        if self.exchange.homes is None:
+        if self.exchange.optimizer_state is None:
             self.passes.seed("update")  # a whole update may draw
         before = forbid(IN_AN_UPDATE)  # one worker may do it for all
         try:
@@ -282,8 +282,8 @@ class StepEngine:
         """
         exchange, sums, step = self.exchange, self.sums, self.sums.step
         sums.norm, sums.are_skipped, sums.bad = None, False, self.records.bad
-        self.bound.check_untouched()
-        self.bound.remove_placeholders()
+        self.guard.check_untouched()
+        self.guard.release_gradients()
         try:
             if sums.bad is not None and self.passes.scaling is None:
                 self._team.meet(f"bad loss {sums.named}")
@@ -307,7 +307,7 @@ class StepEngine:
             raise
         sums.are_skipped = verdict is UpdateVerdict.SKIP
         self.timers.lap(Phase.SUMMING)
-        if verdict is not UpdateVerdict.LOST and exchange.homes is None:
+        if verdict is not UpdateVerdict.LOST and exchange.optimizer_state is None:
             return totals.means, sums.meet(exchange.all_sums, "sums")
         return totals.means, verdict is not UpdateVerdict.LOST
 
@@ -328,7 +328,7 @@ class StepEngine:
         self.passes.commit()
         if self.passes.scaling is not None:
             self.passes.scaling.update(is_skipped=self.sums.are_skipped)
-        self.bound.remember()
+        self.guard.remember()
         self.passes.seed("between")
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", self.sums.step)

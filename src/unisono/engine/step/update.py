@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from unisono.engine.exchange.homes import Homes
 from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.shared_optimizer_state import SharedOptimizerState
 from unisono.engine.state.optimizers import bare_step, is_surrounded, members_of
 from unisono.engine.step.transforms import Clipping, LossScaling
 from unisono.plan.shards import Piece
@@ -106,10 +106,12 @@ class Member:
     def follow(self, exchange: Exchange) -> None:
         """Be ready to update what an exchange says is this worker's now."""
         self.parameters = updated_by(self.optimizer, exchange)
-        if exchange.homes is None:
+        if exchange.optimizer_state is None:
             self.update = WholeUpdate(self, exchange)
         else:
-            self.update = SlicedUpdate(self, exchange.pieces, exchange.totals, exchange.homes)
+            self.update = SlicedUpdate(
+                self, exchange.pieces, exchange.totals, exchange.optimizer_state
+            )
 
 
 def members_of_loop(
@@ -134,15 +136,15 @@ class SlicedUpdate:
         member: Member,
         pieces: Sequence[Piece],
         totals: Sequence[torch.Tensor],
-        homes: Homes,
+        shared: SharedOptimizerState,
     ) -> None:
         self._optimizer, self._parameters = member.optimizer, member.parameters
-        self._homes, self._keys = homes, homes.keys
+        self._shared, self._keys = shared, shared.keys
         each = zip(pieces, totals, strict=True)
         own = [(piece, total) for piece, total in each if piece.index in self._parameters]
         pieces = self._pieces = [piece for piece, _ in own]
         self._totals = [total for _, total in own]
-        self._leaves = [torch.nn.Parameter(homes.parameter(piece)) for piece in pieces]
+        self._leaves = [torch.nn.Parameter(shared.parameter(piece)) for piece in pieces]
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._groups = self._group_leaves()
         self._strangers = {n for n, piece in enumerate(pieces) if self._keys[piece.index]}
@@ -196,12 +198,12 @@ class SlicedUpdate:
 
     def commit(self) -> None:
         """Show the user's optimizer the whole state of parameters that have got theirs."""
-        known = bytes(self._homes.known)
+        known = bytes(self._shared.known)
         if known == self._known:
             return
         for index, parameter in self._parameters.items():
             if known[index] and self._known[index : index + 1] != b"\1":
-                self._optimizer.state[parameter] = self._homes.shown(index)
+                self._optimizer.state[parameter] = self._shared.shown(index)
         self._known = known
 
     def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
@@ -229,19 +231,19 @@ class SlicedUpdate:
 
     def _adopt_existing(self) -> None:
         """Give pieces the state that is already known."""
-        known = self._homes.known
+        known = self._shared.known
         for position, piece in enumerate(self._pieces):
             if known[piece.index]:
                 for name, key in self._keys[piece.index].items():
-                    home = self._homes.of_piece(piece, key)
+                    place = self._shared.of_piece(piece, key)
                     shared = key.is_array or piece.is_first
-                    self._state[self._leaves[position]][name] = home if shared else home.clone()
+                    self._state[self._leaves[position]][name] = place if shared else place.clone()
                 self._strangers.discard(position)
 
     def _adopt_new(self, position: int) -> None:
-        """Move state that the optimizer has just made for a piece to its home.
+        """Move state that the optimizer has just made for a piece to shared memory.
 
-        A scalar's home belongs to the worker of the first piece; the others keep copies, which
+        A shared scalar belongs to the worker of the first piece; the others keep copies, which
         count the same steps.
         """
         piece, state = self._pieces[position], self._state[self._leaves[position]]
@@ -249,11 +251,11 @@ class SlicedUpdate:
             return
         for name, key in self._keys[piece.index].items():
             if key.is_array or piece.is_first:
-                home = self._homes.of_piece(piece, key)
-                home.copy_(state[name].reshape(home.shape))
-                state[name] = home
+                place = self._shared.of_piece(piece, key)
+                place.copy_(state[name].reshape(place.shape))
+                state[name] = place
         if piece.is_first:
-            self._homes.known[piece.index] = 1
+            self._shared.known[piece.index] = 1
         self._strangers.discard(position)
 
 

@@ -32,11 +32,11 @@ def register() -> None:
     module = sys.modules.get(_WHERE_TORCH_KEEPS_BACKENDS)
     if module is not None and hasattr(module, "Backend"):
         _register_in(module)
-    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    elif not any(isinstance(finder, _ImportHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportHook())
 
 
-class _Watch(MetaPathFinder):
+class _ImportHook(MetaPathFinder):
     """Has the other finders find one module, once, and registers the backend in it. Final."""
 
     def find_spec(

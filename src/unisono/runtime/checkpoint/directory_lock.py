@@ -16,9 +16,9 @@ from pathlib import Path
 from unisono.errors import CheckpointError
 from unisono.runtime.notices import shown
 
-Place = tuple[int, int]
+FileId = tuple[int, int]
 
-_locks: weakref.WeakValueDictionary[Place, DirectoryLock] = weakref.WeakValueDictionary()
+_locks: weakref.WeakValueDictionary[FileId, DirectoryLock] = weakref.WeakValueDictionary()
 _making = threading.Lock()
 
 
@@ -26,11 +26,11 @@ class DirectoryLock:
     """Holds a folder as long as it lives; only :func:`lock_directory` makes one. Final.
 
     Attributes:
-        place: device and inode of the folder.
+        file_id: device and inode of the folder.
     """
 
-    def __init__(self, fd: int, place: Place) -> None:
-        self.place = place
+    def __init__(self, fd: int, file_id: FileId) -> None:
+        self.file_id = file_id
         self.let_go = weakref.finalize(self, os.close, fd)
 
 
@@ -54,7 +54,7 @@ class DirectoryLocks:
         """
         with self._lock:
             held = self._held.get(str(directory))
-            if held is not None and held.place == place_of(directory):
+            if held is not None and held.file_id == file_id_of(directory):
                 return
             made = lock_directory(directory)
             if made is None:
@@ -77,7 +77,7 @@ class DirectoryLocks:
         self._held.clear()
 
 
-def place_of(directory: Path) -> Place | None:
+def file_id_of(directory: Path) -> FileId | None:
     """Tell a directory from every other one, whatever its name; None where there is none."""
     try:
         seen = os.stat(directory)
@@ -101,16 +101,16 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
     except OSError:
         return None  # whoever writes there will say so
     status = os.fstat(fd)
-    place = status.st_dev, status.st_ino
+    file_id = status.st_dev, status.st_ino
     with _making:  # else a second thread is kept out by the first
-        held = _locks.get(place)
+        held = _locks.get(file_id)
         if held is not None:
             os.close(fd)
             return held
-        return _locked(fd, place, directory)
+        return _locked(fd, file_id, directory)
 
 
-def _locked(fd: int, place: Place, directory: Path) -> DirectoryLock | None:
+def _locked(fd: int, file_id: FileId, directory: Path) -> DirectoryLock | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -118,19 +118,19 @@ def _locked(fd: int, place: Place, directory: Path) -> DirectoryLock | None:
         raise CheckpointError(
             f"a run directory must belong to one job at a time, but {shown(directory, 1000)} is "
             f"in use by "
-            f"{_holder(place[1])}: wait until that has ended, or pass another `directory`."
+            f"{_holder(file_id[1])}: wait until that has ended, or pass another `directory`."
         ) from None
     except OSError:
         os.close(fd)
         return None
-    made = _locks[place] = DirectoryLock(fd, place)
+    made = _locks[file_id] = DirectoryLock(fd, file_id)
     return made
 
 
 def holder_of(directory: Path) -> int | None:
     """Tell which process has locked a directory; None if none has, or nobody can tell."""
-    place = place_of(directory)
-    return None if place is None else _holder_pid(place[1])
+    file_id = file_id_of(directory)
+    return None if file_id is None else _holder_pid(file_id[1])
 
 
 def _holder(inode: int) -> str:
@@ -147,8 +147,8 @@ def _holder_pid(inode: int) -> int | None:
     """Ask the kernel who has locked an inode. Source: proc(5), ``locks``."""
     try:
         for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, *_, pid, place, _, _ = line.split()
-            if kind == "FLOCK" and place.endswith(f":{inode}") and int(pid) > 0:
+            _, kind, *_, pid, file_id, _, _ = line.split()
+            if kind == "FLOCK" and file_id.endswith(f":{inode}") and int(pid) > 0:
                 return int(pid)
     except (OSError, ValueError):
         pass

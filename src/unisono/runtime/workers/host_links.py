@@ -41,7 +41,7 @@ _BUFFER_BYTES = 1 << 20
 _BACKLOG, _CALLERS_AT_MOST = 128, 256
 
 # Where a worker listens: address and port.
-Place = Sequence[Any]
+Address = Sequence[Any]
 
 
 class HostLinks:
@@ -135,7 +135,7 @@ def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
     places, token = rendezvous.places, rendezvous.token
     others = set(range(places.world_size)) - set(places.local_ranks)
 
-    def tell(place: Place) -> dict[int, tuple[Place, str]]:
+    def tell(place: Address) -> dict[int, tuple[Address, str]]:
         told = rendezvous.gather("addresses of workers", [__version__, place])
         for rank, (version, _) in enumerate(told):
             if version != told[0][0]:
@@ -156,7 +156,7 @@ def connect_ranks(
     me: int,
     address: str,
     token: str,
-    tell: Callable[[Place], Mapping[int, tuple[Place, str]]],
+    tell: Callable[[Address], Mapping[int, tuple[Address, str]]],
     look: Callable[[], None],
     within_s: float,
 ) -> dict[int, socket.socket]:
@@ -190,7 +190,7 @@ def connect_ranks(
     return links
 
 
-def _call_rank(rank: int, place: Place, token: str, me: int, deadline: float) -> socket.socket:
+def _call_rank(rank: int, place: Address, token: str, me: int, deadline: float) -> socket.socket:
     """Connect to a worker that listens, until a time of ``time.monotonic``; both show the token.
 
     Raises:

@@ -43,7 +43,7 @@ _JUDGED_EVERY_S = 2.0
 _WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
 
-class Watch:
+class LiveView:
     """Looks at one run again and again. Final.
 
     Args:
@@ -109,7 +109,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
             the event file cannot be read.
         DataFormatError: a newer version wrote it.
     """
-    watch = Watch(directory)
+    watch = LiveView(directory)
     if once or not console.file.isatty() or console.is_dumb_terminal:
         view = _look_once(watch, directory)
     else:
@@ -118,7 +118,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
     console.print(draw(view, console))
 
 
-def _look_once(watch: Watch, directory: str | os.PathLike[str]) -> View:
+def _look_once(watch: LiveView, directory: str | os.PathLike[str]) -> View:
     path = events_file(directory)
     view = watch.look()
     if view.condition is Condition.AWAITED:
@@ -129,7 +129,7 @@ def _look_once(watch: Watch, directory: str | os.PathLike[str]) -> View:
     return view
 
 
-def _show_live(watch: Watch, console: Console) -> View:
+def _show_live(watch: LiveView, console: Console) -> View:
     while True:
         with _signals_waited_for(), Live(console=console, screen=True, auto_refresh=False) as live:
             view, reason = _until_a_signal(watch, live, console)
@@ -138,7 +138,7 @@ def _show_live(watch: Watch, console: Console) -> View:
         os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was before
 
 
-def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, int | None]:
+def _until_a_signal(watch: LiveView, live: Live, console: Console) -> tuple[View, int | None]:
     while True:
         view = watch.look()
         if view.is_over:

@@ -315,7 +315,7 @@ class ExactHooks:
     def _begin_step(
         self, before: Callable[..., None], engine: Any, step: int, first_shard: int
     ) -> None:
-        self._step, self._names = step, engine.bound._names
+        self._step, self._names = step, engine.guard._names
         before(engine, step, first_shard)
 
     def _push(self, before: Callable[..., Any], stack: Any, shard: int) -> Any:

@@ -30,11 +30,11 @@ from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_lane
 from unisono.engine.exchange.buffers import Buffers
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.early_part import ReadyBuckets
-from unisono.engine.exchange.homes import Division
 from unisono.engine.exchange.host_bucket import HostBucket, LaneMemory
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, Views, connect_lane
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.exchange.parts import presence
+from unisono.engine.exchange.shared_optimizer_state import Division
 from unisono.engine.exchange.snapshots import RunMemory
 from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
@@ -50,7 +50,7 @@ _SLICE_BYTES = 1 << 19  # of a bucket, for each host
 _LOOK_EVERY_S = 0.05
 
 
-class HostCrossing:
+class HostAllReduce:
     """What one worker sends those of other hosts, and gets from them, in one loop. Final.
 
     All methods are collective, but for :meth:`begin` and :meth:`leave`.

@@ -1,17 +1,14 @@
-"""Checks that nobody but the optimizer changes the model within a step.
+"""Checks that nothing but the optimizer changes the model within a step.
 
-Once a step or once a shard: passes leave parameters as they are, gradients come from the
-shards' losses alone, and the model keeps its layers, parameters and buffers: what a forward pass
-adds has no place in the arena and in snapshots, and the optimizer does not know it.
+Once a step or once a shard: passes leave parameters as they are, gradients come from the shards'
+losses alone, and the model keeps its layers, parameters and buffers. What a forward pass adds has
+no room in shared memory and in snapshots, and the optimizer does not know it.
 
-Setting a placeholder for each gradient costs a small model's step some percent. So all are set in
-the first steps of a loop, and then in one step of 64; in the others one parameter in turn has its
-own, which is enough to notice code that edits all gradients.
-
-Placeholders in ``.grad``, which refuse to be edited.
-
-Clipping, masking or zeroing a gradient there would change nothing: what counts is the sum over all
-shards, which is complete when the step's block ends. Each use is refused where it is made.
+``.grad`` holds *guards*, which refuse to be edited: clipping, masking or zeroing a gradient there
+would change nothing, as what counts is the sum over all shards, which is complete when the step's
+block ends. Guarding every gradient costs a small model's step some percent. So all are guarded in
+the first steps of a loop, and then in one step of 64; in the others one parameter in turn, which is
+enough to notice code that edits all gradients.
 """
 
 from __future__ import annotations
@@ -31,8 +28,8 @@ _VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad
 _FULL_AT_FIRST, _FULL_EVERY = 2, 64  # steps
 
 
-class BoundModel:
-    """A model that an exchange has bound. Final.
+class ModelGuard:
+    """Watches a model whose parameters an exchange has bound. Final.
 
     Args:
         model, optimizer: the user's.
@@ -48,9 +45,9 @@ class BoundModel:
         self._optimizer = optimizer
         updated = updated_parameters(model, optimizer)
         self._names, self._parameters = list(updated), list(updated.values())
-        self._placeholders = [Placeholder(name, p) for name, p in updated.items()]
-        self._none: list[Placeholder | None] = [None] * len(updated)
-        self._left: Sequence[Placeholder | None] = self._none  # what is to be found
+        self._guards = [GuardedGrad(name, p) for name, p in updated.items()]
+        self._none: list[GuardedGrad | None] = [None] * len(updated)
+        self._left: Sequence[GuardedGrad | None] = self._none  # what is to be found
         self._everywhere = range(len(updated))
         self._where = self._everywhere[:0]
         self._num_steps = self._turn = 0
@@ -78,22 +75,22 @@ class BoundModel:
         for parameter in self._all:
             parameter.grad = None
 
-    def set_placeholders(self) -> None:
-        """Put placeholders where gradients have been taken."""
+    def guard_gradients(self) -> None:
+        """Put guards where gradients have been taken."""
         if self._where:
             return
         if self._is_full:
-            self._left, self._where = self._placeholders, self._everywhere
+            self._left, self._where = self._guards, self._everywhere
         else:
-            self._turn = (self._turn + 1) % len(self._placeholders)
+            self._turn = (self._turn + 1) % len(self._guards)
             self._where = self._everywhere[self._turn : self._turn + 1]
             self._left = self._none.copy()
-            self._left[self._turn] = self._placeholders[self._turn]
+            self._left[self._turn] = self._guards[self._turn]
         for at in self._where:
-            self._parameters[at].grad = self._placeholders[at]
+            self._parameters[at].grad = self._guards[at]
 
-    def remove_placeholders(self) -> None:
-        """Take placeholders away, so that a backward pass allocates each gradient.
+    def release_gradients(self) -> None:
+        """Take the guards away, so that a backward pass allocates each gradient.
 
         Raises:
             RuntimeError: the program has put something else there.
@@ -104,7 +101,7 @@ class BoundModel:
             self.check_gradients()
         for at in self._where:
             parameter = self._parameters[at]
-            if parameter.grad is self._placeholders[at]:  # else the next check tells
+            if parameter.grad is self._guards[at]:  # else the next check tells
                 parameter.grad = None
         self._left, self._where = self._none, self._everywhere[:0]
 
@@ -248,15 +245,15 @@ def _difference(before: dict[str, int | None], now: dict[str, int | None]) -> st
 _ACCUMULATION = ("aten::add_", "aten::add")
 
 
-class Placeholder(torch.Tensor):
+class GuardedGrad(torch.Tensor):
     """Stands for one parameter's gradient; has its shape, and no memory. Final."""
 
     _name: str
 
     @staticmethod
-    def __new__(cls, name: str, parameter: torch.Tensor) -> Placeholder:
+    def __new__(cls, name: str, parameter: torch.Tensor) -> GuardedGrad:
         """Make one; `name` is the parameter's."""
-        made: Placeholder = torch.Tensor._make_wrapper_subclass(
+        made: GuardedGrad = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
         made._name = name
@@ -309,8 +306,8 @@ def another_backward() -> RuntimeError:
 
 
 def _name_in(arguments: Any) -> str:
-    """Find the first placeholder's name in the arguments of a call."""
-    if isinstance(arguments, Placeholder):
+    """Find the first guard's name in the arguments of a call."""
+    if isinstance(arguments, GuardedGrad):
         return arguments._name
     if isinstance(arguments, Mapping):
         arguments = arguments.values()

@@ -53,7 +53,7 @@ _IN_PLACE = {
         )
     ),
 }
-_UNDER_WAY: ContextVar[Crossing | None] = ContextVar("crossing", default=None)
+_UNDER_WAY: ContextVar[DeviceTransfers | None] = ContextVar("device_transfers", default=None)
 
 
 class _Copy(NamedTuple):
@@ -65,7 +65,7 @@ class _Copy(NamedTuple):
     copy_version: int
 
 
-class Crossing(TorchFunctionMode):
+class DeviceTransfers(TorchFunctionMode):
     """One pass through a model whose parts are on several devices. Final.
 
     Args:
@@ -214,7 +214,9 @@ class Crossing(TorchFunctionMode):
 
 
 @contextmanager
-def crossing(devices: Sequence[torch.device], given: Any = None) -> Iterator[Crossing]:
+def device_transfers(
+    devices: Sequence[torch.device], given: Any = None
+) -> Iterator[DeviceTransfers]:
     """Go through a model on these devices inside the block, or go on with the pass under way.
 
     Args:
@@ -225,7 +227,7 @@ def crossing(devices: Sequence[torch.device], given: Any = None) -> Iterator[Cro
     if there is not None and there.devices == tuple(devices):
         yield there
         return
-    new = Crossing(devices)
+    new = DeviceTransfers(devices)
     if not new.is_needed:
         yield new
         return
@@ -238,7 +240,7 @@ def crossing(devices: Sequence[torch.device], given: Any = None) -> Iterator[Cro
 
 
 @contextmanager
-def _undisturbed(new: Crossing, given: Any) -> Iterator[None]:
+def _undisturbed(new: DeviceTransfers, given: Any) -> Iterator[None]:
     """Leave generators as one device would leave its own."""
     if not _is_in_a_backward_pass():
         try:

@@ -65,7 +65,7 @@ def plan_state(
     return keys, examples
 
 
-class Homes:
+class SharedOptimizerState:
     """The shared values of parameters and their optimizer state, whole and in pieces. Final.
 
     Args:
@@ -130,10 +130,10 @@ class Homes:
                 self.changed[index], is_new = has, True
             self._has[index] = has
             if has:
-                for name, home in self._shown[index].items():
-                    if there[name] is not home:
-                        home.copy_(torch.as_tensor(there[name]))
-                        there[name], is_new = home, True
+                for name, place in self._shown[index].items():
+                    if there[name] is not place:
+                        place.copy_(torch.as_tensor(there[name]))
+                        there[name], is_new = place, True
         self._seen = [*chain.from_iterable(map(dict.values, state.values()))]
         return is_new
 
