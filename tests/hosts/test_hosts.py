@@ -216,7 +216,8 @@ def test_a_lost_worker_is_replaced_on_its_host(
 ELSEWHERE = {
     "before the first step": "2 run directory 1; 0 taking up 1; 1 unisono.share 2; "
     "2' start of a loop 1; 0' sharing parameters 1; 1' addresses 1; 2'' snapshot 1 after",
-    "in evaluations": "2 evaluate 1; 0 evaluate 4 after; 1 evaluate 9; 2' evaluate 2; 0' evaluate 3",
+    "in evaluations": "2 evaluate 1; 0 evaluate 4 after; 1 evaluate 9; 2' evaluate 2; "
+    "0' evaluate 3",
     "at the end of a loop": "2 snapshot 3; 0 snapshot 3 after; 1 last checkpoint 1; 2' summary 1",
     "in predictions": "2 predict 1; 0 file of predict 3; 1 rows of predict 1 after; "
     "0' rows of predict 2; 2' file of predict 2",
