@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.engine.step.second_look import Finiteness, SecondLook, values_of
 from unisono.errors import NonFiniteLossError
 from unisono.training.failing_step import Cause, explained
+from unisono.training.finiteness import Finiteness, SecondLook, values_of
 
 HERE = Path(__file__)
 NAN, INF = math.nan, math.inf

@@ -1,4 +1,4 @@
-"""An operation that torch refuses is named with its module and its line, in either pass."""
+"""An operation that torch refuses is named, in a forward pass with its module and its line."""
 
 import inspect
 from pathlib import Path
@@ -7,14 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.engine.step.second_look import CallSite, SecondLook
 from unisono.errors import NondeterministicError
 from unisono.training.computing import deterministic_kernels
-from unisono.training.failing_step import (
-    refusals_explained,
-    refused_in_backward,
-    refused_in_forward,
-)
+from unisono.training.failing_step import refusals_explained, refused
 
 HERE = Path(__file__)
 
@@ -34,7 +29,7 @@ class PutBackward(torch.autograd.Function):
 
 class Backward(nn.Module):
     def forward(self, x):
-        return PutBackward.apply(x)  # line of the backward pass
+        return PutBackward.apply(x)
 
 
 class Forward(nn.Module):
@@ -65,34 +60,23 @@ def line_of(comment):
     return next(n for n, text in enumerate(HERE.read_text().splitlines(), 1) if comment in text)
 
 
-def refused(model, compute):
-    """Compute forward and backward, as in a second look."""
-    look = SecondLook(model)
-    with deterministic_kernels(True):
-        try:
-            loss = compute(model)
-            look.watch(loss)
-            loss.backward()
-        except RuntimeError as error:
-            if look.last == CallSite():
-                return refused_in_forward(error, model)
-            return refused_in_backward(error, look.last)
-        finally:
-            look.close()
+def refused_in(model, compute):
+    with deterministic_kernels(True), pytest.raises(RuntimeError) as seen:
+        compute(model)
+    return refused(seen.value, model)
 
 
 def run(model):
     return model(torch.ones(2, 3))
 
 
-@pytest.mark.parametrize(("pool", "words"), [(Forward, ""), (Backward, "the backward pass of ")])
-def test_module_and_line_are_named(pool, words):
-    error = refused(Model(pool()), run)
-    line = line_of(f"# line of the {pool.__name__.lower()} pass")
+def test_module_and_line_are_named():
+    error = refused_in(Model(Forward()), run)
+    line = line_of("# line of the forward pass")
     code = HERE.read_text().splitlines()[line - 1].strip()
     assert str(error) == (
         f"every operation must have a deterministic form on this device, but `put_` has none: it "
-        f"is called in {words}`encoder.pool` of the model ({pool.__name__}), "
+        f"is called in `encoder.pool` of the model (Forward), "
         f"{HERE.relative_to(Path.cwd())}, line {line}, `{code}`. Instead, write `index_put_`, or "
         f"pass `precision=Precision(exact=False)`, to a `Run` `exact=False`, which allows it; "
         f"results may then differ from one run to the next."
@@ -113,57 +97,36 @@ def test_a_module_of_torch_is_named_with_the_line_that_calls_it():
         def forward(self, x, indices):
             return self.up(x, indices)  # line of torch's module
 
-    error = refused(Unpool(), compute)
+    error = refused_in(Unpool(), compute)
     assert error.module == "up"
     assert "called in `up` of the model (MaxUnpool2d)" in str(error)
     assert "compute it by other operations" in str(error)
     assert error.line == line_of("# line of torch's module")
 
 
-@pytest.mark.parametrize("layer", [Forward, Backward])
-def test_outside_of_modules_the_function_is_named(layer):
+def test_outside_of_modules_the_function_is_named():
     def compute(model):
-        return layer.forward(None, model[0](torch.ones(2, 3))).sum()  # by the loss function
+        return Forward.forward(None, model[0](torch.ones(2, 3))).sum()  # by the loss function
 
-    model = nn.Sequential(nn.Linear(3, 3))
-    error = refused(model, compute)
+    error = refused_in(nn.Sequential(nn.Linear(3, 3)), compute)
     assert error.module is None
     assert "a function outside of the model, " in str(error)
-    assert error.line == line_of(f"# line of the {layer.__name__.lower()} pass")
+    assert error.line == line_of("# line of the forward pass")
+
+
+def test_of_a_backward_pass_the_operation_is_named():
+    error = RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+    ours = refused(error, nn.Linear(1, 1), is_backward=True)
+    assert "called in the backward pass (`torch.autograd.set_detect_anomaly(True)` " in str(ours)
+    assert (ours.operation, ours.module) == ("cumsum_cuda_kernel", None)
 
 
 def test_the_model_itself_is_named():
-    error = refused(nn.Sequential(Forward()), lambda model: Forward.forward(model, torch.ones(3)))
+    error = refused_in(
+        nn.Sequential(Forward()), lambda model: Forward.forward(model, torch.ones(3))
+    )
     assert error.module == ""
     assert "is called in the model (Sequential), " in str(error)
-
-
-def test_one_of_two_equal_layers_is_named():
-    class Sometimes(PutBackward):
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient if gradient.sum() < 0 else PutBackward.backward(ctx, gradient)
-
-    class Layer(nn.Module):
-        def forward(self, x):
-            return Sometimes.apply(x)
-
-    class Negate(nn.Module):
-        def forward(self, x):
-            return -x
-
-    # The backward pass comes to layer 3 first, with a gradient below 0.
-    model = nn.Sequential(nn.Linear(3, 3), Layer(), Negate(), Layer(), Negate())
-    assert refused(model, lambda model: model(torch.ones(2, 3)).sum()).module == "1"
-
-
-class TakesNoHooks(Model):
-    def register_forward_pre_hook(self, *_, **__):
-        raise RuntimeError("no hooks here")
-
-
-def test_a_module_without_hooks_is_left_out():
-    assert refused(TakesNoHooks(Backward()), run).module == "encoder.pool"
 
 
 def test_other_errors_and_runs_that_are_not_exact_are_left_alone():

@@ -228,7 +228,7 @@ def test_operations_without_a_deterministic_form_are_found(accelerator):
     assert str(trainer.run.model[2].weight.device) == "sim:1"
     with pytest.raises(unisono.errors.NondeterministicError) as caught:
         trainer.fit(data(CNN), batch_size=BATCH_SIZE, steps=2)
-    assert (caught.value.operation, caught.value.module) == ("put_", "2")
+    assert caught.value.operation == "put_"
 
 
 @pytest.mark.slow

@@ -1,18 +1,12 @@
-"""Why does a step fail? Put into words, once a shard was computed once more by the program.
+"""Why does a step fail? Put into words.
 
-Nothing is updated in such a step, so the shard is computed from what the step began with: the same
-parameters, samples, random numbers and buffers. ::
+Where a loss is not finite, nothing is updated: at the end of `step.shards` the batch of the failing
+shard is given out once more, and computed from what the step began with (the same parameters,
+samples, random numbers and buffers) with hooks that look at it (``finiteness.py``). The worker that
+computes the shard tells the others what it has found. Steps that succeed have none of this.
 
-    a loss is not finite    at the end of `step.shards` its batch is given out once more
-    torch refuses a pass    the batch at hand is given out once more
-
-The worker that computes the shard tells the others what it has found. Steps that succeed have none
-of this.
-
-Which operation does torch refuse as it has no deterministic form, and where is it called?
-
-torch names its kernel alone. In a forward pass the traceback has the module and the line. A
-backward pass has no such frames: there a second look at the shard has them (``failing_step.py``).
+Where torch refuses an operation that has no deterministic form it names its kernel alone. In a
+forward pass the traceback has the module and the line.
 """
 
 from __future__ import annotations
@@ -34,7 +28,12 @@ from torch.utils._pytree import tree_leaves
 from unisono.engine.state.contents import named_parameters
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import read_loss
-from unisono.engine.step.second_look import (
+from unisono.engine.step.transforms import SMALLEST
+from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
+from unisono.runtime.cublas import WORKSPACE_VARIABLE
+from unisono.runtime.notices import shown
+from unisono.training.failures import note_place, samples_in_words
+from unisono.training.finiteness import (
     BadOutput,
     CallSite,
     Finiteness,
@@ -42,11 +41,6 @@ from unisono.engine.step.second_look import (
     innermost,
     values_of,
 )
-from unisono.engine.step.transforms import SMALLEST
-from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
-from unisono.runtime.cublas import WORKSPACE_VARIABLE
-from unisono.runtime.notices import shown
-from unisono.training.failures import note_place, samples_in_words
 from unisono.training.out_of_memory import explained as of_full_memory
 from unisono.training.run_context import RunContext
 
@@ -84,35 +78,9 @@ class Explanation:
         self._run, self._number, self._indices = run, number, indices
         self._engine: StepEngine = run.engine
         self._is_begun = False  # whether a shard is looked at again
-        self._refused: RuntimeError | None = None  # what torch has raised in a backward pass
         self._look: SecondLook | None = None
         self._batch: Any = None
         self._loss = math.nan
-
-    def begins_with(self, error: RuntimeError, shard: int) -> bool:
-        """Tell whether torch refuses a backward pass, so that its shard is to be looked at again.
-
-        Raises:
-            OutOfMemoryError: that is why it has failed.
-        """
-        if not self._is_begun and self._is_refusal(error):
-            self._is_begun, self._refused = True, error
-            return True
-        self.check_memory(error, "backward pass", shard)
-        return False
-
-    def refusal(self, shard: int) -> RuntimeError:
-        """Give what torch has raised in a shard's backward pass.
-
-        Raises:
-            RuntimeError: nothing, so the shard's loss has been forgotten.
-        """
-        if self._refused is None:
-            raise RuntimeError(
-                f"`step.backward` must be called before the next batch is taken, but shard "
-                f"{shard} of step {self._number} has no loss: call `step.backward(loss)`."
-            )
-        return self._refused
 
     def check_memory(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""
@@ -142,16 +110,15 @@ class Explanation:
         if self._is_begun:
             self.close()
             if isinstance(error, Exception):
-                if self._refused is None:
-                    return False
-                raise self._of_refusal() from error
-        if self._is_refusal(error):
-            raise refused_in_forward(error, self._engine.model) from error
+                return False
+        codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+        what = "backward" if backward in codes else "forward"
+        if self._run.is_deterministic and is_refusal(error):
+            raise refused(error, self._engine.model, is_backward=backward in codes) from error
         if isinstance(error, RuntimeError):
-            self.check_memory(error, "step" if shard is None else "forward pass", shard)
+            self.check_memory(error, "step" if shard is None else f"{what} pass", shard)
         if shard is not None:
-            codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
-            what, samples = "backward" if backward in codes else "forward", ""
+            samples = ""
             with suppress(Exception):  # a sampler may raise; the error that is told counts
                 samples = f", over {samples_in_words(self._indices(shard))}"
             in_step = f"{in_step}, in the {what} pass of shard {shard}{samples}"
@@ -159,18 +126,11 @@ class Explanation:
         return True
 
     def of_missing(self, shards: Sequence[int]) -> Exception:
-        """Say why shards have no loss."""
-        if self._is_begun:
-            error = self._of_refusal()
-            error.__cause__ = self._refused
-            return error
+        """Say that shards have no loss."""
         return RuntimeError(
             f"`step.backward` must be called for every batch of `step.shards`, but shards "
             f"{shards} of step {self._number} have no loss: loop over all of `step.shards`."
         )
-
-    def _is_refusal(self, error: BaseException) -> bool:
-        return self._run.is_deterministic and is_refusal(error)
 
     def begin(self, shard: int, batch: Any) -> None:
         """Prepare for a shard's passes once more."""
@@ -180,11 +140,6 @@ class Explanation:
 
     def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Take what the loss function has returned then, in the place of the engine."""
-        if self._refused is not None and self._look is not None:
-            self._look.watch(returned)
-            self._engine.passes.differentiate(read_loss(returned, num_samples), share)
-            self._look = None  # it is not refused again
-            raise self._refused
         total, weight = read_loss(returned, num_samples).numbers()["loss"]
         self._loss = total / weight if weight else total
 
@@ -192,12 +147,6 @@ class Explanation:
         """Look at nothing any more."""
         if self._look is not None:
             self._look.close()
-
-    def _of_refusal(self) -> NondeterministicError:
-        """Say where the operation is called that torch has refused."""
-        assert self._refused is not None
-        self.close()
-        return refused_in_backward(self._refused, self._look.last if self._look else CallSite())
 
     def of_values(self, error: NonFiniteLossError) -> NonFiniteLossError:
         """Say what has made a loss, or gradients, not finite. Collective."""
@@ -359,11 +308,19 @@ def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
     except RuntimeError as error:
         if not (is_needed and is_refusal(error)):
             raise
-        raise refused_in_forward(error, model) from error
+        raise refused(error, model) from error
 
 
-def refused_in_forward(error: BaseException, model: nn.Module) -> NondeterministicError:
-    """Say of a refused operation in which module of a model its traceback ends."""
+def refused(
+    error: BaseException, model: nn.Module, *, is_backward: bool = False
+) -> NondeterministicError:
+    """Say where an operation was called that torch has refused.
+
+    In a forward pass the traceback ends in a module of the model; a backward pass has no frames.
+    """
+    if is_backward:
+        where = "the backward pass (`torch.autograd.set_detect_anomaly(True)` shows of which line)"
+        return _refused_in(error, where, CallSite())
     names = {id(module): name for name, module in model.named_modules()}
     frames = list(walk_tb(error.__traceback__))
     place = innermost([(frame.f_code.co_filename, line) for frame, line in frames])
@@ -372,15 +329,10 @@ def refused_in_forward(error: BaseException, model: nn.Module) -> Nondeterminist
         if id(module) in names:
             place = place._replace(module=names[id(module)], kind=type(module).__name__)
             break
-    return _explained(error, f"{place}", place)
+    return _refused_in(error, f"{place}", place)
 
 
-def refused_in_backward(error: BaseException, place: CallSite) -> NondeterministicError:
-    """Say it of one in a backward pass: where the node was made that torch refuses to execute."""
-    return _explained(error, f"the backward pass of {place}", place)
-
-
-def _explained(error: BaseException, where: str, place: CallSite) -> NondeterministicError:
+def _refused_in(error: BaseException, where: str, place: CallSite) -> NondeterministicError:
     refused = _REFUSED.search(str(error))
     if refused is None:
         return NondeterministicError(

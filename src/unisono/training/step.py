@@ -159,9 +159,10 @@ class Step:
             self._waiting = shard
             yield batch
             if self._waiting is not None:
-                refused = self._explaining().refusal(shard)
-                yield from self._look_again(shard, batch)
-                raise refused
+                raise RuntimeError(
+                    f"`step.backward` must be called before the next batch is taken, but shard "
+                    f"{shard} of step {self.number} has no loss: call `step.backward(loss)`."
+                )
 
     def _read(self, shard: int) -> Any:
         try:
@@ -175,12 +176,11 @@ class Step:
         with self._engine.passes.generators_put_back(), now().put_back():
             return self._loader.batch(self._at(shard), ())
 
-    def _look_again(self, shard: int, batch: Any = None) -> Iterator[Any]:
+    def _look_again(self, shard: int) -> Iterator[Any]:
         """Give a shard's batch out once more, to find what lets the step fail."""
         with contextlib.suppress(Exception):  # that is told in any case
             explanation = self._explaining()
-            if batch is None:
-                batch = self._loader.batch(self._at(shard), ())
+            batch = self._loader.batch(self._at(shard), ())
             explanation.begin(shard, batch)
             self._finish_shard, self._waiting = explanation.take, shard
             yield batch
@@ -214,8 +214,7 @@ class Step:
             TypeError, ValueError: it is no such loss.
             NonFiniteLossError: when the block ends: it is NaN or infinite. To find what makes it
                 so, the batch is given out once more.
-            NondeterministicError: when the block ends: on an accelerator, an operation has no
-                deterministic form. To find where it is called, the batch is given out once more.
+            NondeterministicError: on an accelerator, an operation has no deterministic form.
         """
         shard = self._waiting
         if shard is None:
@@ -224,12 +223,7 @@ class Step:
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
         num_samples = self._shard_sizes[shard]
-        try:
-            self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
-        except RuntimeError as error:
-            if self._explaining().begins_with(error, shard):
-                return
-            raise
+        self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         self._waiting = None
         self._done.add(shard)
 

@@ -1,24 +1,16 @@
-"""A shard's passes once more, in a step that fails, with hooks that look at them.
+"""Where do values that are not finite come from? A failing shard's forward pass, looked at again.
 
-::
-
-    forward     each module: is what goes in, and what comes out, finite? which nodes does it make?
-    backward    each node: it is executed
-
-torch numbers nodes as they are made, so a module's are those between its begin and its end. The
-program's lines are in what its anomaly mode notes. Passes that succeed have no hooks.
+Each module has hooks: is what goes in, and what comes out, finite? Passes that succeed have none.
 """
 
 from __future__ import annotations
 
-import bisect
 import enum
 import linecache
 import math
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -27,15 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from unisono.runtime.notices import shown
 
-_FRAME = re.compile(r'\s*File "([^"\n]+)", line (\d+)')
 _NOT_THE_PROGRAM = (
     f"{os.path.dirname(torch.__file__)}{os.sep}",
-    f"{Path(__file__).resolve().parents[2]}{os.sep}",
+    f"{Path(__file__).resolve().parents[1]}{os.sep}",
     "<",
 )
 
@@ -82,7 +72,7 @@ class BadOutput(NamedTuple):
 
 
 class SecondLook:
-    """Hooks on a model's modules, and on the graph that they make, until it is closed. Final.
+    """Hooks on a model's modules, until it is closed. Final.
 
     Attributes:
         output: the first output of a module that is not finite. One that holds −inf beside finite
@@ -93,13 +83,8 @@ class SecondLook:
     def __init__(self, model: nn.Module) -> None:
         self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
         self._inside: list[tuple[str, Finiteness]] = []
-        self._begun: list[tuple[int, str | None]] = []  # a node's number, whose come from there on
-        self._executed: Node | None = None
         self.output: BadOutput | None = None
         self._stack = ExitStack()
-        anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-        self._stack.callback(torch.set_anomaly_enabled, *anomaly)
-        torch.set_anomaly_enabled(True, False)
         if "torch._dynamo" in sys.modules:  # compiled code calls no hooks
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name, module in model.named_modules():
@@ -114,44 +99,16 @@ class SecondLook:
         """Look at nothing any more."""
         self._stack.close()
 
-    def watch(self, returned: Any) -> None:
-        """Look at the backward pass that comes next, of what a loss function has returned."""
-        torch.set_anomaly_enabled(False)  # lines are noted, and torch need not print them
-        for node in graph_of(tree_leaves(returned)):
-            node.register_prehook(partial(self._execute, node))
-
-    @property
-    def last(self) -> CallSite:
-        """Where the node was made that was executed last."""
-        if self._executed is None:
-            return CallSite()
-        metadata: Any = self._executed.metadata
-        frames = [_FRAME.match(text) for text in metadata.get("traceback_", [])]
-        place = innermost([(frame[1], int(frame[2])) for frame in frames if frame is not None])
-        number = self._executed._sequence_nr()
-        at = bisect.bisect_right(self._begun, number, key=lambda begun: begun[0]) - 1
-        module = self._begun[at][1] if at >= 0 else None
-        return place if module is None else place._replace(module=module, kind=self._kinds[module])
-
     def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         self._inside.append((name, values_of((args, kwargs))))
-        self._note_number()
 
     def _leave(self, name: str, _: nn.Module, __: Any, output: Any) -> None:
         given, values = self._inside.pop()[1], values_of(output)
-        self._note_number()
         if values != Finiteness.FINITE and self.output is None:
             place = _caller()._replace(module=name, kind=self._kinds[name])
             self.output = BadOutput(place, values, given)
         elif (values, given) == (Finiteness.FINITE, Finiteness.MASK) and self.output is not None:
             self.output = self.output if self.output.values == Finiteness.BAD else None
-
-    def _note_number(self) -> None:
-        next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-        self._begun.append((next_number(), self._inside[-1][0] if self._inside else None))
-
-    def _execute(self, node: Node, _: Any) -> None:
-        self._executed = node
 
 
 @torch.no_grad()
@@ -166,18 +123,6 @@ def values_of(value: Any) -> Finiteness:
                 kind = Finiteness.MASK if is_mask else Finiteness.BAD
                 worst = max(worst, kind if rest.numel() else Finiteness.FINITE)
     return worst
-
-
-def graph_of(returned: Sequence[Any]) -> list[Node]:
-    """List the nodes behind some tensors."""
-    waiting = [leaf.grad_fn for leaf in returned if isinstance(leaf, torch.Tensor)]
-    found: dict[Node, None] = {}
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            waiting += [before for before, _ in node.next_functions]
-    return list(found)
 
 
 def innermost(lines: Sequence[tuple[str, int]]) -> CallSite:
