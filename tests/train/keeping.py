@@ -1,5 +1,6 @@
-"""Programs that keep state in attributes of callbacks and optimizers of their own."""
+"""Programs that change between steps what they keep: in callbacks, optimizers, layers, closures."""
 
+import copy
 from collections import deque
 
 import torch
@@ -92,6 +93,85 @@ class Lazy(Counted):
             group["lr"] = 0.05 / float(self.norms[0] / self.norms[1] + 1)
 
 
+class Teaching(Callback):
+    """Draws a model to a teacher, its own mean over time."""
+
+    teacher = None
+
+    def on_begin(self, fit):
+        if self.teacher is None:
+            self.teacher = copy.deepcopy(fit.model)
+
+    @torch.no_grad()
+    def on_step_end(self, fit, step):
+        for mean, p in zip(self.teacher.parameters(), fit.model.parameters(), strict=True):
+            mean.lerp_(p, 0.2)
+            p.lerp_(mean, 0.1)
+
+
+def enclosed():
+    """Make a callback whose teacher and count are in a closure."""
+    teacher, count = torch.nn.Linear(3, 5), 0
+
+    class Enclosed(Callback):
+        @torch.no_grad()
+        def on_step_end(self, fit, step):
+            nonlocal count
+            count += 1
+            teacher.weight.lerp_(fit.model[0].weight, 1 / count)
+            fit.model[0].weight.lerp_(teacher.weight, 0.1)
+
+    return Enclosed()
+
+
+TICKS = 0
+
+
+class Ticking(Callback):
+    """Counts in a global, in the class and in a torch layer, and sets the rate by that."""
+
+    num = 0
+
+    def __init__(self):
+        global TICKS
+        TICKS = Ticking.num = 0
+
+    def on_step_end(self, fit, step):
+        global TICKS
+        TICKS += 1
+        Ticking.num += 2
+        fit.model.tau = getattr(fit.model, "tau", 1.0) * 0.9
+        fit.model[1].p = getattr(fit.model[1], "p", 1.0) * 0.8
+        rate = fit.model.tau + fit.model[1].p
+        fit.optimizer.param_groups[0]["lr"] = 0.05 * rate / (TICKS + Ticking.num)
+
+
+class Levels(TensorDataset):
+    """Samples of a difficulty that grows."""
+
+    level = 0.5
+
+    def __getitem__(self, index):
+        return tuple(value * self.level for value in super().__getitem__(index))
+
+
+class Harder(Callback):
+    def on_step_end(self, fit, step):
+        self.data.level += 0.1
+
+
+def counting(optimizer):
+    """Make a schedule whose function counts its calls."""
+    calls = 0
+
+    def factor(epoch):
+        nonlocal calls
+        calls += 1
+        return 1 / calls
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
 def plain(params):
     return torch.optim.SGD(params, lr=0.05, momentum=0.9)
 
@@ -102,6 +182,11 @@ PROGRAMS = {
     "anchored": (plain, Anchored),
     "counted": (Counted, None),
     "lazy": (Lazy, Warming),
+    "teaching": (plain, Teaching),
+    "enclosed": (plain, enclosed),
+    "ticking": (plain, Ticking),
+    "harder": (plain, Harder),
+    "scheduled": (plain, None),
 }
 
 
@@ -120,15 +205,21 @@ def train_one(name, totals, directory):
         wait_for_replacement(trainer.run._context.team)
         return (model(batch[0]) - 1).square().mean()
 
-    data = TensorDataset(torch.randn(24, 3, generator=generator))
+    data = Levels(torch.randn(24, 3, generator=generator))
+    callbacks = [callback()] if callback else []
+    for each in callbacks:
+        each.data = data if name == "harder" else None
+    optimizer = make(model.parameters())
+    schedule = unisono.Schedule(counting(optimizer), every="step") if name == "scheduled" else None
     trainer = unisono.Trainer(
         model,
-        make(model.parameters()),
+        optimizer,
         loss,
         shards=4,
         directory=directory,
         checkpoint=1 if directory else None,
-        callbacks=[callback()] if callback else [],
+        schedule=schedule,
+        callbacks=callbacks,
     )
     for total in totals:
         trainer.fit(data, batch_size=8, steps=total)

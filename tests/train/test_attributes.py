@@ -1,4 +1,4 @@
-"""What callbacks and optimizers of a program keep in attributes goes on, and back, with its run."""
+"""What a program changes between steps and keeps for itself goes on, and back, with its run."""
 
 import functools
 
@@ -34,8 +34,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(workers, tmp_path)
         ("auto", IN_AN_UPDATE, ALL),
         ("auto", "kill:rank=0,step=0,at=update", ["anchored"]),
         ("auto", "kill:rank=1,step=2", ["warming"]),
-        ("staged", IN_AN_UPDATE, ["counted"]),
-        ("gloo", "kill:rank=0,step=6", ["smoothing"]),
+        ("staged", IN_AN_UPDATE, ["counted", "enclosed", "scheduled"]),
+        ("gloo", "kill:rank=0,step=6", ["smoothing", "ticking"]),
     ],
 )
 def test_lost_workers_change_nothing(exchange, faults, names, monkeypatch):
@@ -115,9 +115,9 @@ def test_values_of_all_kinds_go_back_and_what_came_later_is_gone():
 def test_what_belongs_to_the_model_or_cannot_be_kept_stays_where_it_is():
     model, kept, thing = watched()
     thing.weight, thing.data, thing.all = model.weight, model.weight.data, [*model.parameters()]
-    thing.call, thing.keys = print, {object(): 1}
+    thing.call, thing.keys, thing.number = print, {object(): 1}, 1
     said = kept.state_dict()["objects"]["thing"]
-    assert said["values"] == {}
+    assert said["values"] == {"number": 1}
     assert sorted(said["rest"]) == ["all", "call", "data", "keys", "weight"]
     kept.load_state_dict(kept.state_dict())
     assert thing.weight is model.weight

@@ -425,6 +425,67 @@ def test_other_processes_read_what_the_loop_began_with():
             trainer.fit(loader_of(data, 16, num_workers=1), steps=2)
 
 
+class Views(torch.utils.data.Dataset):
+    """Gives out its own memory."""
+
+    def __init__(self):
+        self.rows, self.labels = by_sign(40).tensors[:2]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index], self.labels[index]
+
+
+class AllViews(Views):
+    def __getitems__(self, indices):
+        step = indices[1] - indices[0] if len(indices) > 1 else 1
+        return slice(indices[0], indices[-1] + 1, step)
+
+
+def listed(model, batch):
+    """Centre each sample of a list where it lies."""
+    for row, _ in batch:
+        row -= row.mean()
+    rows, labels = map(torch.stack, zip(*batch, strict=True))
+    return cross_entropy(model, (rows, labels))
+
+
+def sliced(model, batch):
+    """Scale a slice of the data set's tensor where it lies."""
+    batch[0].mul_(0.9)
+    return cross_entropy(model, batch)
+
+
+def refusals_of_views():
+    told = {}
+    for data, loss in ((Views(), listed), (AllViews(), sliced)):
+
+        def collate(samples, data=data):
+            if isinstance(samples, slice):
+                return data.rows[samples], data.labels[samples]
+            return samples
+
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+        loader = torch.utils.data.DataLoader(data, 16, shuffle=False, collate_fn=collate)
+        try:
+            trainer.fit(loader, steps=3)
+        except (RuntimeError, unisono.errors.LoadingError) as error:
+            told[loss.__name__] = str(error)
+    return told
+
+
+def test_a_batch_that_is_the_data_sets_own_memory_must_not_be_changed():
+    told = refusals_of_views()
+    assert told.keys() == {"listed", "sliced"}
+    for words in told.values():
+        assert "but they change their batch in place, and with it the data set" in words
+    assert unisono.launch(refusals_of_views, workers=2) == [told] * 2
+
+
 def in_place(model, batch):
     batch[0].mul_(2)
     return cross_entropy(model, batch)

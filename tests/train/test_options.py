@@ -71,7 +71,7 @@ def test_checkpoints_that_do_not_fit_are_refused(given, words):
 def test_an_observer_follows_a_run_until_another_one_does():
     class Observer:
         def __init__(self):
-            self.seen, self.own_callbacks = [], {}
+            self.seen, self.own_callbacks, self.runs_program_code = [], {}, True
 
         def say(self, line):
             self.seen.append(line)

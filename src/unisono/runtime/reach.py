@@ -60,6 +60,8 @@ class Holder(NamedTuple):
     path: str
     read: Callable[[], Iterator[tuple[str, Any]]]  # the values now, each with its name
     put: Callable[[str, Any], object] | None = None  # has it hold another by name, or `MISSING`
+    held: Any = None  # what holds them: a dict, a container, a class, the first cell of a closure
+    kind: str = ""  # "attributes", "entries", "names" (of a class, closure or module)
 
 
 class Reached(NamedTuple):
@@ -124,7 +126,7 @@ def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, b
     """
     if isinstance(value, (dict, list, tuple, deque)):
         put = functools.partial(_set_entry, value)
-        yield Holder(path, functools.partial(_entries, value), put), is_own
+        yield Holder(path, functools.partial(_entries, value), put, value, "entries"), is_own
     elif isinstance(value, types.MethodType):
         yield _fixed(path, {"": value.__self__, ".__func__": value.__func__}), False
     elif isinstance(value, _BUILTIN):
@@ -143,7 +145,8 @@ def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, b
             for each in value.__mro__:
                 if not is_of_a_library(each.__module__):
                     put = functools.partial(_set_in, each)
-                    yield Holder(path, functools.partial(_named, vars(each), None), put), True
+                    named = functools.partial(_named, vars(each), None)
+                    yield Holder(path, named, put, each, "names"), True
         return
     elif isinstance(value, types.ModuleType) or _is_of_run(type(value)):
         return
@@ -156,26 +159,27 @@ def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder,
     if value.__closure__:
         cells = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
         put = functools.partial(_set_in_cell, cells)
-        yield Holder(path, functools.partial(_contents, cells), put), is_own
+        first = value.__closure__[0]
+        yield Holder(path, functools.partial(_contents, cells), put, first, "names"), is_own
     if is_own:
         names = set(_names_in(value.__code__))
-        named = functools.partial(_named, value.__globals__, names)
-        yield Holder(path, named, functools.partial(_set_in, value.__globals__)), True
+        there = value.__globals__
+        named = functools.partial(_named, there, names)
+        yield Holder(path, named, functools.partial(_set_in, there), there, "names"), True
         for name, module in named():
             if isinstance(module, types.ModuleType) and not is_of_a_library(module.__name__):
-                within = functools.partial(_named, vars(module), names)
-                put = functools.partial(_set_in, vars(module))
-                yield Holder(path + name, within, put), True
+                there = vars(module)
+                within = functools.partial(_named, there, names)
+                put = functools.partial(_set_in, there)
+                yield Holder(path + name, within, put, there, "names"), True
 
 
 def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, bool]]:
     """Read attributes and slots where they lie; and those of the class, if it is the program's."""
     kind: Any = type(value)
     is_own = (kind in _NAMESPACES and is_own) or not is_of_a_library(kind.__module__)
-    attributes = _attributes(value)
-    if attributes is not None:
-        put = functools.partial(_set_in, attributes)
-        yield Holder(path, functools.partial(_named, attributes, None), put), is_own
+    if (attributes := attributes_of(path, value)) is not None:
+        yield attributes, is_own
     if slots := _slots(kind):
         put = functools.partial(_set_in_slot, value, dict(slots))
         yield Holder(path, functools.partial(_in_slots, value, slots), put), is_own
@@ -194,12 +198,16 @@ def _slots(kind: Any) -> list[tuple[str, types.MemberDescriptorType]]:
     ]
 
 
-def _attributes(value: Any) -> dict[str, Any] | None:
+def attributes_of(path: str, value: Any) -> Holder | None:
+    """Give what holds the attributes of an object; None if it has no dict of them."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return attributes if isinstance(attributes, dict) else None
+    if not isinstance(attributes, dict):
+        return None
+    put = functools.partial(_set_in, attributes)
+    return Holder(path, functools.partial(_named, attributes, None), put, attributes, "attributes")
 
 
 def _fixed(path: str, parts: Mapping[str, Any]) -> Holder:

@@ -198,6 +198,8 @@ class ComputedTwice:
         if not rehearsed or not _is_finite(counted):
             return  # that is explained where the step fails
         passes.check()
+        if passes.read_again is not None and hashed(given, WHOLE) != hashed(spare, WHOLE):
+            _check_batch(hashed(spare, WHOLE), passes.read_again)
         self.compare(first, rehearsed, counted, again)
         written = before.written_in(self.look())
         if written and passes.read_again is not None:
@@ -301,6 +303,17 @@ class ComputedTwice:
         for way in ways:
             if third.values.get(way) == second.values[way]:
                 raise goes_on(way, first)
+
+
+def _check_batch(known: str, read: Callable[[], Any]) -> None:
+    """Refuse a pass that changes its batch in place, if the data set has changed with it."""
+    told = hashed(read(), WHOLE)
+    if told != known and told == hashed(read(), WHOLE):
+        raise RuntimeError(
+            f"{MUST} they change their batch in place, and with it the data set, as `collate_fn` "
+            f"or `__getitem__` gives out its own memory: clone the tensors there, or write "
+            f"`x = x - mean` in place of `x -= mean`."
+        )
 
 
 def _numbers(returned: Any, num_samples: int) -> Seen:

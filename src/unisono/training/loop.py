@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.data.fetch import Fetch
 from unisono.engine.exchange.choice import chosen
@@ -86,14 +87,16 @@ def begin_loop(
 
 
 def _watch_attributes(run: RunContext) -> None:
-    """Have attributes of the program's optimizers and callbacks kept with the run."""
+    """Have what the program changes between steps and keeps for itself kept with the run."""
     own = own_optimizers(run.kept.optimizer) | dict(run.observer.own_callbacks)
-    if own and run.attributes is None:
+    state = run.kept.state.items()
+    own |= {f"the schedule {key}": one for key, one in state if isinstance(one, LRScheduler)}
+    if (own or run.observer.runs_program_code) and run.attributes is None:
         run.attributes = Attributes(run.kept.model, run.kept.optimizer)
     if run.attributes is not None:
         run.attributes.watch(own)
         # The run may have been taken up without any.
-        kept, run.kept.state[KEY] = run.kept.state.get(KEY), run.attributes
+        kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.attributes
         if isinstance(kept, Mapping):
             run.attributes.load_state_dict(kept)
 

@@ -201,19 +201,23 @@ def no_epochs(name: str) -> ValueError:
 
 
 def samples_seen(run: RunContext, plan: LoopPlan) -> Fingerprint:
-    """Look at a few samples of the loop's data set, as epoch 0 has them; once a loop."""
+    """Look at a few samples of the loop's data set, before anything is put back; once a loop."""
     if run.seen is None or run.seen[0] != run.num_loops:
-        reading = plan.reading
-        seen = fingerprint_of_data(
-            reading.dataset,
-            length_of(reading.dataset),
-            seed=plan.samples.seed,
-            stream="train",
-            epoch=0,
-            in_fork=reading.loader_workers > 0,
-        )
-        run.seen = run.num_loops, seen
+        run.seen = run.num_loops, samples_now(plan)
     return run.seen[1]
+
+
+def samples_now(plan: LoopPlan) -> Fingerprint:
+    """Look at a few samples of the loop's data set, as epoch 0 has them."""
+    reading = plan.reading
+    return fingerprint_of_data(
+        reading.dataset,
+        length_of(reading.dataset),
+        seed=plan.samples.seed,
+        stream="train",
+        epoch=0,
+        in_fork=reading.loader_workers > 0,
+    )
 
 
 def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ from unisono.runtime.world import THREADS_VARIABLE, threads_per_worker
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.mixed_devices import compare_devices, read_kinds
 from unisono.training.resume import resume
-from unisono.training.run_context import RunContext, facts_of_order, samples_seen
+from unisono.training.run_context import RunContext, facts_of_order, samples_now, samples_seen
 
 _TOO_SLOW = (
     "samples are not compared between the workers, as to read one takes more than 0.1 s; that all "
@@ -205,7 +205,8 @@ def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
     length = length_of(plan.reading.dataset)
     if run.team.size == 1 or run.is_ahead:
         return {"dataset length": length}
-    seen = samples_seen(run, plan)
+    # What a callback has changed in the data set has been put back in a resumed run.
+    seen = samples_now(plan) if run.kept.position.step else samples_seen(run, plan)
     if seen.is_slow:
         run.say_once(_TOO_SLOW)
     return {"dataset length": length, **seen.facts}

@@ -1,14 +1,16 @@
-"""What a program keeps in attributes of its own callbacks and optimizers, as a part of its run.
+"""What a program changes between steps and keeps for itself, as a part of its run.
 
 ::
 
-    a loop begins    watch ─► before                    what the program has made of them
+    a loop begins    watch ─► before                    what the program has made of it
     on_begin         has_begun                          what differs from rank to rank stays there
     a snapshot       state_dict ─► values, same, rest   what differs from before; what does not
     back, resumed    load_state_dict
 
-Plain values, tensors and arrays are kept, also in lists, tuples, sets and dicts, and in attributes
-of the program's own objects that are attributes. Whatever else there is stays as it is.
+Looked at is whatever its callbacks, optimizers and schedules lead to (``reach.py``): attributes of
+its own objects, closures, globals and class attributes that their code names; and the plain
+attributes of the model's layers. Kept are plain values, tensors and arrays, also in lists, tuples,
+sets and dicts, and other modules, such as a teacher. Whatever else there is stays as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import functools
 import json
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ from unisono.engine.state.optimizer_state import moved
 from unisono.engine.state.optimizers import members_of
 from unisono.errors import CheckpointError
 from unisono.runtime.device import bytes_of, is_on_host, on_host
-from unisono.runtime.reach import is_of_a_library
+from unisono.runtime.reach import MISSING, Holder, attributes_of, reach
 
 KEY = "unisono.attributes"
 """Where they are in a run's state, under a name that no program takes."""
@@ -41,10 +43,10 @@ KEY = "unisono.attributes"
 _PLAIN = {type(None), bool, int, float, str}
 _SEQUENCES, _TABLES = {list, tuple, deque, set}, {dict, OrderedDict, Counter, defaultdict}
 _KEPT_ELSEWHERE = {"state", "param_groups", "defaults"}  # of an optimizer
-_NOT_WALKED = (nn.Module, Optimizer, Dataset, type)
+_OF_MODULES = frozenset(vars(nn.Module()))  # modes are kept elsewhere, hooks belong to libraries
+_ENTRIES, _BYTES = 4096, 1 << 20  # at most, where data may lie, too
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_OPTIMIZER = "the optimizer"
-_DEPTH = 3  # objects within objects
+_OPTIMIZER, _MODULE = "the optimizer", "unisono.module"
 
 
 def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
@@ -54,6 +56,20 @@ def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
         for name, member in members_of(optimizer).items()
         if not type(member).__module__.startswith("torch.")
     }
+
+
+class _Table(NamedTuple):
+    """Something that holds values by name."""
+
+    holder: Holder
+    is_open: bool  # anything may be there, of any size, such as a dataset
+
+    def values(self) -> dict[str, Any]:
+        return {name[1:]: value for name, value in self.holder.read()}
+
+    def set(self, key: str, value: Any) -> None:
+        assert self.holder.put is not None
+        self.holder.put(f".{key}", value)
 
 
 class _Taken(NamedTuple):
@@ -105,19 +121,20 @@ class Attributes:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._objects: dict[str, Any] = {}
+        self._tables: dict[str, _Table] = {}
+        self._roots: dict[str, Any] = {}
         self._before: dict[str, dict[str, _Taken]] = {}
         self._after: dict[str, dict[str, _Taken]] = {}  # `on_begin` of the loop under way
         self._loop = 0  # whose `on_begin` was called last
         self._loaded: Mapping[str, Any] | None = None  # before it was
         self._own: set[tuple[str, str]] = set()  # what differs from rank to rank
 
-    def watch(self, objects: Mapping[str, Any]) -> None:
-        """Note what objects are like before a loop, and before anything is put back."""
-        self._after = {}
-        for name, thing in self._with_parts(objects, _DEPTH, set()):
-            if self._objects.get(name) is not thing:
-                self._objects[name] = thing
+    def watch(self, roots: Mapping[str, Any]) -> None:
+        """Note what all that some objects lead to is like, before anything is put back."""
+        self._after, self._roots = {}, dict(roots)
+        for name, table in self._found().items():
+            if name not in self._tables or self._tables[name].holder.held is not table.holder.held:
+                self._tables[name] = table
                 taken = self._taken(name)
                 self._before[name] = {key: one.copied() for key, one in taken.items()}
 
@@ -128,9 +145,9 @@ class Attributes:
             loop: its number.
             tell: tells all workers something, and hears them; None: this one has joined the others.
         """
-        for name, thing in self._with_parts(dict(self._objects), 1, set()):
-            if name not in self._objects:  # made there
-                self._objects[name], self._before[name] = thing, {}
+        for name, table in self._found().items():
+            if name not in self._tables:  # made there
+                self._tables[name], self._before[name] = table, {}
         if tell is not None:
             self._find_own(tell)
         if self._loaded is not None and self._loaded["loop"] == loop:
@@ -138,21 +155,24 @@ class Attributes:
         self._loaded, self._loop = None, loop
         self._after = {
             name: {key: one.copied() for key, one in self._taken(name).items()}
-            for name in self._objects
+            for name in self._tables
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what the objects have, and has changed since the first loop began."""
+        """Give what is held, and has changed since the first loop began."""
         objects = {}
-        for name, thing in self._objects.items():
-            before, now = self._before[name], self._taken(name)
+        for name, table in self._tables.items():
+            before, now, values = self._before[name], self._taken(name), table.values()
             same = [key for key, one in now.items() if key in before and one.is_like(before[key])]
             changed = now.keys() - {*same}
+            own = sorted(key for owner, key in self._own if owner == name)
+            if not (changed or own) and before.keys() <= {*same}:
+                continue
             objects[name] = {
-                "values": {key: vars(thing)[key] for key in sorted(changed)},
+                "values": {key: _plain(values[key]) for key in sorted(changed)},
                 "same": same,
-                "own": sorted(key for owner, key in self._own if owner == name),
-                "rest": [key for key in vars(thing) if key not in now],
+                "own": own,
+                "rest": [key for key in values if key not in now],
                 "moved": [key for key in sorted(changed) if not _on_host(now[key])],
             }
         return {"loop": self._loop, "objects": objects}
@@ -165,7 +185,7 @@ class Attributes:
         """
         try:
             self._load(state)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the attributes of callbacks and optimizers in `run.state` must be as they were "
                 f"saved, but {error!r} came of reading them: resume from another checkpoint."
@@ -181,7 +201,7 @@ class Attributes:
             for name, taken in self._after.items():
                 self._forget_others(name, taken)
                 for key, one in taken.items():
-                    _put(self._objects[name], key, one.value())
+                    _put(self._tables[name], key, one.value())
 
     def hand_out(self, state: Mapping[str, Any]) -> None:
         """Give optimizers what those had that updated for all, at a loop's end."""
@@ -191,31 +211,37 @@ class Attributes:
 
     def _apply(self, state: Mapping[str, Any], *, is_back: bool = False) -> None:
         device = next(self._model.parameters()).device
-        for name, said in state["objects"].items():
-            thing = self._objects.get(name)
-            if thing is None:
+        nothing: dict[str, Any] = {"values": {}, "same": [], "own": [], "rest": [], "moved": []}
+        told = dict(state["objects"])
+        for name in self._tables:
+            if name not in told and "loop" in state:  # all of it was as before
+                told[name] = {**nothing, "same": [*self._before[name]]}
+        for name, said in told.items():
+            if name not in self._tables:
                 continue
+            table = self._tables[name]
             self._own.update((name, key) for key in said["own"])
             if is_back:
                 self._forget_others(name, (*said["values"], *said["same"], *said["rest"]))
             for key in said["same"]:
                 if key in self._before[name] and (name, key) not in self._own:
-                    _put(thing, key, self._before[name][key].value())
+                    _put(table, key, self._before[name][key].value())
             for key, value in said["values"].items():
                 if (name, key) not in self._own:
                     is_moved = key in said["moved"]
-                    _put(thing, key, moved(value, device) if is_moved else value)
+                    _put(table, key, moved(value, device) if is_moved else value)
 
     def _forget_others(self, name: str, keys: Any) -> None:
         """Delete what an object has come to have since."""
         for key in self._taken(name).keys() - {*keys, *self._before[name]}:
-            del vars(self._objects[name])[key]
+            with suppress(Exception):  # a closure has all of its names from the beginning
+                self._tables[name].set(key, MISSING)
 
     def _find_own(self, tell: Callable[[bytes], Mapping[int, bytes]]) -> None:
         """Find what differs from rank to rank from the beginning. Collective."""
         numbers = {
             name: {key: one.number() for key, one in self._taken(name).items()}
-            for name in self._objects
+            for name in self._tables
         }
         for message in tell(json.dumps(numbers).encode()).values():
             there = json.loads(message)
@@ -225,17 +251,24 @@ class Attributes:
                 self._own |= {(name, key) for key in other.keys() - mine.keys()}
 
     def _taken(self, name: str) -> dict[str, _Taken]:
-        """Take apart what can be kept of an object."""
+        """Take apart what can be kept of what is held."""
         elsewhere = functools.cache(self._storages)  # few have tensors
         found: dict[str, _Taken] = {}
-        for key, value in vars(self._objects[name]).items():
-            if key in _KEPT_ELSEWHERE or (name, key) in self._own:
+        table = self._tables[name]
+        values = table.values()
+        is_module = values.keys() >= {"_parameters", "_modules"}
+        for key, value in values.items():
+            if key in _KEPT_ELSEWHERE or key[:2] == "__" or (name, key) in self._own:
+                continue
+            if is_module and key in _OF_MODULES:
+                continue
+            if table.is_open and not _is_small(value):
                 continue
             with suppress(CheckpointError, RecursionError):
                 if _can_be_kept(value, elsewhere):
                     tensors: dict[str, torch.Tensor] = {}
                     keep = packing.keep_in(tensors, str)
-                    packed = packing.pack(value, key, keep, str)
+                    packed = packing.pack(_plain(value), key, keep, str)
                     found[key] = _Taken(packed, tensors)
         return found
 
@@ -246,22 +279,48 @@ class Attributes:
         all_of = (*self._model.parameters(), *self._model.buffers(), *inner)
         return {_storage(one) for one in all_of if isinstance(one, torch.Tensor)} - {0}
 
-    def _with_parts(
-        self, objects: Mapping[str, Any], depth: int, seen: set[int]
-    ) -> Iterator[tuple[str, Any]]:
-        """Give objects, and those of the program's own classes that are their attributes."""
-        for name, thing in objects.items():
-            if hasattr(thing, "__dict__") and id(thing) not in seen:
-                seen.add(id(thing))
-                yield name, thing
-                if depth:
-                    parts = {
-                        f"{name}.{key}": value
-                        for key, value in vars(thing).items()
-                        if not isinstance(value, _NOT_WALKED)
-                        and not is_of_a_library(type(value).__module__)
-                    }
-                    yield from self._with_parts(parts, depth - 1, seen)
+    def _found(self) -> dict[str, _Table]:
+        """Find what holds values now, by the way to it."""
+        layers = {id(vars(module)) for module in self._model.modules()}
+        holders = [one for one in reach(self._roots).holders if one.put is not None]
+        datasets = {
+            id(vars(value))
+            for one in holders
+            for _, value in one.read()
+            if isinstance(value, Dataset) and hasattr(value, "__dict__")
+        }
+        found: dict[str, _Table] = {}
+        for one in holders:
+            if one.kind == "entries" or id(one.held) in layers:
+                continue  # what is in a container is kept with it
+            is_open = one.kind == "names" or id(one.held) in datasets
+            name = one.path
+            while name in found:  # a function has a closure, and globals that it names
+                name += "'"
+            found[name] = _Table(one, is_open)
+        for name, module in self._model.named_modules():
+            if (layer := attributes_of(f"the model {name}", module)) is not None:
+                found[layer.path] = _Table(layer, is_open=True)
+        return found
+
+
+def _is_small(value: Any) -> bool:
+    """Tell whether it may be kept wherever it is found."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.nbytes <= _BYTES
+    kind = type(value)
+    if kind in _SEQUENCES or kind in _TABLES:
+        parts = value.values() if kind in _TABLES else value
+        return len(value) <= _ENTRIES and {*map(type, parts)} <= _PLAIN
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """Give what is kept of a value: of a module, its parameters and buffers."""
+    if not isinstance(value, nn.Module):
+        return value
+    named = (*value.named_parameters(), *value.named_buffers())
+    return {_MODULE: {name: tensor.detach() for name, tensor in named}}
 
 
 def _can_be_kept(value: Any, elsewhere: Callable[[], set[int]]) -> bool:
@@ -275,6 +334,8 @@ def _can_be_kept(value: Any, elsewhere: Callable[[], set[int]]) -> bool:
         return all(_can_be_kept(item, elsewhere) for item in value.values())
     if kind is torch.Tensor:
         return value.layout is torch.strided and _storage(value) not in elsewhere()
+    if isinstance(value, nn.Module):
+        return not {*map(_storage, _plain(value)[_MODULE].values())} & elsewhere()
     return kind is np.ndarray or isinstance(value, np.generic)
 
 
@@ -286,10 +347,14 @@ def _on_host(taken: _Taken) -> bool:
     return all(map(is_on_host, taken.tensors.values()))
 
 
-def _put(thing: Any, key: str, value: Any) -> None:
-    """Set an attribute; the same list, dict, tensor or array where there is one already."""
-    now = vars(thing).get(key)
-    if isinstance(now, list) and isinstance(value, list):
+def _put(table: _Table, key: str, value: Any) -> None:
+    """Set a value; the same list, dict, tensor, array or module where there is one already."""
+    now: Any = table.values().get(key)
+    if isinstance(value, dict) and value.keys() == {_MODULE}:
+        if isinstance(now, nn.Module):  # else the program has not made it yet
+            for name, tensor in _plain(now)[_MODULE].items():
+                tensor.copy_(value[_MODULE][name])
+    elif isinstance(now, list) and isinstance(value, list):
         now[:] = value
     elif isinstance(now, dict) and isinstance(value, dict):
         now.clear()
@@ -299,7 +364,7 @@ def _put(thing: Any, key: str, value: Any) -> None:
     elif _are_alike(now, value, np.ndarray) and now.flags.writeable:
         now[...] = value
     else:
-        vars(thing)[key] = value
+        table.set(key, value)
 
 
 def _are_alike(now: Any, value: Any, kind: type) -> bool:

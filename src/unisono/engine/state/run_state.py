@@ -58,6 +58,8 @@ class Position:
         return asdict(self)
 
 
+HIDDEN = "unisono."
+"""Begins the keys of what is kept with a run and not shown to the program."""
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
 
@@ -70,6 +72,7 @@ class RunState:
     takes_programs: InitVar[bool] = False  # options where a checkpoint has other ones
     position: Position = field(default_factory=Position)  # how far the run has come
     state: dict[str, Any] = field(default_factory=dict)  # what the program wants kept
+    hidden: dict[str, Any] = field(default_factory=dict)  # what is kept with it, and not shown
     # what the last step said, and what else the trainer notes; plain JSON
     last: dict[str, Any] = field(default_factory=dict)
     recorded: RecordedOptions = field(init=False)  # what the program gave when the run first began
@@ -105,7 +108,7 @@ class RunState:
         Raises:
             CheckpointError: something cannot be kept.
         """
-        packed, own = pack(self.state)
+        packed, own = pack(self.state | self.hidden)
         named = named_parameters(self.model, self.optimizer) if with_optimizer else {}
         tensors, numbers = take_state(self.optimizer, named)
         facts = {
@@ -191,7 +194,11 @@ class RunState:
     def _apply_rest(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self.position.move_to(**facts["position"])
         self.last, self.recorded.first = facts["last"], facts["given"]
-        unpack(facts["state"], tensors, self.state)
+        state = self.state | self.hidden
+        unpack(facts["state"], tensors, state)
+        self.hidden = {key: state.pop(key) for key in [*state] if key.startswith(HIDDEN)}
+        self.state.clear()
+        self.state.update(state)
 
     def _modes_now(self, *, was_left: bool) -> dict[str, Any]:
         modules = [*self.model.modules()]

@@ -209,8 +209,9 @@ class Fit(Protocol):
 class Callback:
     """Takes notice of a run; override what is wanted, the rest does nothing.
 
-    What a callback of your own keeps in attributes is kept with the run: plain values, tensors and
-    arrays, also in lists, tuples, sets and dicts, and in attributes of your own objects. What has
+    What a callback of your own changes is kept with the run: plain values, tensors, arrays and
+    modules, also in lists, tuples, sets and dicts, in its attributes and those of your own objects,
+    and in closures, globals and datasets that its code leads to (there up to 1 MiB each). What has
     changed since the first ``fit`` began is in checkpoints and replacements, and goes back where
     the run goes back; on each rank alone what differs from rank to rank after `on_begin`.
 
