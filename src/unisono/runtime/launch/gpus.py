@@ -13,7 +13,6 @@ launcher may be a notebook's kernel, and a process that has begun to use CUDA mu
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any, NamedTuple
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ON_CPU = f"{VISIBLE_VARIABLE}="  # how to ask for workers that see no GPU
-_MIG = "MIG-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,42 +36,28 @@ IN_PYTHON = OptionNames("workers", "workers_per_gpu", "workers_per_gpu={}")
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:
-    """Name the GPUs that a process with these variables sees, by CUDA's own rules.
+    """Name the GPUs that a process with these variables sees.
 
-    What stands behind a name that is not there is not seen; if one is named twice, none is.
+    As CUDA does, it stops at the first name that is not there, and sees none if one comes twice.
+
+    Args:
+        environ: the variables.
+        gpus: the unique names of the driver's GPUs, by number; empty where it tells none.
     """
     text = environ.get(VISIBLE_VARIABLE)
     if text is None or not gpus:
         return tuple(map(str, range(len(gpus))))
-    seen: dict[int | str, str] = {}
-    kind = _kind_of(text.strip())
+    seen: list[str] = []
     for name in map(str.strip, text.split(",")):
-        # `1st` is 1 to CUDA.
-        number = re.match(r"\+?([0-9]+)", name)
-        if _kind_of(name) != kind or not (kind or number) or (kind == _MIG and seen):
+        if name.isdecimal():
+            is_there = int(name) < len(gpus)
+        else:
+            is_there = name.startswith("MIG-") or sum(gpu.startswith(name) for gpu in gpus) == 1
+            is_there = is_there or (name.startswith("GPU-") and not all(gpus))
+        if not (name and is_there):
             break
-        place = _place_of(name if number is None else number[1], gpus)
-        if place is None:
-            break
-        if place in seen:
-            return ()
-        seen[place] = name
-    return tuple(seen.values())
-
-
-def _place_of(name: str, gpus: Sequence[str]) -> int | str | None:
-    """Find a GPU: by number, or by a name's beginning; itself where the driver names none."""
-    if name.isdecimal():
-        return int(name) if int(name) < len(gpus) else None
-    if name.startswith(_MIG) or not all(gpus):
-        return name
-    places = [place for place, unique in enumerate(gpus) if unique.startswith(name)]
-    return places[0] if len(places) == 1 else None
-
-
-def _kind_of(name: str) -> str:
-    """Tell names from numbers, as CUDA does by how they begin; empty for a number."""
-    return name[:4] if name.startswith(("GPU-", _MIG)) else ""
+        seen.append(name)
+    return tuple(seen) if len(set(seen)) == len(seen) else ()
 
 
 _LIBRARY = "libnvidia-ml.so.1"
