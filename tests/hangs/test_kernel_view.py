@@ -1,4 +1,4 @@
-"""What real processes wait for, as the kernel says it."""
+"""What real processes do, as the kernel says it."""
 
 from __future__ import annotations
 
@@ -42,46 +42,12 @@ def seen(pid: int, is_there: Callable[[KernelView], bool]) -> KernelView:
     return view
 
 
-TWO_LOCKS = """
-import fcntl
-one, other = open("/bin/sh"), open("/bin/sh")
-fcntl.flock(one, fcntl.LOCK_EX)
-fcntl.flock(other, fcntl.LOCK_EX)
-"""
-LOCKED = "import _thread; lock = _thread.allocate_lock(); lock.acquire(); lock.acquire()"
-SELECT = "import select, os; select.select([os.pipe()[0]], [], [])"
-FORKED = "import os; os.fork() or __import__('time').sleep(99); os.wait()"
-
-
-@pytest.mark.parametrize(
-    ("code", "wait"),
-    [
-        ("import time; time.sleep(99)", "asleep"),
-        ("input()", "waits to read standard input"),
-        ("open(sys.argv[1])", "waits to open a file"),
-        ("import os; os.read(os.pipe()[0], 1)", "waits to read a pipe"),
-        (LOCKED, "waits for a lock or another thread"),
-        ("import socket; both = socket.socketpair(); both[0].recv(1)", "waits for a network"),
-        (SELECT, "waits for something to read"),
-        (FORKED, "waits for another process to end"),
-        (TWO_LOCKS, "waits for a lock on a file"),
-    ],
-)
-def test_what_a_process_waits_for(start: Start, tmp_path: Path, code: str, wait: str) -> None:
-    os.mkfifo(fifo := tmp_path / "fifo")
-    process = start(f"import sys\n{code}", fifo, stdin=subprocess.PIPE)
-    view = seen(process.pid, lambda view: view.wait == wait)
-    for child in children(process.pid):
-        os.kill(child, signal.SIGKILL)
-    assert (view.letter, view.wait) == ("S", wait)
-
-
-def test_one_that_computes_or_is_stopped_waits_for_nothing(start: Start) -> None:
+def test_one_that_computes_or_is_stopped_is_seen_to(start: Start) -> None:
     process = start("while True: pass")
-    assert seen(process.pid, lambda view: view.computes).wait == ""
+    assert seen(process.pid, lambda view: view.computes).computes
     process.send_signal(signal.SIGSTOP)
     view = seen(process.pid, lambda view: view.is_stopped)
-    assert (view.letter, view.wait, view.tracer_pid) == ("T", "", 0)
+    assert (view.letter, view.tracer_pid) == ("T", 0)
 
 
 def test_one_that_waits_for_a_disk_is_seen_to(start: Start, tmp_path: Path) -> None:
@@ -91,10 +57,10 @@ def test_one_that_waits_for_a_disk_is_seen_to(start: Start, tmp_path: Path) -> N
         "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opens])"
     )
     process = start(code, fifo)
-    view = seen(process.pid, lambda view: view.letter == "D")
+    view = seen(process.pid, lambda view: view.waits_for_disk)
     for child in children(process.pid):
         os.kill(child, signal.SIGKILL)
-    assert view.wait.startswith("waits for a disk or a network file system")
+    assert view.waits_for_disk
 
 
 def test_one_that_is_gone_is_nowhere() -> None:

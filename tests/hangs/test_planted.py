@@ -42,8 +42,8 @@ class Case:
 
 COMPUTING = "computing"
 LOADING = {
-    "asleep": ("sleep_long", "time.sleep(1000)", "asleep"),
-    "lock": ("take_lock", "with LOCK", "waits for a lock or another thread"),
+    "asleep": ("sleep_long", "time.sleep(1000)", ""),
+    "lock": ("take_lock", "with LOCK", ""),
     "c loop": ("spin_in_c", "sum(itertools", COMPUTING),
     "stopped": ("stop_itself", "os.kill", r"stopped by a signal; `kill -CONT \d+` has it go on"),
     "debugger": ("debug", "breakpoint()", "at the prompt of a debugger"),
@@ -54,7 +54,8 @@ LOADING = {
 def while_loading(program: str, way: str) -> Case:
     """Plant a way to get stuck while a sample is loaded."""
     function, text, remark = LOADING[way]
-    return Case(program, way, SUM, (function, "ways.py", text), rf"loading sample \d+; {remark}")
+    remarks = rf"loading sample \d+{'; ' * bool(remark)}{remark}"
+    return Case(program, way, SUM, (function, "ways.py", text), remarks)
 
 
 SLEEP = ("sleep_long", "ways.py", "time.sleep(1000)")
@@ -67,9 +68,9 @@ CASES = [
     while_loading("plain", "lock"),
     while_loading("plain", "c loop"),
     while_loading("plain", "stopped"),
-    Case("plain", "init", "`init_process_group`", ("connect", "plain.py", "sleep"), "asleep"),
+    Case("plain", "init", "`init_process_group`", ("connect", "plain.py", "sleep"), ""),
     Case("plain", "evaluates alone", "`barrier`", ("evaluate", "plain.py", ""), COMPUTING, "0"),
-    Case("plain", "async", "`all_reduce`", SLEEP, "asleep"),
+    Case("plain", "async", "`all_reduce`", SLEEP, ""),
 ]
 MORE_CASES = [
     *(while_loading("trained", way) for way in ("asleep", "c loop", "stopped")),

@@ -217,9 +217,7 @@ def _child(child: ProcessLook) -> str:
 def _of_a_child(child: ProcessLook) -> str:
     if child.stack:
         return place_in_words(child)
-    if child.computes:
-        return "computes"
-    return child.kernel.wait or "runs"
+    return "computes" if child.computes else "runs"
 
 
 LEAST_S = 3.0

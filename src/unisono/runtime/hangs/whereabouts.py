@@ -57,7 +57,6 @@ _FETCHES = ("torch/utils/data/_utils/fetch.py", "unisono/data/fetch.py", "unison
 _OUR_WORK = "unisono/runtime/c10d/work.py"
 _OUR_LINK = "unisono/runtime/workers/supervisor.py"
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
-_SELECTORS, _EVENT_LOOP = "/selectors.py", "/asyncio/base_events.py"
 _PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
 _NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of one, or of one of its updates
 _WAITS_FOR_WORK = re.compile(r"\.wait\(")
@@ -238,20 +237,12 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
         yield "waits for its launcher, which may be writing a checkpoint"
     elif process.computes and not process.sample.holder:
         yield "computing"
-    elif _loops_idly(process.stack):
-        yield "in an event loop of asyncio all of whose tasks wait"
-    elif kernel.wait:
-        yield kernel.wait
+    elif kernel.waits_for_disk:
+        yield "waits for a disk or a network file system"
     if holder := own_place(process.sample.holder):
         yield f"another thread holds Python's lock, in {holder.words}"
     if process.sample.trouble:
         yield process.sample.trouble
-
-
-def _loops_idly(stack: Stack) -> bool:
-    """Tell whether the innermost frames are those of an event loop that runs no task."""
-    innermost = [one.is_in(_SELECTORS, _EVENT_LOOP) for one in stack[:2]]
-    return innermost == [True, True] and stack[1].name == "_run_once"
 
 
 def _waits_for_loader(stack: Stack) -> bool:
