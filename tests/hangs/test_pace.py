@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.runtime.hangs.explanation import Pauses, Usual
+from unisono.runtime.hangs.explanation import Usual, is_due
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,10 @@ def test_a_wait_is_long_from_ten_times_the_median_on_but_not_before_three_second
     assert usual.long_s == pytest.approx(long_s)
 
 
-def test_pauses_between_words_grow() -> None:
-    pauses = Pauses()
-    said = [waited_s for waited_s in range(100) if pauses.is_due(waited_s, 3.0)]
-    assert said == [3, 6, 12, 24, 48, 96]
-    pauses.begin()
-    assert not pauses.is_due(2.9, 3.0)
-    assert pauses.is_due(3.0, 3.0)
-
-
-def test_the_first_word_waits_for_what_is_long() -> None:
-    pauses = Pauses()
-    assert [t for t in range(50) if pauses.is_due(t, 20.0)] == [20, 40]
+@pytest.mark.parametrize(("long_s", "said"), [(3.0, [3, 6, 12, 24, 48, 96]), (20.0, [20, 40, 80])])
+def test_pauses_between_words_grow_from_what_is_long(long_s: float, said: list[int]) -> None:
+    told = [0]
+    for waited_s in range(100):
+        if is_due(waited_s, long_s, told[-1]):
+            told.append(waited_s)
+    assert told[1:] == said

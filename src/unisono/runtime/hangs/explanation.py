@@ -1,4 +1,4 @@
-"""Who has not come, where is it, and who waits for it? In one message. Pure.
+"""Explains a wait in one message: who is late, where it is, and who waits for it. Pure.
 
 Step 57 has been waiting for 4 s. Rank 2 has not arrived at the sum of gradients: it is in
 `load_image`, train.py:88 (loading sample 10432). Ranks 0, 1 and 3 wait for it.
@@ -6,10 +6,8 @@ Step 57 has been waiting for 4 s. Rank 2 has not arrived at the sum of gradients
     load_image  train.py:88
     …
 
-When is a wait worth a word, and when is the next one? Pure.
-
-A wait is long from max(3 s, 10 × the median) on: of steps where there are steps, else of the waits
-that were seen before. While it lasts, a word is due whenever it has become twice as long.
+A wait is long from max(3 s, 10 × the median) on, of steps or else of earlier waits. While it lasts,
+each message comes when the wait has become twice as long.
 """
 
 from __future__ import annotations
@@ -247,20 +245,6 @@ class Usual:
         return max(LEAST_S, FACTOR * (self.median_s or 0.0))
 
 
-@dataclass(slots=True)
-class Pauses:
-    """When a word is due of a wait that lasts."""
-
-    # how long the wait had lasted when the last word was said; 0 before the first
-    said_at_s: float = 0.0
-
-    def is_due(self, waited_s: float, long_s: float) -> bool:
-        """Tell whether a word is due, and count it as said."""
-        if waited_s < max(long_s, GROWTH * self.said_at_s):
-            return False
-        self.said_at_s = waited_s
-        return True
-
-    def begin(self) -> None:
-        """Take into account that the wait is over."""
-        self.said_at_s = 0.0
+def is_due(waited_s: float, long_s: float, said_at_s: float) -> bool:
+    """Tell whether a wait needs a message; at `said_at_s` it had the last one, 0 before it."""
+    return waited_s >= max(long_s, GROWTH * said_at_s)

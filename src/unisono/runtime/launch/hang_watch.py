@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from unisono.runtime.hangs.explanation import Hang, Pauses, Usual, explain
+from unisono.runtime.hangs.explanation import Hang, Usual, explain, is_due
 from unisono.runtime.hangs.kernel_view import thread_time_ns
 from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
 from unisono.runtime.notices import listed
@@ -71,7 +71,7 @@ class HangWatch:
         self._seen: dict[int, _Seen] = {}
         self._steps, self._quiets = Usual(), Usual()
         self._step: tuple[int, float] | None = None
-        self._pauses = Pauses()
+        self._said_at_s = 0.0  # how long the wait had lasted at the last message
         self._key: tuple[object, ...] = ()
         self._answer: _Answer | None = None
         self._looked_at_s = time.monotonic()
@@ -107,11 +107,12 @@ class HangWatch:
         self._note_step(notes, now_s)
         wait = self._longest(scene, notes, now_s)
         if wait is None or wait.key != self._key:
-            self._pauses.begin()
+            self._said_at_s = 0.0
         self._key = () if wait is None else wait.key
         if self._answer is not None:
             self._take_answer(self._answer)
-        elif wait is not None and self._pauses.is_due(wait.waited_s, wait.long_s):
+        elif wait is not None and is_due(wait.waited_s, wait.long_s, self._said_at_s):
+            self._said_at_s = wait.waited_s
             hang = Hang(wait.waited_s, wait.usual_s, self._folder, scene.ended)
             self._answer = _Answer(wait.key, scene, notes, hang)
 
