@@ -1,23 +1,16 @@
-"""What a process's Python stack says: whose code is it in, and how is it shown? Pure.
+"""Python stacks of other processes: reads them with py-spy and shows the user's part of them.
 
-A stack is a tuple of frames, the innermost first, as the sampler gives it. ::
+A stack is a tuple of frames, the innermost first. ::
 
     load_image   train.py:88          your code: shown
     __getitem__  train.py:70          your code: shown
     _read_one    unisono/data/…       Unisono's, torch's, other libraries': folded into one line
     main         train.py:120         your code: shown
 
-How is the Python stack of another process read? py-spy reads its memory.
-
-The process does nothing for it, is not stopped, and its interpreter lock does not matter: it may
-compute in C, be stopped by a signal, or wait for a disk. Every look ends within a second or two,
-and a failure is a word in the explanation, never an error.
-
-May the launcher read this process's memory? Some kernels allow it only to whom one names.
-
-Where Yama restricts that (``/proc/sys/kernel/yama/ptrace_scope`` is 1, as on Ubuntu), only the
-ancestors of a process may, and whoever it names with prctl(2): here the launcher, and with it what
-the launcher starts, such as the stack sampler. Nobody else gains anything.
+py-spy reads the memory of a process and needs nothing from it: the process may compute in C, be
+stopped, or wait for a disk. Each look ends within two seconds, and a failure becomes part of the
+explanation, never an error. Where Yama restricts who may read (``ptrace_scope`` is 1, as on
+Ubuntu), each worker names its launcher with prctl(2); nobody else gains access.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where is a rank: in a collective, at a meeting, in its own code? From one look at it. Pure.
+"""Looks at every rank of a job: is it in a collective, at a meeting, or in its own code?
 
 A rank waits for others if Unisono's control block or the launcher says so, or if its first thread
 does not compute and its stack is in a call of torch.distributed. What C++ waits for has no Python
@@ -7,10 +7,7 @@ frame, but what called it has one::
     the sum of gradients of DDP     the innermost frame is autograd's
     handle.wait()                   the line says so, and a collective was called before
 
-A look at every rank of a job: its stack, its loader processes, the kernel's word, its notes.
-
-It takes a tenth of a second and about two at most, whatever state the processes are in, and changes
-nothing in them.
+A look takes a tenth of a second, at most about two, and changes nothing in the processes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""How does an exception get from a worker to the caller of ``launch``?
+"""Brings an exception from a worker to the caller of ``launch``, and writes ``failure.txt``.
 
-As the text that Python would have printed, without the frames that started the program, and, if it
-can be pickled, as the exception itself.
-
-How did a job fail? ``failure.txt`` in its run directories has what the user was told, word by word,
-for those who were not there. It is of the newest job there; one that ends well removes it.
-
-Loads no torch: a launcher imports this.
+An exception travels as the text that Python would have printed, without the frames that started the
+program, and, if it can be pickled, as itself. ``failure.txt`` in the job's run directories has what
+the user was told; a job that ends well removes it. Loads no torch: a launcher imports this.
 """
 
 from __future__ import annotations

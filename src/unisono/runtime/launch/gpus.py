@@ -1,13 +1,11 @@
-"""Which GPUs do workers see? What the environment says, of those that are there.
+"""Which GPUs workers see: those of NVIDIA's driver that the environment shows.
 
-All workers see the same GPUs in the same order; who takes which, says ``placement.py``. ::
+All workers see the same GPUs in the same order; ``placement.py`` says who takes which. ::
 
     CUDA_VISIBLE_DEVICES=3,0    cuda:0 is GPU 3, cuda:1 is GPU 0, in every worker
 
-Which GPUs does NVIDIA's driver know? Asked through its management library, NVML.
-
-Unlike torch or CUDA itself, it is loaded in a moment and leaves nothing behind in the process: a
-launcher may be a notebook's kernel, and a process that has begun to use CUDA must not fork.
+The driver is asked through NVML, which loads in a moment and, unlike CUDA, leaves nothing behind: a
+process that has begun to use CUDA must not fork, and a launcher may be a notebook's kernel.
 """
 
 from __future__ import annotations

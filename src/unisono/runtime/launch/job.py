@@ -1,11 +1,7 @@
-"""What are the workers to do? One description, written once by the launcher, read by each worker.
+"""What the workers are to do, written once by the launcher into a memfd, and their environment.
 
-It is in a memfd, so it may be of any size, needs no file, and never fills a socket while the fork
-server is still loading torch.
-
-Which environment variables does a worker see? A pure function of the job and its rank.
-
-They are those that torchrun sets, as far as they are true here.
+A memfd may be of any size and never fills a socket while the fork server is still loading torch.
+The environment variables are those that torchrun sets, as far as they are true here.
 """
 
 from __future__ import annotations

@@ -1,24 +1,15 @@
-"""How do ranks that call ``init_process_group`` find each other? In the launcher's store.
+"""Serves ``init_process_group`` from the launcher's store, and frees groups without deadlock.
 
-With ``env://`` or ``tcp://`` and an address of this host, or ``file://``, all ranks wait for each
-other in the file without a name that the launcher holds, and make their group there. Nothing
-listens, and a program may name any port: two jobs that name the same one do not meet. torch has no
-such wait. With it, a program may make groups one after the other at the same address, and a rank
-that will never come is named at once. (Where one is that is late is for ``hang_watch`` to say.)
+With ``env://``, ``tcp://`` and an address of this host, or ``file://``, ranks meet in the nameless
+file that the launcher holds. Nothing listens, so two jobs that name the same port do not meet, a
+program may make groups one after the other at the same address, and a rank that will never come is
+named at once. Invariant: only if all ranks can be workers of this job. torch serves the rest: a
+process that a worker starts, a group with more ranks than workers, another host's address.
 
-Invariant: only if all ranks can be workers of this job. torch itself serves a process that a
-worker starts, a group with more ranks than workers, and another host's address.
-
-Frees a DDP model's reducer before its process group.
-
-After ``destroy_process_group()`` the model's reducer may hold the group's last reference. It frees
-the group while it holds the GIL, and gloo then waits for its threads, one of which may wait for the
-GIL to free what is left of the last call: a deadlock at the end of every fifth program that makes
-its model inside of a function (torch 2.13).
-
-A group whose last reference is Python's is freed without the GIL. So one is kept until the reducer
-and its logger, which shares it, are gone: callbacks of weak references to such objects run after
-their C++ halves are freed.
+After ``destroy_process_group()`` a DDP model's reducer may hold the group's last reference. It
+frees the group while it holds the GIL, and gloo then waits for a thread that may wait for the GIL
+(torch 2.13). A group whose last reference is Python's is freed without the GIL, so one reference
+is kept until the reducer and its logger are gone.
 """
 
 from __future__ import annotations

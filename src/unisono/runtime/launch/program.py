@@ -1,16 +1,9 @@
-"""What does a worker run? A script or module as ``__main__``, or a function, as Python would.
+"""Runs a script, a module or a function as ``__main__`` of a worker, and ``unisono run`` itself.
 
-Invariant: the program finds ``__main__``, ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGS``
-or ``python -m MODULE ARGS`` would have set them.
-
-What does ``unisono run`` do once its arguments are known? Run the script on workers to its end.
-
-Invariant: whatever happens, all workers are gone when this returns, and the status says why.
-
-Standard input, output and error are open, even if a shell has closed them.
-
-Invariant: after :func:`open_standard_fds` no new descriptor is 0, 1 or 2. Otherwise a channel could
-become a worker's standard output, and its prints messages.
+Invariants: the program finds ``__main__``, ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGS``
+or ``python -m MODULE ARGS`` sets them. All workers are gone when :func:`run` returns. After
+:func:`open_standard_fds` no new descriptor is 0, 1 or 2, where a channel would become a worker's
+standard output.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""How is the end of a job, or a lost worker, put into words? What must hold, was seen, is to do.
+"""Words for the end of a job or a lost worker: what must hold, what was seen, what to do.
 
-Only the first failure is reported, not what followed from it.
-
-Why was a worker killed? What the kernel and the control block know beside the signal's number.
+Only the first failure is reported, not what followed from it. Where more is known of a killed
+worker than its signal, that is added::
 
     SIGKILL   has the kernel run out of memory since the job began?
     SIGABRT   did ranks make different calls of torch.distributed?  gloo aborts where sizes differ
-
-Where nothing is known, nothing is said: ``report.ending`` has words for the signal alone.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Who looks at the workers once a second? The launcher, in /proc and in their control block.
+"""Finds workers that have stalled or deadlocked; the launcher looks once a second.
 
-It decides nothing: who has stalled is said by ``stalls``.
-
-Which worker has stopped moving, and do all of them wait for each other? Pure, look by look.
-
-A worker's heartbeat is the processor time that it has used, together with the meetings it has come
-to: both stand still if it is stopped, deadlocked, or waits for something that never comes, and
-neither costs it anything. A worker that computes for an hour moves.
+A worker's heartbeat is the processor time that it has used and the meetings it has come to. Both
+stand still if it is stopped, deadlocked, or waits for something that never comes. A worker that
+computes for an hour moves.
 
 In a process group of torch.distributed a worker that stands still may wait for a rank that
-computes. There nobody is killed as long as anybody moves, unless a signal has stopped it; but if
-nobody moves, and these wait for each other, one is::
+computes. There no worker is killed as long as any moves, unless a signal has stopped it. If none
+moves and they wait for each other, one is killed::
 
     worker 0   at the meeting `gradients of step 3`   for worker 1
     worker 1   in all_reduce                          for worker 0
