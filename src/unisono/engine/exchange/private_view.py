@@ -6,8 +6,6 @@ for this process alone (``MAP_PRIVATE``), and the kernel knows which pages these
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import itertools
 import json
 import mmap
@@ -30,10 +28,7 @@ Ranges = list[tuple[int, int]]
 """Bytes from where to where, in whole pages, in order."""
 
 _PAGE = mmap.PAGESIZE
-_OF_THE_FILE, _PRESENT, _SWAPPED = 1 << 2, 1 << 3, 1 << 4  # linux/fs.h, PAGE_IS_…
-_SCAN = 3 << 30 | 96 << 16 | ord("f") << 8 | 16  # PAGEMAP_SCAN, Linux 6.7
 _NAME_LETTERS = 14  # purposes have 24
-_NUM_RANGES, _COMPARED_BYTES = 1024, 1 << 20
 
 
 class PrivateView:
@@ -61,12 +56,6 @@ class PrivateView:
         ]
         self._bytes = self.memory.flat(0, num_bytes, torch.uint8)
         self._both = self.memory.view(0, num_bytes), shared.view(start, num_bytes)
-        self._found = (_Range * _NUM_RANGES)()
-        first = self._bytes.data_ptr()
-        at = ctypes.addressof(self._found)
-        self._request = _Scan(96, 0, first, first + num_bytes, 0, at, _NUM_RANGES)
-        self._request.category_inverted = self._request.category_mask = _OF_THE_FILE
-        self._request.category_anyof_mask = self._request.return_mask = _PRESENT | _SWAPPED
         self._pagemap = -1
         self._look: Callable[[PrivateView], Ranges] = PrivateView._look_at_bytes
         self._num_faults: Callable[[], int] = itertools.count().__next__  # as if there were some
@@ -74,7 +63,7 @@ class PrivateView:
         with suppress(OSError):  # gVisor has none
             self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
             weakref.finalize(self, os.close, self._pagemap).atexit = False
-            self._find_a_way()
+            self._ask_the_kernel()
 
     def changed(self) -> Ranges:
         """Find the pages that this process has written to since it forgot them.
@@ -171,33 +160,16 @@ class PrivateView:
         """Show the shared memory again, everywhere."""
         self.forget([(0, self._num_bytes)])
 
-    def _find_a_way(self) -> None:
-        """Take the first way that finds a page which was written to, and no other."""
-        for look in (PrivateView._scan, PrivateView._look_at_pages):
-            with suppress(OSError):  # an older kernel
-                before, faults = look(self), _faults()
-                self._bytes[:1] += 0
-                has_counted, found = _faults() > faults, look(self)
-                self.forget(found)
-                if before == [] and found == [(0, _PAGE)] and look(self) == []:
-                    self._look = look
-                    if has_counted:
-                        self._num_faults = _faults
-                    return
-
-    def _scan(self) -> Ranges:
-        """Ask the kernel for pages that are here and not the file's."""
-        request, first = self._request, self._bytes.data_ptr()
-        found: Ranges = []
-        request.start = first
-        while request.start < request.end:
-            for one in self._found[: fcntl.ioctl(self._pagemap, _SCAN, request)]:
-                start, stop = one.start - first, one.end - first
-                if found and found[-1][1] == start:
-                    start = found.pop()[0]
-                found.append((start, stop))
-            request.start = request.walk_end
-        return found
+    def _ask_the_kernel(self) -> None:
+        """Look at pages from now on, if that finds one that was written to, and no other."""
+        before, faults = self._look_at_pages(), _faults()
+        self._bytes[:1] += 0
+        has_counted, found = _faults() > faults, self._look_at_pages()
+        self.forget(found)
+        if before == [] and found == [(0, _PAGE)] and self._look_at_pages() == []:
+            self._look = PrivateView._look_at_pages
+            if has_counted:
+                self._num_faults = _faults
 
     def _look_at_pages(self) -> Ranges:
         """Read what the kernel tells of each page: proc_pid_pagemap(5), bits 61 to 63."""
@@ -239,20 +211,6 @@ def _unlike(seen: str) -> MismatchError:
         f"same on every worker, but {seen}: change it on every worker, not under `if rank == 0`, "
         f"and draw with the default generators, which are seeded alike between two steps."
     )
-
-
-class _Range(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("start", "end", "categories")]
-
-
-class _Scan(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in (
-            *("size", "flags", "start", "end", "walk_end", "vec", "vec_len", "max_pages"),
-            *("category_inverted", "category_mask", "category_anyof_mask", "return_mask"),
-        )
-    ]
 
 
 def _ranges(is_changed: np.ndarray) -> Ranges:
