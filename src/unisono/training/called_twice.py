@@ -2,7 +2,7 @@
 
 The body of such a loop is not run again, as what it counts is its own. Instead the first call of
 each model in a step is made a second time, from the same inputs, random numbers and buffers, with
-nothing kept for a backward pass; when, and what is compared: see ``computed_twice.py``.
+nothing kept for a backward pass (``computed_twice.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from unisono.training.computed_twice import ComputedTwice, as_another_worker, copied, leaves_of
-from unisono.training.kept_outside import Seen
+from unisono.runtime.repeated import Seen
+from unisono.training.computed_twice import ComputedTwice, copied, leaves_of
 from unisono.training.run_context import RunContext
 
 
@@ -74,9 +74,7 @@ class _FirstCall:
         try:
             with passes.generators_put_back():
                 self.close()
-                seen = again(as_another_worker(self._run.team.world))
-                if seen:
-                    self._twice.compare(first, seen, leaves_of(output), again)
+                self._twice.compare(leaves_of(output), first, again)
         finally:
             _put_back(model, after)
 

@@ -1,13 +1,9 @@
-"""Is what a pass computes a function of its samples? Computed twice, now and then, and compared.
+"""Is what a pass computes a function of its samples? Rehearsed, now and then, and compared.
 
 Other workers compute other shards, in another order, so a loss function or a model that remembers
-its calls gives other results on each number of workers. A worker's first shard is computed twice in
-a row, from the same samples, random numbers, parameters and buffers::
-
-    rehearsal   a copy of the batch; RANK and WORLD_SIZE are another worker's
-    look        what the program keeps beside its model    (kept_outside.py)
-    pass        the one that counts
-    look        what differs now goes on from pass to pass; what was only stored is the same
+its calls gives other results on each number of workers. Before a worker's first shard is computed,
+it is rehearsed twice, from the same samples, random numbers, parameters and buffers, once as if
+RANK and WORLD_SIZE were another worker's (``repeated.py``).
 
 So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
 the loss, in metrics or in gradients. It is done in the first two steps of a loop, as what is kept
@@ -18,69 +14,59 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.step.loss import read_loss
 from unisono.runtime.held import Held, hashed
+from unisono.runtime.repeated import Orders, Seen, culprit, difference, what_goes_on
 from unisono.runtime.workers.context import context
 from unisono.runtime.world import World
-from unisono.training.kept_outside import (
-    IN_TIME,
-    MUST,
-    OF_SAMPLES,
-    WHOLE,
-    Histories,
-    Seen,
-    culprit,
-    difference,
-    goes_on,
-    look,
-    metrics_put_back,
-    tensors_in,
-)
+from unisono.training.kept_outside import WHOLE, look, metrics_put_back
 from unisono.training.run_context import RunContext
 from unisono.training.step import Step
 
 AT_FIRST, EVERY = 2, 1024  # steps
-_GRADIENT = "the gradient of `{}`"
+_MUST = "the loss function and the model must depend on the shard alone, but"
+_IN_TIME = (
+    "take the step from `unisono.progress()`, set a value in `on_step_begin`, return metrics in a "
+    "dict, or keep a buffer of the model (`register_buffer`)."
+)
+_OF_SAMPLES = (
+    'return values of each sample as `"per_sample"` and change it in `on_step_end`, with those of '
+    "the whole batch."
+)
+_OF_TENSORS = (
+    f"keep a buffer of the model (`register_buffer`), return metrics in a dict, or {_OF_SAMPLES}"
+)
 _OF_RANKS = (
     "compute the same on every worker; for what one worker alone is to do, write a callback that "
     "asks for `fit.is_leader`."
 )
 
 Compute = Callable[[nn.Module, Any], Any]
-
-
-class _Passes(NamedTuple):
-    """What is computed twice."""
-
-    name: str
-    rehearse: Callable[[Any], Seen]  # gives what a pass over a copy comes to
-    computed: Callable[[], Seen]  # likewise, of the pass that counts
-    restart: Callable[[], None]  # makes random numbers and buffers those before
-    check: Callable[[], None] = lambda: None  # refuses what a pass must not do in words of its own
-    read_again: Callable[[], Any] | None = None  # gives the batch anew
+Rehearse = Callable[..., Seen]
+"""Computes as the pass will; within the context that it may be given, such as another worker's."""
 
 
 class _Earlier(NamedTuple):
-    """What was computed twice in the first step."""
+    """What was rehearsed in the first step."""
 
     before: Held  # it
     written: list[str]  # by it
     shapes: list[torch.Size]  # of the batch's tensors
-    rehearse: Callable[[], Seen]
+    compute: Callable[[], Seen]
 
 
 class ComputedTwice:
-    """Looks at the passes of one call of ``fit``. Final.
+    """Looks at the passes of one loop. Final.
 
     Args:
         run: which is trained.
@@ -100,7 +86,7 @@ class ComputedTwice:
         self._earlier.clear()
 
     def compute(self, step: Step, batch: Any, loss: Compute) -> None:
-        """Compute the shard at hand, after a rehearsal of it.
+        """Compute the shard at hand, after rehearsals of it.
 
         Raises:
             RuntimeError: it is no function of its samples; names what is not.
@@ -111,31 +97,25 @@ class ComputedTwice:
         shard, num_samples, share = step.waiting
         engine = self._run.engine
         assert engine is not None
-
-        def restart() -> None:
-            engine.passes.repeat(shard)
+        updated = updated_parameters(self._model, self._run.kept.optimizer)
 
         def rehearse(batch: Any) -> Seen:
-            returned = loss(self._model, batch)
-            seen = _numbers(returned, num_samples)
-            engine.passes.differentiate(read_loss(returned, num_samples), share)
-            updated = updated_parameters(self._model, self._run.kept.optimizer)
+            returned = read_loss(loss(self._model, batch), num_samples)
+            # As text, so that NaN is like NaN.
+            seen = {f"`{name}`": repr(number) for name, number in returned.numbers().items()}
+            engine.passes.differentiate(returned, share)
             return seen | {
-                _GRADIENT.format(name): hashed(parameter.grad, WHOLE)
+                f"the gradient of `{name}`": hashed(parameter.grad, WHOLE)
                 for name, parameter in updated.items()
                 if parameter.grad is not None
             }
 
-        def count() -> Seen:
-            with self._gradients() as gradients:
-                returned = loss(self._model, batch)
-                seen = _numbers(returned, num_samples)
-                step.backward(returned)
-            return seen | gradients
-
-        read_again = partial(step.read_again, shard) if self._reads_here else None
-        passes = _Passes("loss", rehearse, count, restart, engine.check_passes, read_again)
-        self._twice(passes, batch)
+        before, spare = self.look(), _spare(batch)
+        restart = partial(engine.passes.repeat, shard)
+        self._rehearse("loss", rehearse, restart, spare, engine.check_passes)
+        step.backward(loss(self._model, batch))
+        if self._reads_here and spare is not None:
+            self._check_reading(before, batch, spare, partial(step.read_again, shard))
 
     def watched(
         self, step: Step, embed: Compute, loss: Compute, *, is_due: bool
@@ -150,82 +130,124 @@ class ComputedTwice:
         functions = [partial(function, self._model) for function in (embed, loss)]
         if not (is_due and self.is_exact):
             return [*functions]
-        return list(map(self._first_call_twice, restarts, functions, restarts.values()))
+        return list(map(self._first_rehearsed, restarts, functions, restarts.values()))
 
-    def _first_call_twice(
+    def _first_rehearsed(
         self, name: str, function: Callable[[Any], Any], restart: Callable[[], None]
     ) -> Callable[[Any], Any]:
         calls = iter([True])
 
         def call(given: Any) -> Any:
-            if next(calls, None) is None:
-                return function(given)
-            found: list[Any] = []
-
-            def count() -> Seen:
-                found.append(function(given))
-                return leaves_of(found[0])
-
-            passes = _Passes(name, lambda given: leaves_of(function(given)), count, restart)
-            self._twice(passes, given)
-            return found[0]
+            if next(calls, False):
+                rehearse = lambda given: leaves_of(function(given))  # noqa: E731
+                self._rehearse(name, rehearse, restart, _spare(given))
+            return function(given)
 
         return call
 
-    def _twice(self, passes: _Passes, given: Any) -> None:
-        """Compute from a copy, then from what is given, and compare."""
-        before, spare = self.look(), None
-        with suppress(Exception):  # the rehearsal fails then, too
-            spare = tree_map(copied, given)
+    def _rehearse(
+        self,
+        name: str,
+        function: Callable[[Any], Seen],
+        restart: Callable[[], None],
+        spare: Any,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Compute from copies, and compare.
 
-        def compute(
-            rehearse: Callable[[], Seen], elsewhere: AbstractContextManager[None] | None = None
+        Args:
+            name: of what is computed.
+            function: gives what it comes to.
+            restart: makes random numbers and buffers those before.
+            spare: what it is computed from, which stays as it is.
+            check: refuses what a pass must not do in words of its own.
+        """
+        before = self.look()
+
+        def compute() -> Seen:
+            return function(tree_map(copied, spare))
+
+        def rehearse(
+            elsewhere: AbstractContextManager[None] | None = None,
+            compute: Callable[[], Seen] = compute,
         ) -> Seen:
-            passes.restart()
+            restart()
             seen: Seen = {}
             with suppress(Exception), metrics_put_back(before), elsewhere or nullcontext():
-                seen = rehearse()
-            passes.restart()
+                seen = compute()
+            restart()
             return seen
 
-        def rehearse() -> Seen:
-            return passes.rehearse(tree_map(copied, spare))
-
-        again = partial(compute, rehearse)
-        rehearsed = again(as_another_worker(self._run.team.world))
+        once = rehearse()
         first = self.look()
-        counted = passes.computed()
-        if not rehearsed or not _is_finite(counted):
+        if not once or any(word in once.get("`loss`", "") for word in ("nan", "inf")):
             return  # that is explained where the step fails
-        passes.check()
-        if passes.read_again is not None and hashed(given, WHOLE) != hashed(spare, WHOLE):
-            _check_batch(hashed(spare, WHOLE), passes.read_again)
-        self.compare(first, rehearsed, counted, again)
+        check()
+        self.compare(once, first, rehearse)
         written = before.written_in(self.look())
-        if written and passes.read_again is not None:
-            self._check_reading(before, written, hashed(spare), passes.read_again)
-        now = _Earlier(before, written, [leaf.shape for leaf in tensors_in(spare)], rehearse)
-        earlier = self._earlier.setdefault(passes.name, now)
+        now = _Earlier(before, written, [leaf.shape for leaf in _tensors_in(spare)], compute)
+        earlier = self._earlier.setdefault(name, now)
         if earlier is None or earlier is now:
             return
-        self._earlier[passes.name] = None
+        self._earlier[name] = None
         if ways := [*dict.fromkeys([*earlier.written, *written])]:
             is_alike = earlier.shapes == now.shapes
-            histories = Histories(earlier.before, ways, self.look, is_alike=is_alike)
-            histories.check(partial(compute, earlier.rehearse), again, counted)
+            orders = Orders(earlier.before, ways, self.look, is_alike)
+            one = partial(rehearse, compute=earlier.compute)
+            if way := orders.what_goes_on(one, rehearse, once):
+                raise _goes_on(way, self.look())
 
-    def _check_reading(
-        self, before: Held, ways: Sequence[str], known: str, read: Callable[[], Any]
-    ) -> None:
-        """Refuse what passes have changed, if samples that are read then are others."""
-        told = hashed(read())
-        if told == known or told != hashed(read()):
+    def compare(self, once: Seen, first: Held, again: Rehearse) -> None:
+        """Refuse what goes on from one computation to the next, or differs in them.
+
+        Args:
+            once: what the first came to.
+            first: after it.
+            again: computes the same.
+        """
+        seen = again(as_another_worker(self._run.team.world))
+        if way := what_goes_on(first, self.look, again):
+            raise _goes_on(way, first)
+        differs = difference(once, seen)
+        if differs is None:
             return
-        now = self.look()
-        way = culprit(ways, before, now, lambda: hashed(read()) == known)
+        if again() == once and again(as_another_worker(self._run.team.world)) != once:
+            raise RuntimeError(
+                f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
+                f"{_OF_RANKS}"
+            )
         raise RuntimeError(
-            f"{MUST} they change `{way}`, which the data set reads, and each worker computes "
-            f"others: {OF_SAMPLES}"
+            f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
+            f"buffers, {differs} is another one: look for what they keep from shard to shard, take "
+            f"from the time or draw from a generator that cannot be found; {_IN_TIME}"
+        )
+
+    def _check_reading(self, before: Held, batch: Any, spare: Any, read: Callable[[], Any]) -> None:
+        """Refuse what passes have changed, if samples that are read then are others.
+
+        Args:
+            before: the passes.
+            batch: as they have left it.
+            spare: as they have got it.
+            read: reads it again.
+        """
+        known = hashed(spare, WHOLE)
+        ways, is_in_place = before.written_in(self.look()), hashed(batch, WHOLE) != known
+        if not (ways or is_in_place):
+            return
+        told = hashed(read(), WHOLE)
+        if told == known or told != hashed(read(), WHOLE):
+            return
+        if is_in_place:
+            raise RuntimeError(
+                f"{_MUST} they change their batch in place, and with it the data set, as "
+                f"`collate_fn` or `__getitem__` gives out its own memory: clone the tensors there, "
+                f"or write `x = x - mean` in place of `x -= mean`."
+            )
+        way = culprit(ways, before, self.look(), lambda: hashed(read(), WHOLE) == known)
+        raise RuntimeError(
+            f"{_MUST} they change `{way}`, which the data set reads, and each worker computes "
+            f"others: {_OF_SAMPLES}"
         )
 
     @property
@@ -238,98 +260,30 @@ class ComputedTwice:
         """Look at what the program keeps now."""
         return look(self._model, self._functions)
 
-    @contextmanager
-    def _gradients(self) -> Iterator[Seen]:
-        """Note the gradients of the backward pass within a block."""
-        seen: Seen = {}
 
-        def note(name: str, parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                seen[_GRADIENT.format(name)] = hashed(parameter.grad, WHOLE)
-
-        updated = updated_parameters(self._model, self._run.kept.optimizer)
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(note, name))  # type: ignore[no-untyped-call]
-            for name, parameter in updated.items()
-            if parameter.requires_grad
-        ]
-        try:
-            yield seen
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def compare(
-        self, first: Held, rehearsed: Seen, counted: Seen, again: Callable[..., Seen]
-    ) -> None:
-        """Refuse what goes on from the first of two passes to the second, or differs in them.
-
-        Args:
-            first: between them.
-            rehearsed: what one came to that was computed as by another worker.
-            counted: what the other one came to.
-            again: computes the same once more, maybe within a context.
-        """
-        self._check_kept(first, again)
-        differs = difference(rehearsed, counted)
-        if differs is None:
-            return
-        if again() == counted and again(as_another_worker(self._run.team.world)) != counted:
-            raise RuntimeError(
-                f"{MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
-                f"{_OF_RANKS}"
-            )
-        raise RuntimeError(
-            f"{MUST} computed twice, from the same samples, random numbers, parameters and "
-            f"buffers, {differs} is another one: look for what they keep from shard to shard, take "
-            f"from the time or draw from a generator that cannot be found; {IN_TIME}"
-        )
-
-    def _check_kept(self, first: Held, again: Callable[[], Seen]) -> None:
-        """Refuse what the program keeps and has changed from pass to pass."""
-        second = self.look()
-        ways = first.changed_in(second)
-        if not ways:
-            return
-        for way in first.written_in(second):
-            first.put_back(way, second)
-        there = self.look()
-        for way in ways:
-            if there.values.get(way) != first.values[way]:
-                raise goes_on(way, first)  # it cannot be put back
-        # From the same value to the same again: else it is a time that is kept.
-        again()
-        third = self.look()
-        for way in ways:
-            if third.values.get(way) == second.values[way]:
-                raise goes_on(way, first)
-
-
-def _check_batch(known: str, read: Callable[[], Any]) -> None:
-    """Refuse a pass that changes its batch in place, if the data set has changed with it."""
-    told = hashed(read(), WHOLE)
-    if told != known and told == hashed(read(), WHOLE):
-        raise RuntimeError(
-            f"{MUST} they change their batch in place, and with it the data set, as `collate_fn` "
-            f"or `__getitem__` gives out its own memory: clone the tensors there, or write "
-            f"`x = x - mean` in place of `x -= mean`."
-        )
-
-
-def _numbers(returned: Any, num_samples: int) -> Seen:
-    """Give the scalars that a loss function has returned, so that NaN is like NaN."""
-    numbers = read_loss(returned, num_samples).numbers()
-    return {f"`{name}`": repr(number) for name, number in numbers.items()}
-
-
-def _is_finite(seen: Seen) -> bool:
-    return not any(word in seen.get("`loss`", "") for word in ("nan", "inf"))
+def _goes_on(way: str, held: Held) -> RuntimeError:
+    """Make the refusal of what is kept from shard to shard."""
+    return RuntimeError(
+        f"{_MUST} `{way}` goes on from shard to shard, and each worker computes others: "
+        f"{_IN_TIME if held.is_plain(way) else _OF_TENSORS}"
+    )
 
 
 def leaves_of(found: Any) -> Seen:
     """Give the tensors that a function has returned."""
     tree = dict(found) if isinstance(found, Mapping) else found
-    return {f"result {at}": hashed(leaf, WHOLE) for at, leaf in enumerate(tensors_in(tree))}
+    return {f"result {at}": hashed(leaf, WHOLE) for at, leaf in enumerate(_tensors_in(tree))}
+
+
+def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _spare(given: Any) -> Any:
+    """Copy what something is computed from; None if that cannot be done."""
+    with suppress(Exception):
+        return tree_map(copied, given)
+    return None
 
 
 @contextmanager
