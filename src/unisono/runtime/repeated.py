@@ -1,7 +1,7 @@
 """Does what is computed depend on what was computed before? Compute it twice, and compare.
 
-For samples (``second_reading.py``), shards (``computed_twice.py``) and calls of a model
-(``called_twice.py``) alike. In a row, from the same inputs and random numbers::
+For samples (``second_reading.py``), shards and models (``computed_twice.py``) alike. In a row, from
+the same inputs and random numbers::
 
     computed ─► look ─► computed again ─► look
 

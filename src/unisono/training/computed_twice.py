@@ -8,6 +8,9 @@ RANK and WORLD_SIZE were another worker's (``repeated.py``).
 So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
 the loss, in metrics or in gradients. It is done in the first two steps of a loop, as what is kept
 of another shard may tell only in the second, and in one of 1,024 later: 0.2 % of the time at most.
+
+The body of a loop of the program's own is not run again, as what it counts is its own. There the
+first call of each model in a step is rehearsed, with nothing kept for a backward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -183,7 +186,7 @@ class ComputedTwice:
         if not once or any(word in once.get("`loss`", "") for word in ("nan", "inf")):
             return  # that is explained where the step fails
         check()
-        self.compare(once, first, rehearse)
+        self._compare(once, first, rehearse)
         written = before.written_in(self.look())
         now = _Earlier(before, written, [leaf.shape for leaf in _tensors_in(spare)], compute)
         earlier = self._earlier.setdefault(name, now)
@@ -197,7 +200,45 @@ class ComputedTwice:
             if way := orders.what_goes_on(one, rehearse, once):
                 raise _goes_on(way, self.look())
 
-    def compare(self, once: Seen, first: Held, again: Rehearse) -> None:
+    @contextmanager
+    def calls(self) -> Iterator[None]:
+        """Have the first call of each model of the run rehearsed within a block."""
+        model, run = self._model, self._run
+        named = dict(model.named_children()) if type(model) is nn.ModuleDict else {"": model}
+        with ExitStack() as stack:
+            for name, each in named.items():
+                is_compiled = isinstance(each, torch.jit.ScriptModule) or hasattr(each, "_orig_mod")
+                if self.is_exact and not is_compiled and not run.device.is_divided:
+                    begin = partial(self._rehearse_call, name, iter([True]))
+                    hook = each.register_forward_pre_hook(begin, with_kwargs=True)
+                    stack.callback(hook.remove)
+            yield
+
+    def _rehearse_call(
+        self, name: str, first: Iterator[bool], model: nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        engine = self._run.engine
+        if engine is None or not next(first, False):
+            return
+        frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        there = frozen | dict(model.named_buffers())
+        before = {name: value.detach().clone() for name, value in there.items()}
+        nothing = torch.empty(0, device=engine.exchange.device.torch)
+
+        def call(given: Any) -> Seen:
+            args, kwargs = given
+            unsaved = torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda _: nothing)
+            with engine.passes.generators_put_back(), unsaved:
+                return leaves_of(model.forward(*args, **kwargs))
+
+        def restart() -> None:
+            now = dict(model.named_parameters()) | dict(model.named_buffers())
+            for name, value in before.items():
+                now[name].data.copy_(value)
+
+        self._rehearse(f"model {name}", call, restart, _spare((args, kwargs)))
+
+    def _compare(self, once: Seen, first: Held, again: Rehearse) -> None:
         """Refuse what goes on from one computation to the next, or differs in them.
 
         Args:

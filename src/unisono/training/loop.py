@@ -37,11 +37,10 @@ from unisono.runtime.workers.launcher_messages import Live, Passed
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary, Interrupts, OpenLoop, gentle_interrupts
-from unisono.training.called_twice import models_called_twice
 from unisono.training.closure_step import ClosureStep
-from unisono.training.computed_twice import AT_FIRST, EVERY
+from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
-from unisono.training.first_steps import UnusedParameters, single_samples_refused
+from unisono.training.first_steps import single_samples_refused
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.mixed_devices import SpeedBalance
 from unisono.training.out_of_memory import memory_explained
@@ -134,7 +133,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
-        unused, looks = UnusedParameters(run), 0
+        twice, looks = ComputedTwice(run), 0
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
@@ -154,7 +153,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             # A trainer computes shards twice; of a loop of the program's own only models are known.
             is_due = not run.functions and (looks < AT_FIRST or step.number % EVERY == 0)
             looks += is_due
-            with models_called_twice(run) if is_due else nullcontext():
+            with twice.calls() if is_due else nullcontext():
                 yield step
             run.team.supervisor.can_go_back = True
             opened.check_is_inmost()
@@ -166,8 +165,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 continue
             if balance.is_needed:
                 balance.after_step(step.num_samples)
-            if unused.is_watching:
-                unused.look(boundary.engine.sums.present)
 
 
 @contextmanager

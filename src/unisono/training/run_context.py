@@ -93,7 +93,6 @@ class RunContext:
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
     # by rank, what computes the same bits; empty if all devices do, None before the first loop
     kinds: dict[int, str] | None = None
-    has_told_unused: bool = False  # parameters without a gradient were looked for
     told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
 
     @property
