@@ -1,6 +1,5 @@
 """Workers that were given different data sets are told so, before anything is computed."""
 
-import os
 import re
 
 import numpy
@@ -133,21 +132,6 @@ def test_differences_are_told_on_every_worker_with_the_likely_cause(world_size):
     for make in TRAINS:
         for key in (key for key in said if key.split()[0] == make.__name__):
             assert {answers[key] for answers in (said, *others)} == {""}, key
-
-
-def slow_to_read():
-    fingerprint._LONG_S = 0.0
-    model = nn.Linear(1, 1)
-    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-4), loss, shards=2)
-    for steps in (1, 2):
-        trainer.fit(Custom(range(24)), batch_size=6, steps=steps)
-    os.write(1, b"trained\n")
-
-
-@pytest.mark.slow
-def test_that_samples_are_not_compared_is_told_once(capfd):
-    unisono.launch(slow_to_read, workers=2)
-    assert capfd.readouterr().out.count("samples are not compared between the workers") == 1
 
 
 # When a run goes on

@@ -17,8 +17,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils.data import Subset
@@ -37,24 +36,15 @@ REMEDY = (
 )
 _SAMPLES = 8
 _ENOUGH_S = 3e-3
-_LONG_S = 0.1  # a first read may open files and load modules
 _FORK_AT_MOST_S = 0.5
 _INDICES_AT_MOST = 4096
 _SHOWN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What of a data set must not differ between workers, where both know it."""
-
-    facts: Mapping[str, str] = field(default_factory=dict)  # by name, plain JSON
-    is_slow: bool = False  # samples were left out, as to read one takes too long
-
-
 def fingerprint_of_data(
     dataset: Any, length: int, *, seed: int, stream: str, epoch: int, in_fork: bool
-) -> Fingerprint:
-    """Look at a data set.
+) -> dict[str, str]:
+    """Look at a data set; gives what must not differ between workers, where both know it, by name.
 
     Args:
         dataset: as for training.
@@ -68,64 +58,55 @@ def fingerprint_of_data(
         LoadingError: a sample is not the same when it is read twice.
     """
     if is_stream(dataset) or not length:
-        return Fingerprint()
+        return {}
     try:
         facts = dict(_subsets(dataset))
         reader = SampleReader(dataset, length, seed=seed, stream=stream)
     except Exception:
-        return Fingerprint()
+        return {}
     numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
-    in_memory = lies_in_memory(leaf_of(dataset))
 
-    def look(_: object = None) -> tuple[dict[str, str], bool]:
-        return _samples(reader, epoch, numbers, in_memory=in_memory)
+    def look(_: object = None) -> dict[str, str]:
+        return _samples(reader, epoch, numbers)
 
-    if in_fork and not in_memory:  # where the loop looks at the first samples that it reads there
-        samples, is_slow = _in_fork(look)
-    else:
-        start_s = time.perf_counter()
-        with generators_put_back():
-            reader.look(numbers[0], epoch)
-        if is_slow := time.perf_counter() - start_s > _LONG_S:
-            return Fingerprint(facts, is_slow)
-        samples, is_slow = look()
-    return Fingerprint({**facts, **samples}, is_slow)
+    # Loader processes look at the first samples that they read.
+    if in_fork and not lies_in_memory(leaf_of(dataset)):
+        return facts | _in_fork(look)
+    with generators_put_back():
+        reader.look(numbers[0], epoch)
+    return facts | look()
 
 
-def _in_fork(look: Callable[[object], tuple[dict[str, str], bool]]) -> tuple[dict[str, str], bool]:
+def _in_fork(look: Callable[[object], dict[str, str]]) -> dict[str, str]:
     """Look in a loader process, unless a thread of this one might hold a lock meanwhile."""
     if threading.active_count() > 1:
-        return {}, False
+        return {}
     try:
         processes = LoaderProcesses(look, 1, iter([None]))
         try:
-            return processes.take() if processes.is_ready(_FORK_AT_MOST_S) else ({}, False)
+            return processes.take() if processes.is_ready(_FORK_AT_MOST_S) else {}
         finally:
             processes.close(grace_s=0.0)
     except Exception:
-        return {}, False
+        return {}
 
 
-def _samples(
-    reader: SampleReader, epoch: int, numbers: Sequence[int], *, in_memory: bool
-) -> tuple[dict[str, str], bool]:
-    """Hash samples that are the same twice, as many as can be read soon."""
+def _samples(reader: SampleReader, epoch: int, numbers: Sequence[int]) -> dict[str, str]:
+    """Hash samples that are the same twice, as many as can be read soon; one at least."""
     facts: dict[str, str] = {}
     start_s = time.perf_counter()
     with generators_put_back():
         for number in numbers:
             try:
                 once = hashed(reader.read(number, epoch))
-                if not in_memory and time.perf_counter() - start_s > _LONG_S:
-                    return {}, True
                 if hashed(reader.read(number, epoch)) != once:
-                    return {}, False
+                    return {}
             except Exception:
-                return {}, False
+                return {}
             facts[f"sample {number} of the data set"] = f"fingerprint {once[:8]}"
             if time.perf_counter() - start_s > _ENOUGH_S:
                 break
-    return facts, False
+    return facts
 
 
 def _subsets(dataset: Any) -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ class Boundary:
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         if run.checkpoints is not None and run.seen is not None:
-            self._identity[SAMPLES] = run.seen[1].facts
+            self._identity[SAMPLES] = run.seen[1]
         self._interrupts = interrupts
         self._planned = 0  # tasks, as a number: in most steps there are none
         self._next_at_s = 0.0

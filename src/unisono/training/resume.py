@@ -85,7 +85,7 @@ def _find(
     """Look, as the leader; give what the others need to know, and what was found."""
     kept = run.kept
     here = identity(plan.samples, run.fixed, run.device, is_kept=True)
-    here[SAMPLES] = samples_seen(run, plan).facts
+    here[SAMPLES] = samples_seen(run, plan)
     if run.shards is None:
         del here["shards"]  # the checkpoint's are taken
     try:

@@ -18,7 +18,7 @@ from torch import nn
 
 from unisono.data.data_reading import Reading, is_stream, length_of
 from unisono.data.epoch_order import EpochOrder, Sampler
-from unisono.data.fingerprint import Fingerprint, fingerprint_of_data
+from unisono.data.fingerprint import fingerprint_of_data
 from unisono.engine.exchange.snapshots import RunMemory
 from unisono.engine.state.attributes import Attributes
 from unisono.engine.state.optimizers import needs_closure
@@ -82,7 +82,7 @@ class RunContext:
     functions: Sequence[Any] = ()  # what of the program runs in the loop's passes, as far as known
     engine: StepEngine | None = None  # computes the steps of the loop under way
     memory: RunMemory | None = None  # of the newest loop
-    seen: tuple[int, Fingerprint] | None = None  # of the data set of a loop, by its number
+    seen: tuple[int, dict[str, str]] | None = None  # of the data set of a loop, by its number
     plan: SamplePlan | None = None  # which samples the epoch under way has
     has_resumed: bool = False  # no checkpoint is to be looked for any more
     has_joined: bool = False  # see `unisono.Run`
@@ -199,14 +199,14 @@ def no_epochs(name: str) -> ValueError:
     )
 
 
-def samples_seen(run: RunContext, plan: LoopPlan) -> Fingerprint:
+def samples_seen(run: RunContext, plan: LoopPlan) -> dict[str, str]:
     """Look at a few samples of the loop's data set, before anything is put back; once a loop."""
     if run.seen is None or run.seen[0] != run.num_loops:
         run.seen = run.num_loops, samples_now(plan)
     return run.seen[1]
 
 
-def samples_now(plan: LoopPlan) -> Fingerprint:
+def samples_now(plan: LoopPlan) -> dict[str, str]:
     """Look at a few samples of the loop's data set, as epoch 0 has them."""
     reading = plan.reading
     return fingerprint_of_data(

@@ -24,10 +24,6 @@ from unisono.training.mixed_devices import compare_devices, read_kinds
 from unisono.training.resume import resume
 from unisono.training.run_context import RunContext, facts_of_order, samples_now, samples_seen
 
-_TOO_SLOW = (
-    "samples are not compared between the workers, as to read one takes more than 0.1 s; that all "
-    "have the same data set is known by its length alone"
-)
 _MANY = 4  # cores, of which one is not enough
 _IN_EVAL = (
     "every layer of the model is in `eval()` mode and stays so: dropout is off, and BatchNorm uses "
@@ -207,6 +203,4 @@ def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
         return {"dataset length": length}
     # What a callback has changed in the data set has been put back in a resumed run.
     seen = samples_now(plan) if run.kept.position.step else samples_seen(run, plan)
-    if seen.is_slow:
-        run.say_once(_TOO_SLOW)
-    return {"dataset length": length, **seen.facts}
+    return {"dataset length": length, **seen}

@@ -105,7 +105,7 @@ class Sweep:
                 stream="evaluate",
                 epoch=0,
                 in_fork=reading.loader_workers > 0,
-            ).facts
+            )
         facts = {"`batch_size`": plan.batch_size, **more}
         if self._digest is not None:
             facts["the digest of `model`"] = self._digest
