@@ -99,8 +99,7 @@ def test_values_of_all_kinds_go_back_and_what_came_later_is_gone():
     thing.items.append(5)
     thing.part.number = 3
     items, mean, state = thing.items, thing.mean, kept.state_dict()
-    values = state["objects"]["thing"]["values"]
-    state["objects"]["thing"]["values"] = values | {"items": [*items], "mean": mean.clone()}
+    state["values"] |= {"thing: items": [*items], "thing: mean": mean.clone()}
     thing.number, thing.seen, thing.later, thing.part.number = 2, {3}, "x", 4
     thing.items.append(6)
     thing.mean += 1
@@ -116,16 +115,16 @@ def test_what_belongs_to_the_model_or_cannot_be_kept_stays_where_it_is():
     model, kept, thing = watched()
     thing.weight, thing.data, thing.all = model.weight, model.weight.data, [*model.parameters()]
     thing.call, thing.keys, thing.number = print, {object(): 1}, 1
-    said = kept.state_dict()["objects"]["thing"]
-    assert said["values"] == {"number": 1}
-    assert sorted(said["rest"]) == ["all", "call", "data", "keys", "weight"]
+    said = kept.state_dict()
+    assert said["values"] == {"thing: number": 1}
+    assert said["rest"] == [f"thing: {name}" for name in ("all", "call", "data", "keys", "weight")]
     kept.load_state_dict(kept.state_dict())
     assert thing.weight is model.weight
 
 
 def test_what_is_set_before_the_first_step_comes_back_with_the_first_snapshot():
     _, kept, thing = watched(number=1)
-    before = {"loop": 0, "objects": {}}
+    before = {"loop": 0, "values": {}, "rest": [], "own": [], "moved": []}
     thing.number, thing.later = 2, 3
     kept.load_state_dict(before)
     assert vars(thing) == {"number": 1}
@@ -133,7 +132,8 @@ def test_what_is_set_before_the_first_step_comes_back_with_the_first_snapshot():
 
 def test_what_was_damaged_in_a_checkpoint_is_refused():
     model = torch.nn.Linear(2, 1)
-    for damaged in ({"loop": 1}, {"loop": 1, "objects": 3}, {"loop": 1, "objects": {"a": None}}):
+    whole = {"loop": 1, "values": {}, "rest": [], "own": [], "moved": []}
+    for damaged in ({"loop": 1}, whole | {"values": 3}, whole | {"rest": None}, whole | {"own": 1}):
         attributes = Attributes(model, torch.optim.SGD(model.parameters()))
         attributes.watch({"a": Holder()})
         with pytest.raises(CheckpointError, match="must be as they were saved"):

@@ -4,7 +4,7 @@
 
     a loop begins    watch ─► before                    what the program has made of it
     on_begin         has_begun                          what differs from rank to rank stays there
-    a snapshot       state_dict ─► values, same, rest   what differs from before; what does not
+    a snapshot       state_dict ─► values, rest         what differs from before; the rest
     back, resumed    load_state_dict
 
 Looked at is whatever its callbacks, optimizers and schedules lead to (``reach.py``): attributes of
@@ -20,7 +20,7 @@ import functools
 import json
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -42,7 +42,8 @@ KEY = "unisono.attributes"
 
 _PLAIN = {type(None), bool, int, float, str}
 _SEQUENCES, _TABLES = {list, tuple, deque, set}, {dict, OrderedDict, Counter, defaultdict}
-_KEPT_ELSEWHERE = {"state", "param_groups", "defaults"}  # of an optimizer
+_OF = ": "  # between the way to what holds a value and its name
+_KEPT_ELSEWHERE = frozenset({"state", "param_groups", "defaults"})  # of an optimizer
 _OF_MODULES = frozenset(vars(nn.Module()))  # modes are kept elsewhere, hooks belong to libraries
 _ENTRIES, _BYTES = 4096, 1 << 20  # at most, where data may lie, too
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -115,28 +116,35 @@ class _Taken(NamedTuple):
 class Attributes:
     """The attributes of some objects, as an object with a state. Final.
 
+    Each is named by the way to what holds it and by its name: ``"Meter.steps: count"``.
+
     Args:
         model, optimizer: whose tensors are kept elsewhere.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._tables: dict[str, _Table] = {}
         self._roots: dict[str, Any] = {}
-        self._before: dict[str, dict[str, _Taken]] = {}
-        self._after: dict[str, dict[str, _Taken]] = {}  # `on_begin` of the loop under way
+        self._tables: dict[str, _Table] = {}
+        self._known: set[str] = set()  # all that was there before the first `on_begin`
+        self._before: dict[str, _Taken] = {}  # what could be kept of it
+        self._after: dict[str, _Taken] = {}  # `on_begin` of the loop under way
         self._loop = 0  # whose `on_begin` was called last
         self._loaded: Mapping[str, Any] | None = None  # before it was
-        self._own: set[tuple[str, str]] = set()  # what differs from rank to rank
+        self._own: set[str] = set()  # what differs from rank to rank
 
     def watch(self, roots: Mapping[str, Any]) -> None:
         """Note what all that some objects lead to is like, before anything is put back."""
         self._after, self._roots = {}, dict(roots)
-        for name, table in self._found().items():
-            if name not in self._tables or self._tables[name].holder.held is not table.holder.held:
-                self._tables[name] = table
-                taken = self._taken(name)
-                self._before[name] = {key: one.copied() for key, one in taken.items()}
+        there = self._tables
+        new = {
+            path: table
+            for path, table in self._found().items()
+            if path not in there or there[path].holder.held is not table.holder.held
+        }
+        there |= new
+        self._known |= {way for way, _, _ in _ways(new)}
+        self._before |= {way: one.copied() for way, one in self._taken(new).items()}
 
     def has_begun(self, loop: int, tell: Callable[[bytes], Mapping[int, bytes]] | None) -> None:
         """Put back again what `on_begin` has set anew, where the loop had begun before.
@@ -145,37 +153,28 @@ class Attributes:
             loop: its number.
             tell: tells all workers something, and hears them; None: this one has joined the others.
         """
-        for name, table in self._found().items():
-            if name not in self._tables:  # made there
-                self._tables[name], self._before[name] = table, {}
+        self._tables = self._found() | self._tables  # some are made there
         if tell is not None:
             self._find_own(tell)
         if self._loaded is not None and self._loaded["loop"] == loop:
             self._apply(self._loaded)
         self._loaded, self._loop = None, loop
-        self._after = {
-            name: {key: one.copied() for key, one in self._taken(name).items()}
-            for name in self._tables
-        }
+        self._after = {way: one.copied() for way, one in self._taken().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Give what is held, and has changed since the first loop began."""
-        objects = {}
-        for name, table in self._tables.items():
-            before, now, values = self._before[name], self._taken(name), table.values()
-            same = [key for key, one in now.items() if key in before and one.is_like(before[key])]
-            changed = now.keys() - {*same}
-            own = sorted(key for owner, key in self._own if owner == name)
-            if not (changed or own) and before.keys() <= {*same}:
-                continue
-            objects[name] = {
-                "values": {key: _plain(values[key]) for key in sorted(changed)},
-                "same": same,
-                "own": own,
-                "rest": [key for key in values if key not in now],
-                "moved": [key for key in sorted(changed) if not _on_host(now[key])],
-            }
-        return {"loop": self._loop, "objects": objects}
+        before, now = self._before, self._taken()
+        there = {way: value for way, _, value in _ways(self._tables)}
+        changed = sorted(
+            way for way, one in now.items() if way not in before or not one.is_like(before[way])
+        )
+        return {
+            "loop": self._loop,
+            "values": {way: _plain(there[way]) for way in changed},
+            "rest": sorted((there.keys() - self._known | before.keys()) - now.keys()),
+            "own": sorted(self._own),
+            "moved": [way for way in changed if not _on_host(now[way])],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the objects what they had; those that came later stay as they are.
@@ -196,80 +195,60 @@ class Attributes:
             self._loaded = copy.deepcopy(state)  # `on_begin` may change what is put back
             self._apply(state)
         elif state["loop"] == self._loop:
-            self._apply(state, is_back=True)
+            self._forget_others({*state["values"], *state["rest"]})
+            self._apply(state)
         else:  # from before `on_begin`, which is not called again
-            for name, taken in self._after.items():
-                self._forget_others(name, taken)
-                for key, one in taken.items():
-                    _put(self._tables[name], key, one.value())
+            self._forget_others({*self._after})
+            for way, one in self._after.items():
+                self._put(way, one.value())
 
     def hand_out(self, state: Mapping[str, Any]) -> None:
         """Give optimizers what those had that updated for all, at a loop's end."""
-        objects = state["objects"].items()
-        of = {name: said for name, said in objects if name.startswith(_OPTIMIZER)}
-        self._apply({"objects": of})
+        self._apply(state, of=_OPTIMIZER)
 
-    def _apply(self, state: Mapping[str, Any], *, is_back: bool = False) -> None:
+    def _apply(self, state: Mapping[str, Any], of: str = "") -> None:
+        """Put back what a state has; `of`: what begins so alone."""
         device = next(self._model.parameters()).device
-        nothing: dict[str, Any] = {"values": {}, "same": [], "own": [], "rest": [], "moved": []}
-        told = dict(state["objects"])
-        for name in self._tables:
-            if name not in told and "loop" in state:  # all of it was as before
-                told[name] = {**nothing, "same": [*self._before[name]]}
-        for name, said in told.items():
-            if name not in self._tables:
-                continue
-            table = self._tables[name]
-            self._own.update((name, key) for key in said["own"])
-            if is_back:
-                self._forget_others(name, (*said["values"], *said["same"], *said["rest"]))
-            for key in said["same"]:
-                if key in self._before[name] and (name, key) not in self._own:
-                    _put(table, key, self._before[name][key].value())
-            for key, value in said["values"].items():
-                if (name, key) not in self._own:
-                    is_moved = key in said["moved"]
-                    _put(table, key, moved(value, device) if is_moved else value)
+        self._own.update(state["own"])
+        values = dict(state["values"])
+        for way, one in self._before.items():
+            if way not in values and way not in state["rest"]:
+                values[way] = one.value()
+        for way, value in values.items():
+            if way.startswith(of) and way not in self._own:
+                self._put(way, moved(value, device) if way in state["moved"] else value)
 
-    def _forget_others(self, name: str, keys: Any) -> None:
-        """Delete what an object has come to have since."""
-        for key in self._taken(name).keys() - {*keys, *self._before[name]}:
+    def _put(self, way: str, value: Any) -> None:
+        path, _, key = way.rpartition(_OF)
+        if path in self._tables:
+            _put(self._tables[path], key, value)
+
+    def _forget_others(self, ways: set[str]) -> None:
+        """Delete what objects have come to have since."""
+        for way in self._taken().keys() - ways - self._known:
             with suppress(Exception):  # a closure has all of its names from the beginning
-                self._tables[name].set(key, MISSING)
+                path, _, key = way.rpartition(_OF)
+                self._tables[path].set(key, MISSING)
 
     def _find_own(self, tell: Callable[[bytes], Mapping[int, bytes]]) -> None:
         """Find what differs from rank to rank from the beginning. Collective."""
-        numbers = {
-            name: {key: one.number() for key, one in self._taken(name).items()}
-            for name in self._tables
-        }
-        for message in tell(json.dumps(numbers).encode()).values():
+        mine = {way: one.number() for way, one in self._taken().items()}
+        for message in tell(json.dumps(mine).encode()).values():
             there = json.loads(message)
-            for name, mine in numbers.items():
-                other = there.get(name, {})
-                self._own |= {(name, key) for key in mine if other.get(key) != mine[key]}
-                self._own |= {(name, key) for key in other.keys() - mine.keys()}
+            self._own |= {way for way in mine | there if mine.get(way) != there.get(way)}
 
-    def _taken(self, name: str) -> dict[str, _Taken]:
-        """Take apart what can be kept of what is held."""
+    def _taken(self, tables: Mapping[str, _Table] | None = None) -> dict[str, _Taken]:
+        """Take apart what can be kept of what is held; by some, or by all."""
         elsewhere = functools.cache(self._storages)  # few have tensors
         found: dict[str, _Taken] = {}
-        table = self._tables[name]
-        values = table.values()
-        is_module = values.keys() >= {"_parameters", "_modules"}
-        for key, value in values.items():
-            if key in _KEPT_ELSEWHERE or key[:2] == "__" or (name, key) in self._own:
-                continue
-            if is_module and key in _OF_MODULES:
-                continue
-            if table.is_open and not _is_small(value):
+        for way, table, value in _ways(self._tables if tables is None else tables):
+            if way in self._own or (table.is_open and not _is_small(value)):
                 continue
             with suppress(CheckpointError, RecursionError):
                 if _can_be_kept(value, elsewhere):
                     tensors: dict[str, torch.Tensor] = {}
                     keep = packing.keep_in(tensors, str)
-                    packed = packing.pack(_plain(value), key, keep, str)
-                    found[key] = _Taken(packed, tensors)
+                    found[way] = _Taken(packing.pack(_plain(value), way, keep, str), tensors)
         return found
 
     def _storages(self) -> set[int]:
@@ -302,6 +281,18 @@ class Attributes:
             if (layer := attributes_of(f"the model {name}", module)) is not None:
                 found[layer.path] = _Table(layer, is_open=True)
         return found
+
+
+def _ways(tables: Mapping[str, _Table]) -> Iterator[tuple[str, _Table, Any]]:
+    """Give each value with its name, but those that are kept elsewhere."""
+    for path, table in tables.items():
+        values = table.values()
+        others = _KEPT_ELSEWHERE
+        if values.keys() >= {"_parameters", "_modules"}:
+            others |= _OF_MODULES
+        for key, value in values.items():
+            if key not in others and key[:2] != "__":
+                yield f"{path}{_OF}{key}", table, value
 
 
 def _is_small(value: Any) -> bool:
