@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import pickle
@@ -76,13 +75,11 @@ def meet_hosts(
 
 
 def _serve(address: str, port: int) -> TCPStore:
-    """Have a store that listens at an address; at all of them if it is not one of this host's."""
+    """Open a store that listens at an address of this host."""
     try:
         listening = listen(address, port)
     except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise RendezvousConnectionError(str(error)) from error
-        return _store(address, port, is_master=True)  # forwarded to this host by another one
+        raise RendezvousConnectionError(str(error)) from error
     with closing(listening):
         port = listening.getsockname()[1]
         return _store(address, port, is_master=True, master_listen_fd=listening.detach())

@@ -5,10 +5,8 @@ A thin way for machines without Slurm or Kubernetes: the same command on each, w
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -27,7 +25,6 @@ from unisono.tools.cli.endings import Refusal, leave
 _OF_ONE_HOST = {
     *("replaces", "workers_per_gpu", "backend", "debug"),
 }
-_ANSWERS_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,31 +173,16 @@ def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
 
 
 def _check_reached(host: str, port: int) -> None:
-    """See that whoever calls the rendezvous reaches this host.
+    """Check that this host can listen at the rendezvous.
 
     Raises:
         RendezvousError: the port is taken, or the address is another host's.
     """
     try:
-        try:
-            listen(host, port).close()
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            _check_forwarded(host, port)
+        listen(host, port).close()
     except OSError as error:
         raise RendezvousError(
             f"`MASTER_ADDR` must be an address of host 0, which this is, and a free port on it, "
             f"but {host} at port {port} is not ({error}): pass others, or this host's "
             f"`--node-rank`."
         ) from error
-
-
-def _check_forwarded(host: str, port: int) -> None:
-    """See that another host's address leads to this one; raises OSError if it does not."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", port), family=family, dualstack_ipv6=both) as listening:
-        listening.settimeout(_ANSWERS_WITHIN_S)
-        socket.create_connection((host, port), _ANSWERS_WITHIN_S).close()
-        listening.accept()[0].close()
