@@ -16,7 +16,6 @@ do, so its additions give the bits that the worker's own would.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -34,7 +33,7 @@ from unisono.engine.exchange.bucket_pipeline import BucketPipeline
 from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
 from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.errors import RendezvousError
-from unisono.runtime.workers.host_links import Address, connect_ranks
+from unisono.runtime.workers.host_links import Address, connect_ranks, resend_soon
 from unisono.runtime.workers.team import Team
 
 Views = Sequence[memoryview]
@@ -43,7 +42,6 @@ _CONNECT_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.05
 _PIECES_AT_ONCE = 16
 _WAKE_BYTES = 1 << 17  # what has to come before this worker wakes, if so much is expected
-_TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
 
 
 class HostLane(Carrier):
@@ -290,9 +288,8 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
     for link in links.values():
         link.setblocking(False)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Nothing here takes a host for lost: whoever is slow does not read for a while.
-        with contextlib.suppress(OSError):
-            link.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MS)
+        # No timeout here: a slow host may not read for a while.
+        resend_soon(link)
     return HostLane({ranks.index(rank): link for rank, link in links.items()})
 
 

@@ -1,13 +1,12 @@
-"""How do workers of different hosts hear from each other? Over one connection for each two of them.
+"""How do workers of different hosts talk? Over one connection for each pair of them.
 
-A worker listens on one address while the job begins. Whoever connects shows the job's token, hashed
-with its rank, and gets the answer hashed likewise; who shows something else is turned away, and who
-shows nothing keeps nobody waiting. When all have connected nobody listens any more.
+Each worker listens on one address until all have connected. Both sides of a connection prove that
+they know the job's token, hashed with their ranks. Callers that do not are turned away, and one
+that sends nothing delays nobody.
 
-Frames are a length (u32) and that many bytes. Nothing is sent while nobody has something to say:
-the kernel asks whether a silent host is still there, and a connection that is not acknowledged for
-some seconds fails. So nobody computes slower for being watched, and a stopped worker is not taken
-for a lost host.
+Frames are a length (u32) and that many bytes. There are no heartbeats: the kernel asks whether a
+silent host is still there, and a connection that is not acknowledged for some seconds fails. So a
+stopped worker is not taken for a lost host.
 """
 
 from __future__ import annotations
@@ -206,11 +205,8 @@ def _call_rank(rank: int, place: Address, token: str, me: int, deadline: float) 
     except OSError as error:
         if link is not None:
             link.close()
-        raise RendezvousError(
-            f"every host must reach the others, but rank {me} does not reach rank {rank} at "
-            f"{place[0]}:{place[1]} ({error}): name the interface that connects the hosts with "
-            f"UNISONO_INTERFACE, and let the firewall pass connections between them."
-        ) from error
+        seen = f"rank {me} does not reach rank {rank} at {place[0]}:{place[1]} ({error})"
+        raise _unreached(seen) from error
     if not hmac.compare_digest(shown, _shown(token, rank, me)):
         link.close()
         raise RendezvousError(
@@ -240,12 +236,8 @@ def _take_calls(
         while missing:
             look()
             if time.monotonic() >= deadline:
-                raise RendezvousError(
-                    f"every host must reach the others, but ranks {sorted(missing)} have not "
-                    f"reached rank {me} at {listening.getsockname()[0]}: name the interface that "
-                    f"connects the hosts with UNISONO_INTERFACE, and let the firewall pass "
-                    f"connections between them."
-                )
+                here = listening.getsockname()[0]
+                raise _unreached(f"ranks {sorted(missing)} have not reached rank {me} at {here}")
             for key, _ in selector.select(_LOOK_EVERY_S):
                 if key.data is None:
                     _let_in(listening, selector)
@@ -263,6 +255,13 @@ def _take_calls(
         for caller in _callers(selector):
             caller.close()
         selector.close()
+
+
+def _unreached(seen: str) -> RendezvousError:
+    return RendezvousError(
+        f"every host must reach the others, but {seen}: name the interface that connects the hosts "
+        f"with UNISONO_INTERFACE, and let the firewall pass connections between them."
+    )
 
 
 def _let_in(listening: socket.socket, selector: selectors.BaseSelector) -> None:
@@ -332,5 +331,10 @@ def notice_lost_host(link: socket.socket) -> None:
     link.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)
     link.setsockopt(tcp, socket.TCP_KEEPCNT, int(LOST_AFTER_S))
     link.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(1000 * LOST_AFTER_S))
+    resend_soon(link)
+
+
+def resend_soon(link: socket.socket) -> None:
+    """Send what is not acknowledged again every second, if the kernel supports that."""
     with contextlib.suppress(OSError):
-        link.setsockopt(tcp, _TCP_RTO_MAX_MS, _RTO_MS)
+        link.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MS)
