@@ -63,7 +63,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def step(bench: Bench, number: int) -> None:
     """Begin a step on both ranks."""
     for rank in ALL:
-        bench.control.lines[rank].step = number
+        bench.control.lines[rank].begun = number + 1
 
 
 def test_one_that_waits_at_a_meeting_is_told_of_after_three_seconds(bench: Bench) -> None:

@@ -176,7 +176,7 @@ def test_who_holds_the_others_up_is_found_and_told(page: ControlBlock, kernel: K
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     page.lines[0].arrive()
     page.lines[1].arrive()
-    page.lines[2].step = 41
+    page.lines[2].begun = 42
     assert seen_in(watch, kernel, 3, ALL) == []
     kernel.now_s += LOOK_EVERY_S
     ((rank, message, how),) = watch.look(PIDS, ALL)

@@ -63,7 +63,7 @@ def test_arrivals_are_counted_past_the_end_of_32_bits(control_of):
 @pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED])
 def test_who_waits_for_one_that_left_is_told(control_of, how):
     control = control_of(3)
-    control.lines[2].step = 41
+    control.lines[2].begun = 42
 
     def work(rank):
         if rank == 2:
@@ -147,7 +147,7 @@ def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control
 
 def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
     control = control_of(3)
-    control.lines[0].step = 12
+    control.lines[0].begun = 13
     control.lines[1].arrive()
     with pytest.raises(
         WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step"
@@ -193,7 +193,7 @@ def test_lines_and_mailboxes_of_ranks_do_not_touch(control_of):
     full = MAILBOX_BYTES - 8
     for rank in range(3):
         control.come_back(rank, 10 + rank)
-        control.lines[rank].step = -(2**62) + rank
+        control.lines[rank].begun = -(2**62) + rank + 1
         control.lines[rank].plan = 2**31 + rank
         control.lines[rank].purposes[0].value = b"%d" % rank * 24
         control.lines[rank].purposes[1].value = b"%d, then" % rank

@@ -99,10 +99,6 @@ class RankLine(MeetingSeat):
         """The step that it was last seen in; 0 before the first."""
         return int(self.begun) - 1 if self.begun else 0
 
-    @step.setter
-    def step(self, step: int) -> None:
-        self.begun = step + 1
-
 
 _HEAD_BYTES, _LINE_BYTES = ctypes.sizeof(Head), ctypes.sizeof(RankLine)
 _TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times

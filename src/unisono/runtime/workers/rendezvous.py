@@ -86,7 +86,7 @@ class RankPlaces:
     @property
     def world_size(self) -> int:
         """The number of workers on all hosts."""
-        return sum(self.host_sizes)
+        return sum(map(len, self.ranks_of_host))
 
     @property
     def host(self) -> int:
@@ -107,11 +107,6 @@ class RankPlaces:
     def local_size(self) -> int:
         """The number of workers on this host."""
         return len(self.local_ranks)
-
-    @property
-    def host_sizes(self) -> tuple[int, ...]:
-        """The number of workers on each host."""
-        return tuple(map(len, self.ranks_of_host))
 
 
 class Rendezvous:
