@@ -1,20 +1,12 @@
-"""What is this process among the workers? Found once, kept here, and passed on from here.
+"""What is this process among the workers? Found once per process, and kept here.
 
-Which processes must not train as workers? Each is refused before it trains alone.
+Processes that would train alone by mistake are refused:
 
-*What a worker starts* inherits the worker's variables, but has no seat. *Ranks of a process group*
-that RANK and WORLD_SIZE do not tell of would not take part.
-
-*Processes of* ``torch.multiprocessing.spawn`` are ranks in the eyes of their program, but nothing
-in the environment says so. What tells them apart from a single process with a training of its own
-(of a ``ProcessPoolExecutor``, a search for hyperparameters, a ``spawn`` of one) is that torch hands
-each its index: whoever has an index above 0 is one of several. That one is refused, and torch then
-ends the others, the one with index 0 among them, and raises in the program that has spawned them.
-
-A worker's launcher sees where it waits for others, and so can tell who waits for whom.
-
-Whoever waits wakes now and then to look around, so the processor time of a worker does not tell
-that it stands still. Only what the program itself waits for is shown, not what other threads do.
+* a child of a worker, which inherits the worker's variables, but has no seat;
+* a rank of a process group that is larger than RANK and WORLD_SIZE say;
+* a process of ``torch.multiprocessing.spawn`` with an index above 0 and no variables. torch then
+  ends the others, and raises in the program that has spawned them. A single spawned process, or
+  one of a ``ProcessPoolExecutor``, trains by itself.
 """
 
 from __future__ import annotations
@@ -248,7 +240,7 @@ _SHOWN_AFTER_S = 1.0
 
 
 class ShownWait:
-    """A wait that the launcher, if there is one, sees once it has lasted a second. Final."""
+    """A wait of the main thread that the launcher sees once it has lasted a second. Final."""
 
     def __init__(self) -> None:
         self._is_shown = False

@@ -2,22 +2,17 @@
 
 One memfd: a head, a line for each rank, a mailbox for each rank. Each line is written by its rank
 alone (`departure` and the head by the launcher alone), so no locks are needed. Our launcher creates
-it, so that it outlives every worker. Without our launcher rank 0 creates it (`external.py`), each
-worker takes its seat by writing which process it is, and the first to see that another one has
-died writes its `departure`.
+it, so that it outlives every worker. Without our launcher rank 0 creates it (`external.py`), and
+the first worker to see that another one has died writes its `departure`.
 
-Purposes say what the last two arrivals were for: nobody can be two meetings ahead. A plan says what
-everybody does before a certain step; it is made between the two meetings of the step before, so
-that all who pass the second read this one, and nobody still reads the one before.
+Purposes and votes belong to the last two arrivals: nobody can be two meetings ahead. A plan says
+what everybody does before a certain step. It is made between the two meetings of the step before,
+so all who pass the second read the same one.
 
-Where the workers of a step meet, and what follows when one of them is lost.
-
-A wait (see ``meeting_point``) ends when everyone has come, when one of those missing was lost (then
-the membership changes), when one has left for good or died with nobody to make up for it
-(:class:`PeerLostError`), or when the time is up (:class:`WaitTimeoutError`).
-
-Whether a lost worker had come to a meeting is a fact that never changes again, so all others
-decide alike: those who wait for it stop at the same meeting.
+A wait at the :class:`Barrier` ends when all have come, when a missing one was lost (then the
+membership changes), when one has left for good (:class:`PeerLostError`), or when the time is up
+(:class:`WaitTimeoutError`). Whether a lost worker had come to a meeting never changes again, so
+all others stop at the same meeting.
 """
 
 from __future__ import annotations

@@ -1,32 +1,24 @@
-"""A worker of one of several hosts, each with a launcher of ours: lost workers are replaced there.
+"""A worker of a job on several hosts, each with a launcher of ours that replaces lost workers.
 
-On each host all is as on a single one: its launcher shares memory, starts a replacement, and has
-it run the program up to where the others are. Then all workers of all hosts begin again together::
+Each launcher works as on a single host: it shares memory, starts a replacement, and has it run the
+program up to where the others are. Then all workers of all hosts begin again together::
 
     host 0   worker 0  step 812 ─ misses worker 3 ──── waits ────┐
              worker 1  step 812 ─ misses worker 3 ──── waits ────┤ all connect anew, and go back to
     host 1   worker 2  step 812 ─ misses worker 3 ──── waits ────┤ the newest snapshot: step 809 ─►
              worker 3  step 8✕       replaced ─ the program ─────┘
 
-They meet in *rounds*, which the store counts. Whoever is lost or missed in a round closes it, by
-counting on; those who were in it, and those who come later, meet in the next. So it makes no
-difference how often somebody is lost, or where: a round is the same for all whom it leads to its
-end, and who goes on from it misses the others at the next meeting. Where all begin again depends on
-what they do:
+They meet in *rounds*, which the store counts. A loss during a round closes it: the count goes up,
+and all meet in the next. So workers may be lost at any time and any number of times. Where they
+begin again depends on what they do:
 
-* in a loop: at the newest snapshot. Each host has every snapshot in its launcher's memory, so only
-  a number is agreed on: that of the newest one that any worker knows to be whole. A worker knows so
-  once all have come to the next meeting, and before that all had copied their shares.
-* elsewhere, or before a loop's first snapshot: with the replicated call in which they are.
+* in a loop: at the newest snapshot. Each host has every snapshot in its launcher's memory, so they
+  agree on a number alone: that of the newest one that any worker knows to be whole.
+* elsewhere, or before a loop's first snapshot: with the present replicated call. Workers that have
+  finished it leave its outcome in the store, where the others find it.
 
-Some may have come to the end of a replicated call when others miss a worker in its last meeting.
-They leave its outcome in the store, where the others find it and continue.
-
-Is anybody there, where no connection is left? The kernel of the other host answers.
-
-A worker that waits to be connected again, or still runs the program up to there, listens at an
-address that it leaves in the store. Whoever waits for it connects, and says nothing: however busy
-or stopped the worker is, its kernel answers as long as both are there.
+While no connections exist, each worker listens at an address that it leaves in the store. The
+others connect there and send nothing: its kernel answers, however busy or stopped the worker is.
 """
 
 from __future__ import annotations

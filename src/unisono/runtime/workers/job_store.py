@@ -12,11 +12,8 @@ have open::
 Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: torchrun's agent has
 it, or else rank 0, which listens at that address alone.
 
-Which job does a worker belong to that nobody of ours launched? What its launcher calls it.
-
-Workers of one job must come to the same name, and those of two jobs on one host never: two at the
-same time, or one that was started again while the left-overs of the first are still there. A pure
-function of the environment.
+A job's name is a pure function of the environment: the same for all its workers, and another one
+for each other job on this host, also for an earlier attempt of the same job.
 """
 
 from __future__ import annotations

@@ -3,12 +3,8 @@
 Pages exist from when they are first written, so a generous size costs nothing. The kernel frees
 them when the launcher and every worker have let go; nothing ever has a name in a file system.
 
-Keep freed memory: a process that trains wants the same blocks again in its next step.
-
-glibc gives large blocks back to the kernel when they are freed and takes fresh, zeroed pages for
-the next ones; for large layers that is a third of a training step, and of small ones a tenth. Our
-workers exist to train, and so do those that another launcher started, and processes that make a
-group of our backend: they keep what they have. Source: mallopt(3).
+Workers also keep the memory that they free (mallopt(3)). By default, glibc returns large blocks to
+the kernel and takes zeroed pages for the next ones, which costs a tenth to a third of a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where do the workers of a job find each other? At one rendezvous, whoever has started them.
+"""Where do the workers of a job find each other? At one rendezvous, whatever has started them.
 
 ==========================  ===========================================  =========================
 the workers were started    their store is                               what listens for it
@@ -11,21 +11,18 @@ hand, on one host
 by nobody                   in the process                               nothing
 ==========================  ===========================================  =========================
 
-All of them give each worker the same: its place, the place of the others by host, and a store that
-every host reaches. What only one host can share (control block, memory, pidfds) is found through
-that store, and belongs to the workers of that host.
+Each worker gets its place, the places of the others by host, and a store that every host reaches.
+The workers of one host find their control block and memory through that store.
 
-Which attempt of its job does a worker belong to, where a store outlives attempts?
-
-torchrun's agents count attempts each for itself, not alike on several hosts, and in an attempt that
-failed some ranks may never have come. So rank 0 counts, and answers every process that comes::
+A store may outlive an attempt of the job. torchrun's agents on several hosts count attempts
+differently, and some ranks may not have come to a failed one. So rank 0 counts, and answers every
+process that comes::
 
     rank 0   attempt 1 ─ answers hello 1 of rank 2 ✕   attempt 2 ─ answers hellos 1 and 2
     rank 1        ✕ before it came                       hello 1 ────────────► attempt 2
     rank 2   hello 1 ─► attempt 1 ✕                      hello 2 ────────────► attempt 2
 
-torchrun ends all processes of an attempt before it starts the next one's: an answer to one that is
-gone is never read.
+torchrun ends all processes of an attempt before it starts the next.
 """
 
 from __future__ import annotations
