@@ -42,7 +42,8 @@ _CABLE = os.path.join(os.path.dirname(__file__), "cable.py")
 # What a host would not have from this machine.
 _OWN = {
     "TMPDIR": "/dev/shm/tmp",
-    "PYTHONPATH": os.getcwd(),
+    # The tests, and the package that they are to test where that is not the installed one.
+    "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))),
     "OMP_NUM_THREADS": "1",
 }
 _UNSHARE = ("unshare", "--fork", "--kill-child=KILL", "--mount-proc")
