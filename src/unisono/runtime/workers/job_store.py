@@ -219,27 +219,30 @@ def store_at_master(
         wait_for_rank_0(lambda _: knock(address, port), here, where, advice, timeout_s)
         return TCPStore(address, port, None, False, limit, wait_for_workers=False)
     try:
-        fd = listen(address, port).detach()
-    except OSError as error:
-        # The program itself may have made a process group there; torch then shares its store.
-        if error.errno != errno.EADDRINUSE:
-            raise RendezvousError(
-                f"rank 0 must listen at MASTER_ADDR and MASTER_PORT ({address}:{port}), but that "
-                f"fails with: {error}. Set both to an address of rank 0's host and a free port."
-            ) from error
-        fd = None
-    try:
         return TCPStore(
             *(address, port, None, True, limit),
             wait_for_workers=False,
             multi_tenant=True,
-            master_listen_fd=fd,
+            master_listen_fd=_listening_fd(address, port),
         )
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise RendezvousError(
-            f"MASTER_PORT ({port}) must be free on rank 0's host, but another process listens "
-            f"there ({error}): set it to another one."
+            f"rank 0 must listen at MASTER_ADDR and MASTER_PORT ({address}:{port}), but that fails "
+            f"with: {error}. Set both to an address of rank 0's host and a free port."
         ) from error
+
+
+def _listening_fd(address: str, port: int) -> int | None:
+    """Listen there; None where the port is taken, maybe by a group of this very process.
+
+    torch then shares the store of that group.
+    """
+    try:
+        return listen(address, port).detach()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
 
 
 def _port(text: str) -> int:
