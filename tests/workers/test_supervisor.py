@@ -120,12 +120,6 @@ def test_a_refusal_is_raised_as_the_error_that_it_is(linked, refusal, error):
     assert type(raised.value) is error
 
 
-def test_another_answer_than_the_one_asked_for_is_an_error(linked):
-    link, _ = linked(messages.Acknowledged())
-    with pytest.raises(UnisonoError, match="must be Continue, but is Acknowledged"):
-        link.stopped(1, between_steps=False)
-
-
 def test_a_launcher_that_is_gone_is_named(linked):
     link, launcher = linked()
     for _ in range(2):  # it has ended before it answers; then before it is asked

@@ -272,11 +272,7 @@ class LauncherLink(Supervisor):
             if answer.is_of_system:
                 raise OSError(answer.reason)
             raise (CheckpointError if answer.is_of_checkpoint else MismatchError)(answer.reason)
-        if not isinstance(answer, kinds):
-            raise UnisonoError(
-                f"the answer to {request} must be {' or '.join(k.__name__ for k in kinds)}, but is "
-                f"{type(answer).__name__}: launcher and workers must be of the same version."
-            )
+        assert isinstance(answer, kinds), f"{answer} is no answer to {request}"
         return answer
 
     def _await_answer(self) -> None:
