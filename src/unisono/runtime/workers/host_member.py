@@ -58,7 +58,7 @@ from unisono.runtime.workers.launcher_messages import (
 )
 from unisono.runtime.workers.meeting_point import COUNTER, Departure
 from unisono.runtime.workers.rendezvous import RankPlaces, Rendezvous, prefixed
-from unisono.runtime.workers.supervisor import LauncherLink
+from unisono.runtime.workers.supervisor import RECOVERS_VARIABLE, LauncherLink
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import HOSTS_VARIABLE
 
@@ -98,10 +98,10 @@ class HostMember(LauncherLink):
 
     def _map(self, fd: int) -> ControlBlock:
         sizes = map(int, os.environ[HOSTS_VARIABLE].split(","))
-        self._places = places_of(self.world.rank, list(sizes))
-        self._hosts_control = HostsControlBlock(
-            fd, self._places, are_replaced=os.environ.get("UNISONO_RECOVERS") == "1"
-        )
+        hosts = [str(host) for host, size in enumerate(sizes) for _ in range(size)]
+        self._places = RankPlaces.of(self.world.rank, hosts)
+        are_replaced = os.environ.get(RECOVERS_VARIABLE) == "1"
+        self._hosts_control = HostsControlBlock(fd, self._places, are_replaced=are_replaced)
         return self._hosts_control
 
     def open_store(self) -> Store:
@@ -346,17 +346,6 @@ class HostMember(LauncherLink):
 
 class _RoundClosedError(BaseException):
     """Somebody was lost while all met: they meet again."""
-
-
-def places_of(rank: int, sizes: list[int]) -> RankPlaces:
-    """Say who is where, of ranks counted host by host.
-
-    Args:
-        rank: this worker.
-        sizes: how many workers each host has.
-    """
-    hosts = [str(host) for host, size in enumerate(sizes) for _ in range(size)]
-    return RankPlaces.of(rank, hosts)
 
 
 def _ended(rank: int, why: str) -> UnisonoError:
