@@ -103,7 +103,7 @@ class HostAllReduce:
 
     @property
     def is_broken(self) -> bool:
-        """Whether somebody was lost since :meth:`trust`, so that all go back."""
+        """Whether a worker was lost since :meth:`trust`, so that all go back."""
         return self._team.membership.generation != self._generation
 
     def trust(self) -> None:
@@ -127,7 +127,7 @@ class HostAllReduce:
     def go_back(
         self, put_back: Callable[[], None], *, wait: Callable[[], None] = lambda: None
     ) -> None:
-        """Connect the lanes anew when somebody was lost, with the newest snapshot put back.
+        """Connect the lanes anew after a loss, with the newest snapshot put back.
 
         Args:
             put_back: does that on this worker, maybe several times.

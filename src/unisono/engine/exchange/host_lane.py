@@ -1,7 +1,7 @@
 """What moves the bytes of a lane: one connection to the same lane's worker of each other host.
 
 Bytes travel in frames: a number (u64) that says what they are, how many there are (u64), and they
-themselves. Whoever receives has said before which numbers it expects, how many bytes and where they
+themselves. The receiver has said before which numbers it expects, how many bytes and where they
 go, so they are copied once, out of the kernel. What nobody expects yet stays in the kernel; what
 has another length than was expected breaks the lane. Nothing is unpickled.
 
@@ -123,7 +123,7 @@ class HostLane(Carrier):
         self.wake()
 
     def close(self) -> None:
-        """End the connections; whoever waits for this worker is told. Not collective."""
+        """End the connections; those who wait for this worker are told. Not collective."""
         self._is_left = True
         for link in self._links.values():
             link.close()

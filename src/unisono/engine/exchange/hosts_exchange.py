@@ -18,7 +18,7 @@ Inside a host parts and sums are copied as in ``staged.py``. A bucket leaves the
 copies into the host's memory are made, which the thread of the lane asks for: what a device has
 been told to do takes longer than the telling.
 
-No memory is written while somebody reads it. A bucket's sums reach the host's memory only after all
+No memory is written while it is read. A bucket's sums reach the host's memory only after all
 of its workers have left their gradients of that bucket in the next step; by then each has copied
 the sums of this one, as a device makes its copies in order.
 """
@@ -52,7 +52,7 @@ class _BetweenHosts(Exchange):
 
     @property
     def is_lost(self) -> bool:
-        """See :class:`Exchange`; whoever was lost, all go back."""
+        """See :class:`Exchange`; after any loss all go back."""
         return self._all_reduce.is_broken
 
     def trust_leader(self) -> None:

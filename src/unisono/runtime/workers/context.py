@@ -80,8 +80,8 @@ class Context:
             ValueError: the environment does not say clearly who this worker is, or where rank 0 is.
             RuntimeError: a worker has started this process.
             RendezvousError: the workers cannot find each other.
-            WaitTimeoutError: somebody did not come in time.
-            PeerLostError: somebody came and left before all were there.
+            WaitTimeoutError: a worker did not come in time.
+            PeerLostError: a worker came, and left before all were there.
         """
         from unisono.runtime.workers.rendezvous import of_launcher
 
@@ -119,10 +119,10 @@ class Context:
                 group has more ranks than that says.
             RuntimeError: this process cannot be one of the workers, or does not know the others.
             RendezvousError: the workers cannot find each other.
-            WaitTimeoutError: somebody did not come in time.
-            PeerLostError: somebody came and left before all were there.
+            WaitTimeoutError: a worker did not come in time.
+            PeerLostError: a worker came, and left before all were there.
         """
-        # Whoever only starts a job does not wait for these.
+        # Not above: a process that only starts a job does not need them.
         from unisono.runtime.workers.external import ExternallyLaunched
         from unisono.runtime.workers.replicated_calls import ReplicatedCalls
         from unisono.runtime.workers.team import Team

@@ -153,11 +153,11 @@ class ControlBlock:
         return Departure(self.lines[rank].departure)
 
     def leave(self, rank: int, how: Departure) -> None:
-        """Mark that `rank` will never come to a meeting again, and wake whoever waits for it."""
+        """Mark that `rank` will never come to a meeting again, and wake those who wait for it."""
         self.lines[rank].leave(how)
 
     def come_back(self, rank: int, arrivals: int) -> None:
-        """Mark that somebody has taken the seat of `rank` and counts meetings from `arrivals`.
+        """Mark that a worker has taken the seat of `rank` and counts meetings from `arrivals`.
 
         Only while nobody waits for `rank`, and before anybody is told to.
         """
@@ -264,7 +264,7 @@ class Barrier:
         timeout_s: how long a wait may last, in seconds; see :mod:`unisono.runtime.timeouts`.
         notice_after_s: when a wait is told in words, in seconds; the same.
         say: where those words go.
-        look: called several times a second while somebody is missing; marks on the control block
+        look: called several times a second while a worker is missing; marks on the control block
             who has died. By default nothing: a launcher does that.
     """
 
@@ -330,7 +330,7 @@ class Barrier:
             Whether all have come; False if one that has not was lost.
 
         Raises:
-            MismatchError: somebody came for another purpose.
+            MismatchError: a worker came for another purpose.
             PeerLostError: a worker that has not come never will.
             WaitTimeoutError: a worker did not come in time.
         """

@@ -2,7 +2,7 @@
 
 These launchers know nothing of what workers do together. So the first rank of each host makes the
 memory that its workers share, everybody watches over the others, and nobody is replaced: a lost
-worker is named in an error, and whoever has started the workers may start them again.
+worker is named in an error, and the launcher may start all workers again.
 
 Only the process that has taken a seat is a worker. It marks itself as one, as our launcher marks
 its own (``UNISONO_PID``); what it starts inherits the mark, sees that another process is meant, and
@@ -62,7 +62,7 @@ class ExternallyLaunched(Supervisor):
 
         Raises:
             RendezvousError: the others cannot be reached from here.
-            PeerLostError: somebody came and left before all were there.
+            PeerLostError: a worker came, and left before all were there.
         """
         places = rendezvous.places
         several = places.ranks_of_host if len(places.ranks_of_host) > 1 else ()

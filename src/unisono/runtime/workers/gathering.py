@@ -55,7 +55,7 @@ class Gathering:
     _: KW_ONLY
     where: str  # what they come to, for messages
     timeout_s: float  # how long each may take, in seconds
-    # called now and then; raises where somebody will never come
+    # called now and then; raises where a rank will never come
     look: Look = lambda heard, missing, waited_s: None
     # what to do about one that did not come
     advice: str = "look whether it was started, and what it does there."

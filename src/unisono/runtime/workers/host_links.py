@@ -164,9 +164,9 @@ def connect_ranks(
     Args:
         me: this worker's rank.
         address: where it listens until all have connected.
-        token: what whoever calls it must show.
+        token: what callers must know.
         tell: tells the others where it listens; gives where each of them does, and its token.
-        look: called now and then; raises where somebody will never come.
+        look: called now and then; raises where a worker will never come.
         within_s: how long it may take from then on, in seconds.
 
     Raises:
@@ -227,7 +227,7 @@ def _take_calls(
     """Give a connection of each rank, as they come.
 
     Raises:
-        RendezvousError: somebody has not connected until then.
+        RendezvousError: a rank has not connected by then.
     """
     listening.setblocking(False)
     selector = selectors.DefaultSelector()

@@ -336,7 +336,7 @@ class HostMember(LauncherLink):
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         limit = timedelta(seconds=RENDEZVOUS.in_s())
         store = TCPStore(address, port, None, False, limit, wait_for_workers=False)
-        # Whoever waits for its answer hears of nothing else.
+        # A wait for its answer hears of nothing else.
         for fd in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as link:
                 if link.getpeername()[1:2] == (port,):  # of a local socket it is a text
@@ -345,7 +345,7 @@ class HostMember(LauncherLink):
 
 
 class _RoundClosedError(BaseException):
-    """Somebody was lost while all met: they meet again."""
+    """A worker was lost while all met: they meet again."""
 
 
 def _ended(rank: int, why: str) -> UnisonoError:

@@ -126,7 +126,7 @@ def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
     Raises:
         RendezvousError: another process has come as rank 0.
     """
-    # Stays open as long as the process: whoever makes a process group later looks here, too.
+    # Stays open as long as the process: process groups that are made later use it, too.
     fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
     low = os.memfd_create(f"{_announcement(job)}{os.getpid()}-{fd}", os.MFD_CLOEXEC)
     announced = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_NUMBER)
@@ -255,14 +255,14 @@ def listen(address: str, port: int) -> socket.socket:
     """Listen at that address alone; torch's own way is to listen at all of them.
 
     Raises:
-        OSError: it is not one of this host's, or somebody listens there.
+        OSError: it is not one of this host's, or the port is taken.
     """
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(place, family=family, backlog=_BACKLOG)
 
 
 def knock(address: str, port: int) -> None:
-    """See that somebody listens there: inside of torch's store no signal would be heard.
+    """Check that the port is open first: a wait inside of torch's store handles no signal.
 
     Raises:
         NotThereError: nobody does.

@@ -4,7 +4,7 @@
     worker ◄── launcher    ToWorker          launcher ◄── server    FromServer
 
 A message is a frozen dataclass of plain values. It travels (``channel.py``) pickled, with the
-descriptors in `fds` beside it; whoever receives the message owns them.
+descriptors in `fds` beside it; the receiver owns them.
 
 Who computes together now? A frozen value that the launcher decides and every worker believes.
 

@@ -54,7 +54,7 @@ class Departure(enum.IntEnum):
 
     @property
     def may_be_back(self) -> bool:
-        """Whether somebody with its rank is to be expected."""
+        """Whether a worker of its rank is to be expected."""
         return self in (Departure.PRESENT, Departure.LOST, Departure.STOPPED)
 
 
@@ -99,7 +99,7 @@ class MeetingSeat(ctypes.Structure):
         add_and_wake(ctypes.addressof(self))
 
     def leave(self, how: Departure) -> None:
-        """Mark that it will never come to a meeting again, and wake whoever waits for it."""
+        """Mark that it will never come to a meeting again, and wake those who wait for it."""
         self.departure = int(how)
         wake(ctypes.addressof(self))
 
@@ -132,7 +132,7 @@ class MeetingPoint:
     Args:
         seats: of all ranks, in shared memory.
         rank: this one.
-        waiter: is asked while somebody is missing.
+        waiter: is asked while a rank is missing.
         notice_after_s: when a wait is long, in seconds.
 
     Attributes:

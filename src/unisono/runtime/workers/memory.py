@@ -47,7 +47,7 @@ class Memory:
 
     @classmethod
     def map(cls, fd: int, num_bytes: int) -> Memory:
-        """Map the memory behind `fd`, shared with whoever maps it too."""
+        """Map the memory behind `fd`, shared with all who map it."""
         memory = cls(mmap.mmap(fd, num_bytes))
         memory._fd = os.dup(fd)
         weakref.finalize(memory, os.close, memory._fd).atexit = False

@@ -119,7 +119,7 @@ class Rendezvous:
     Attributes:
         places: who is where.
         token: 32 hexadecimal digits that only this attempt of this job knows; the same on every
-            worker. Whoever connects to one of them shows it.
+            worker. Connections between them begin with it.
         store: torch's store, with keys of this attempt alone. Every worker on every host reaches
             it as long as the job lives, so ``PrefixStore("name", store)`` makes process groups.
     """
@@ -205,8 +205,8 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
     Raises:
         ValueError: the environment does not say, or half, where rank 0 is.
         RendezvousError: another process has come as this rank, or the store cannot be had.
-        WaitTimeoutError: somebody did not come in time.
-        PeerLostError: somebody came and left before all were there.
+        WaitTimeoutError: a worker did not come in time.
+        PeerLostError: a worker came, and left before all were there.
     """
     job = job_name(environ, here, session=os.getsid(0))
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"

@@ -144,7 +144,7 @@ class ReplicatedCalls:
         return entry
 
     def enter_again(self) -> Live:
-        """Begin the loop again that has just been entered, as somebody was lost: with its facts."""
+        """Begin the loop that was just entered again, as a worker was lost; gives its facts."""
         return Live(self.team.membership, self._supervisor.agreed_loop, is_alone=True)
 
     @property

@@ -59,7 +59,7 @@ class Supervisor(Protocol):
     can_replace: bool = False  # whether lost workers are replaced, so that snapshots are of use
     # whether nobody started this process as one of several workers, be it of one
     is_alone: bool = False
-    explains_waits: bool = False  # whether somebody else says so when a wait takes long
+    explains_waits: bool = False  # whether the launcher reports long waits
     # the ranks of each of several hosts; empty: all are on this one
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
     address: str = ""  # where other hosts reach this one, if there are any

@@ -116,10 +116,10 @@ class Team:
             purpose: what for, in at most 24 letters; those who come for another are told so.
 
         Returns:
-            Whether all came; False if somebody was lost, and :attr:`membership` is another one now.
+            Whether all came; False if a worker was lost, and :attr:`membership` is another one now.
 
         Raises:
-            StepBrokenError: somebody was lost and is replaced, where workers are on several hosts.
+            StepBrokenError: a worker was lost and is replaced, where there are several hosts.
         """
         self.come(purpose)
         return self.wait()
@@ -178,7 +178,7 @@ class Team:
 
     @property
     def has_lost(self) -> bool:
-        """Whether a member has left, so that whoever waits for it elsewhere waits in vain."""
+        """Whether a member has left, so that waiting for it elsewhere is in vain."""
         ranks = self.membership.ranks
         return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
 
@@ -294,7 +294,7 @@ class Team:
             purpose: what for, as for :meth:`meet`.
 
         Returns:
-            None if somebody was lost.
+            None if a worker was lost.
         """
         if self.supervisor.is_alone:
             return {self.world.rank: vote}
