@@ -32,6 +32,8 @@ AFTER = {
 class Recorder:
     """Stands in for a worker's faults and writes down where they could happen. Final."""
 
+    are_planned = True
+
     def __init__(self, faults: Any, path: Path | None) -> None:
         self._faults = faults
         self._step = -1

@@ -205,7 +205,9 @@ def trained(name, steps=STEPS, shards=4, fault=None, marker=None, loader_workers
                 is_due = fault and fault[1:] == (step.number, turn) and not marker.exists()
                 if is_due and run._context.team.world.rank == 1:
                     marker.touch()
-                    run._context.team.faults._mine = (Fault("kill", 1, step.number, fault[0]),)
+                    faults = run._context.team.faults
+                    faults._mine = (Fault("kill", 1, step.number, fault[0]),)
+                    run._context.engine._meet_fault = faults.meet
                 together = set(names) == set(program.optimizers)
                 with contextlib.nullcontext() if together else step.update(*names):
                     for batch in step.shards:

@@ -100,6 +100,11 @@ class Faults:
     def __init__(self, mine: tuple[Fault, ...] = ()) -> None:
         self._mine = mine
 
+    @property
+    def are_planned(self) -> bool:
+        """Whether there are any."""
+        return bool(self._mine)
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], rank: int, incarnation: int) -> Faults:
         """Read what concerns this process from ``UNISONO_FAULTS``.

@@ -164,10 +164,12 @@ class Division:
         parts: those of all workers; together they are every shard once.
         parts_of: those of each member, by its rank.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
+        divided_for: the membership that all was divided for; None: speeds are others since.
     """
 
     def __init__(self, team: Team, num_shards: int) -> None:
         self._team, self.num_shards = team, num_shards
+        self.divided_for: Membership | None = None
         self._speeds: Mapping[int, float] | None = None
         self.divide()
 
@@ -177,7 +179,7 @@ class Division:
         Args:
             speeds: of each worker by its rank, the same on every worker; None: all are equal.
         """
-        self._speeds = speeds
+        self._speeds, self.divided_for = speeds, None
 
     def divide(self) -> None:
         """Divide all anew among those who are members now."""
@@ -186,8 +188,8 @@ class Division:
         speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
         ranges = assign(self.num_shards, len(ranks), speeds)
         self._held: Held = {r: [own] for r, own in zip(ranks, ranges, strict=True)}
-        self._membership: Membership = team.membership
-        self._divided_by = self._speeds
+        self.divided_for = team.membership
+        self._divided_by, self._divided_among = self._speeds, team.membership
         self.shards = ranges[team.position]
         self.mine = self._parts_among([self.shards])
         self._follow()
@@ -195,7 +197,9 @@ class Division:
     @property
     def is_outdated(self) -> bool:
         """Whether others are members now than when all was divided, or speeds are others."""
-        return self._membership != self._team.membership or self._speeds != self._divided_by
+        if self.divided_for is None and self._speeds == self._divided_by:
+            self.divided_for = self._divided_among
+        return self.divided_for != self._team.membership
 
     def take_over(self) -> list[Node]:
         """Divide what lost workers have left in the step under way.

@@ -87,14 +87,11 @@ def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
     """Find what ``step()`` of an element-wise optimizer does in the end.
 
     torch wraps it for its profiler, for hooks and for its compiler. Beside a small model's update
-    these take as long as the update itself. Where the program is being profiled, this is ``step``
-    as it is.
+    these take as long as the update itself.
 
     Returns:
         What to call instead, with gradients switched off.
     """
-    if torch.autograd.profiler._is_profiler_enabled:
-        return optimizer.step
     return functools.partial(_unwrapped_step(optimizer), optimizer)
 
 

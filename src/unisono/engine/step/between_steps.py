@@ -11,7 +11,7 @@ from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.step.model_guard import ModelGuard
 from unisono.engine.step.records import Records
 from unisono.engine.step.shard_passes import ShardPasses
-from unisono.engine.step.update import Member
+from unisono.engine.step.update import Member, SlicedUpdate
 from unisono.runtime.workers.team import Team
 
 _COMPARED, _COMPARED_EVERY = 2, 1024  # steps in which replicas are
@@ -52,6 +52,9 @@ class BetweenSteps:
         """Take over what the program has changed since the last update. Collective, if it has."""
         exchange = self._exchange
         self._guard.check_groups()
+        for member in self._members:
+            if isinstance(member.update, SlicedUpdate):
+                member.update.check_step()
         exchange.take_changes()
         self._guard.remember()
         if exchange.division.is_outdated:  # somebody was lost there

@@ -43,7 +43,7 @@ class ClosureEngine(StepEngine):
     def finish(self) -> tuple[dict[str, float], bool]:
         """See :class:`StepEngine`; the means are those of the first evaluation."""
         means = self._take_gradients()
-        self._team.faults.meet("update", self.sums.step)
+        self._meet_fault("update", self.sums.step)
         before = forbid(IN_AN_UPDATE)
         optimizer: Any = self._optimizer  # torch's annotation says that a closure gives a float
         values = [*self.exchange.parameters, *self.exchange.buffers.values().values()]

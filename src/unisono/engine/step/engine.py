@@ -17,6 +17,7 @@ is lost behind it depends on the exchange. World size 1 takes the same way.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,8 @@ from unisono.errors import NonFiniteLossError
 from unisono.runtime.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.workers.team import Team
+
+_NO_FAULT = operator.is_  # takes two things and does nothing, in C
 
 
 class StepEngine:
@@ -87,6 +90,7 @@ class StepEngine:
         self._all = list(self.members.values())
         self.model, self._optimizer = model, optimizer
         self.exchange, self._team = exchange, team
+        self._meet_fault = team.faults.meet if team.faults.are_planned else _NO_FAULT
         self.timers, self._watches_program = timers or PhaseTimers(), watches_program
         self.records, self._options = Records(exchange), Options(optimizer)
         self.guard = ModelGuard(model, optimizer, exchange.fixed)
@@ -121,7 +125,7 @@ class StepEngine:
         """
         self.sums.step, self._first_shard = step, first_shard
         self.begin_update(self._all, 0)
-        self._team.faults.meet("begin", step)
+        self._meet_fault("begin", step)
         self.timers.begin()
 
     def begin_update(self, members: list[Member], turn: int) -> None:
@@ -141,7 +145,8 @@ class StepEngine:
 
     def begin_again(self) -> None:
         """Be ready for the passes of all shards, maybe once more; maybe others compute them now."""
-        if self.exchange.division.is_outdated:
+        division = self.exchange.division
+        if division.divided_for is not self._team.membership and division.is_outdated:
             self.between.divide()
         self.guard.begin(self.sums.step)
         self.passes.begin(self.sums.step, self._first_shard, self._turn)
@@ -162,7 +167,7 @@ class StepEngine:
     def start_shard(self, shard: int) -> None:
         """Prepare for one shard's forward pass, once it has been read."""
         self.timers.lap(Phase.LOADING)
-        self._team.faults.meet("shard", self.sums.step)
+        self._meet_fault("shard", self.sums.step)
         self.passes.start(shard)
         self.guard.release_gradients()
 
@@ -216,7 +221,7 @@ class StepEngine:
             to be computed here too, maybe none; then this is called again.
         """
         self.check_passes()
-        self._team.faults.meet("gradients", self.sums.step)
+        self._meet_fault("gradients", self.sums.step)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self.records.pending.losses:
             self.records.send()
@@ -257,7 +262,7 @@ class StepEngine:
         means, is_whole = self._sum()
         if not is_whole:
             return means, False
-        self._team.faults.meet("update", self.sums.step)
+        self._meet_fault("update", self.sums.step)
         if self.exchange.optimizer_state is None:
             self.passes.seed("update")  # a whole update may draw
         before = forbid(IN_AN_UPDATE)  # one worker may do it for all
@@ -291,7 +296,7 @@ class StepEngine:
             totals, verdict = self.records.totals(), UpdateVerdict.GO_ON
             if exchange.is_lost:
                 return totals.means, False
-            self._team.faults.meet("sums", step)
+            self._meet_fault("sums", step)
             sums.present = exchange.add_up(f"sums {sums.named}")
             if len(self.members) > 1:
                 for member in self._active:
@@ -317,7 +322,7 @@ class StepEngine:
         Returns:
             Whether it is; False if somebody was lost in the midst of it.
         """
-        self._team.faults.meet("updated", self.sums.step)
+        self._meet_fault("updated", self.sums.step)
         self.timers.lap(Phase.UPDATING)
         is_everybodys = self.exchange.share(f"update {self.sums.named}")
         self.timers.lap(Phase.WAITING)
@@ -331,5 +336,5 @@ class StepEngine:
         self.guard.remember()
         self.passes.seed("between")
         self.timers.lap(Phase.UPDATING)
-        self._team.faults.meet("commit", self.sums.step)
+        self._meet_fault("commit", self.sums.step)
         return True

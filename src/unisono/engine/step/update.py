@@ -139,6 +139,7 @@ class SlicedUpdate:
         shared: SharedOptimizerState,
     ) -> None:
         self._optimizer, self._parameters = member.optimizer, member.parameters
+        self._bare_step = bare_step(member.optimizer)
         self._shared, self._keys = shared, shared.keys
         each = zip(pieces, totals, strict=True)
         own = [(piece, total) for piece, total in each if piece.index in self._parameters]
@@ -154,6 +155,18 @@ class SlicedUpdate:
         self._adopt_existing()
         self.commit()
 
+    def check_step(self) -> None:
+        """Refuse code that was put around the optimizer's `step` since the loop began.
+
+        Raises:
+            RuntimeError: there is such code.
+        """
+        if is_surrounded(self._optimizer):
+            raise RuntimeError(
+                "hooks of an optimizer's `step`, and what is put around it, must be there before "
+                "a loop begins, but came under way: register or wrap before, or between two loops."
+            )
+
     def apply(self, present: Sequence[bool]) -> None:
         """Update this worker's pieces of the parameters that have a gradient.
 
@@ -161,14 +174,8 @@ class SlicedUpdate:
             present: for each parameter, whether it has a gradient in this step.
 
         Raises:
-            RuntimeError: code was put around the optimizer's `step` since the loop began, or it
-                keeps other state now.
+            RuntimeError: the optimizer keeps other state now.
         """
-        if is_surrounded(self._optimizer):
-            raise RuntimeError(
-                "hooks of an optimizer's `step`, and what is put around it, must be there before "
-                "a loop begins, but came under way: register or wrap before, or between two loops."
-            )
         if not (self._dense and all(present)):
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None
@@ -217,7 +224,9 @@ class SlicedUpdate:
     def _step_in_place_of_the_whole(self) -> None:
         optimizer = self._optimizer
         whole = [group["params"] for group in optimizer.param_groups]
-        state, step = optimizer.state, bare_step(optimizer)
+        state, step = optimizer.state, self._bare_step
+        if torch.autograd.profiler._is_profiler_enabled:
+            step = optimizer.step
         try:
             optimizer.state = self._state
             for group, leaves in zip(optimizer.param_groups, self._groups, strict=True):
