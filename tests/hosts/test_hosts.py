@@ -372,6 +372,28 @@ def test_what_ends_the_agent_of_a_host_ends_its_launcher(
         assert "unisono" not in host.run("ps", "-eo", "args")
 
 
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_notice_to_one_agent_of_torchs_leaves_a_checkpoint(
+    make_hosts: MakeHosts, tmp_path: Path, host: int
+) -> None:
+    """Each agent passes SIGTERM on to its own workers alone; those of the other host hear of it."""
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
+    kept = [*program, "--directory", str(tmp_path / "a run"), "--every", "99"]
+    outputs = start(hosts, [2, 1], kept)
+    outputs[host].await_line("rank . step 4")
+    hosts[host].run("pkill", "-TERM", "-f", "bin/torchrun --nnodes")
+    for output in outputs:
+        output.end()
+    newest = max(int(n) for out in outputs for n in re.findall(r"rank \d step (\d+)", out.text))
+    assert newest < 16
+    checkpoints = (tmp_path / "a run" / "checkpoints").iterdir()
+    assert [int(path.name.partition("-")[2]) for path in checkpoints] == [newest]
+    again = start(hosts, [1, 1], kept)
+    for output in again:
+        output.has_ended_well()
+    assert digests(again) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
+
+
 @pytest.mark.parametrize(("host", "signum"), [(1, "INT"), (0, "TERM")])
 def test_a_signal_on_any_host_leaves_a_checkpoint_of_the_step_under_way(
     make_hosts: MakeHosts, tmp_path: Path, host: int, signum: str

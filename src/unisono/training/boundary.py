@@ -4,9 +4,9 @@ The leader decides while a step is under way and says so before the meeting that
 reads the same plan and acts on it when the next step begins. A snapshot is due when the time since
 the last one is so long that what it costs is a hundredth of it.
 
-Ctrl-C and SIGTERM in a process that nobody launched: finish the step, keep it, then end.
-
-The first asks, the second ends at once. Under a launcher this is the launcher's business.
+Ctrl-C and SIGTERM where no launcher of ours takes them (a bare process, torchrun, srun, mpirun):
+finish the step, keep it, then end. The first asks, be it of one worker alone, and the others hear
+of it at their next meeting; the second ends at once. Some launchers send each signal twice.
 
 Which loops over steps are under way here? Each must end before the one around it goes on.
 
@@ -26,14 +26,15 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -71,7 +72,6 @@ class Boundary:
         run: whose loop it is.
         engine: computes its steps.
         plan: which samples are computed where.
-        interrupts: whether this process is to end, where nobody launched it.
 
     Attributes:
         run, engine: as above.
@@ -79,9 +79,7 @@ class Boundary:
         has_ended: what the loop has led to is kept.
     """
 
-    def __init__(
-        self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
-    ) -> None:
+    def __init__(self, run: RunContext, engine: StepEngine, plan: SamplePlan) -> None:
         self.engine = engine
         self.is_between_steps = True
         self.has_ended = False
@@ -92,11 +90,11 @@ class Boundary:
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         if run.checkpoints is not None and run.seen is not None:
             self._identity[SAMPLES] = run.seen[1]
-        self._interrupts = interrupts
         self._planned = 0  # tasks, as a number: in most steps there are none
         self._next_at_s = 0.0
         self._has_acted = self._is_checked = False
         self._recovers = run.team.supervisor.can_replace
+        self._ends_here = run.team.supervisor.hears_signals
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -231,10 +229,8 @@ class Boundary:
                 due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
         if self._team.is_asked_to_stop:
             due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
-            if len(self._team.hosts) > 1:  # whose launchers cannot write it
+            if self._ends_here or len(self._team.hosts) > 1:  # whose launchers cannot write it
                 due |= BoundaryTasks.CHECKPOINT
-        if self._interrupts.asked_by is not None:
-            due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP
         if due:
             self._wait_for_disk()
         elif self._recovers and time.monotonic() >= self._next_at_s:
@@ -249,22 +245,25 @@ class Boundary:
         self._has_acted = True
         if not planned:  # else there is a snapshot among it
             return
-        is_last = self._interrupts.asked_by is not None
-        ends_hosts = bool(planned & BoundaryTasks.STOP) and len(self._team.hosts) > 1
+        stops = bool(planned & BoundaryTasks.STOP)
+        is_last = stops and (self._ends_here or len(self._team.hosts) > 1)
         if self._checkpoints is not None and self._checkpoints.is_on_each_host:
             self._wait_for_disk()  # of this host; the leader has waited for its own
         slot = self._snapshot(wait=bool(planned & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
         if slot is None:
             return
         if planned & BoundaryTasks.CHECKPOINT:
-            self._checkpoint(slot, wait=is_last or ends_hosts)
-        if ends_hosts:
+            self._checkpoint(slot, wait=is_last)
+        if is_last:
+            signum = self._team.signal
+            # A worker that ends has launchers end the others, also while one of them writes.
             if not self._team.meet("last checkpoint"):
                 return
+            if self._ends_here:
+                self._team.pass_on(0)
+                raise interruption(signum)
             self._team.await_end()
-        if is_last:
-            self._interrupts.end()
-        if planned & BoundaryTasks.STOP:
+        if stops:
             self.run.observer.before_pause()
             self._team.pause()
 
@@ -327,22 +326,7 @@ class Boundary:
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interrupts:
-    """Whether somebody wants the process to end after the step under way. Final."""
-
-    def __init__(self) -> None:
-        self.asked_by: int | None = None
-
-    def end(self) -> NoReturn:
-        """End as the signal would have.
-
-        Raises:
-            KeyboardInterrupt: it was Ctrl-C.
-            SystemExit: it was another signal.
-        """
-        raise interruption(self.asked_by or 0)
+_ONE_SIGNAL_S = 2.0  # srun and torchrun send a signal both to the agent, which passes it on
 
 
 def interruption(signum: int) -> BaseException:
@@ -351,26 +335,32 @@ def interruption(signum: int) -> BaseException:
 
 
 @contextmanager
-def gentle_interrupts(say: Callable[[str], None]) -> Iterator[Interrupts]:
+def gentle_interrupts(run: RunContext) -> Iterator[None]:
     """Take note of the first signal instead of ending; where nobody else handles them."""
-    interrupts = Interrupts()
-    before: dict[int, Any] = {}
+    team, before = run.team, dict[int, Any]()
+    asked_at_s = -math.inf
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        if interrupts.asked_by is not None:
+        nonlocal asked_at_s
+        now_s = time.monotonic()
+        if asked_at_s == -math.inf:
+            asked_at_s = now_s
+            if team.pass_on(signum):
+                run.say("finishing the step, then writing a checkpoint; once more ends it at once")
+        elif team.supervisor.is_alone or now_s - asked_at_s > _ONE_SIGNAL_S:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            interrupts.end()
-        interrupts.asked_by = signum
-        say("finishing the step, then writing a checkpoint; once more ends it at once")
+            raise interruption(signum)
 
     if threading.current_thread() is threading.main_thread():
         for signum in _SIGNALS:
             if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
                 before[signum] = signal.signal(signum, ask)
     try:
-        yield interrupts
+        yield
     finally:
+        if team.supervisor.is_alone:
+            team.pass_on(0)  # a notebook goes on
         for number, handler in before.items():
             signal.signal(number, handler)
 

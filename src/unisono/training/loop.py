@@ -36,7 +36,7 @@ from unisono.runtime.training_progress import now
 from unisono.runtime.workers.launcher_messages import Live, Passed
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
-from unisono.training.boundary import Boundary, Interrupts, OpenLoop, gentle_interrupts
+from unisono.training.boundary import Boundary, OpenLoop, gentle_interrupts
 from unisono.training.closure_step import ClosureStep
 from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
@@ -245,10 +245,9 @@ def _bound(
     with memory_explained(run, "start of the loop"):
         run.engine = engine = _engine(run, plan, live, timers, own)
     stack.callback(engine.exchange.unbind)
-    interrupts = Interrupts()
-    if run.checkpoints is not None and run.team.supervisor.is_alone:
-        interrupts = stack.enter_context(gentle_interrupts(run.say))
-    return Boundary(run, engine, plan.samples, interrupts)
+    if run.checkpoints is not None and run.team.supervisor.hears_signals:
+        stack.enter_context(gentle_interrupts(run))
+    return Boundary(run, engine, plan.samples)
 
 
 def _engine(

@@ -48,7 +48,8 @@ class Head(ctypes.Structure):
     """What the launcher says to all.
 
     Attributes:
-        wish: whether it wishes that all workers stop between two steps.
+        wish: whether it wishes that all workers stop between two steps; where workers hear signals
+            themselves, which signal is to end the job.
         end: which signal has the job end after the step under way; 0: none.
     """
 
@@ -144,9 +145,9 @@ class ControlBlock:
         return MeetingPoint(self.lines, rank, waiter, notice_after_s)
 
     @property
-    def is_stop_wished(self) -> bool:
-        """Whether a launcher wishes that all workers stop between two steps."""
-        return bool(self.head.wish)
+    def wish(self) -> int:
+        """Whether all workers are to stop between two steps; see :class:`Head`."""
+        return int(self.head.wish)
 
     def departure(self, rank: int) -> Departure:
         """Tell whether `rank` has left."""

@@ -40,6 +40,8 @@ _SHARING = "sharing memory"
 class ExternallyLaunched(Supervisor):
     """What workers of another launcher do for each other. Final; made by :meth:`meet`."""
 
+    hears_signals = True
+
     def __init__(
         self,
         world: World,

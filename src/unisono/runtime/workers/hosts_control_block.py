@@ -76,9 +76,9 @@ class HostsControlBlock(ControlBlock):
                 self.leave(rank, self._dead if said == Departure.DIED else said)
 
     @property
-    def is_stop_wished(self) -> bool:
+    def wish(self) -> int:
         """See :class:`ControlBlock`; that of any host does."""
-        return bool(self.head.wish) or any(line.wish for line in self._far.lines)
+        return int(self.head.wish or max(line.wish for line in self._far.lines))
 
     def is_far(self, rank: int) -> bool:
         """Tell whether a worker is on another host."""

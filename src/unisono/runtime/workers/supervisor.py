@@ -59,6 +59,8 @@ class Supervisor(Protocol):
     can_replace: bool = False  # whether lost workers are replaced, so that snapshots are of use
     # whether nobody started this process as one of several workers, be it of one
     is_alone: bool = False
+    # whether a signal that is to end the job reaches workers, as no launcher of ours has taken it
+    hears_signals: bool = False
     explains_waits: bool = False  # whether the launcher reports long waits
     # the ranks of each of several hosts; empty: all are on this one
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
@@ -138,7 +140,7 @@ class Supervisor(Protocol):
 class SingleProcess(Supervisor):
     """A process that nobody started as a worker: nobody supervises it. Final."""
 
-    is_alone = True
+    is_alone = hears_signals = True
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()

@@ -236,8 +236,18 @@ class Team:
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether a launcher wishes that all stop between two steps."""
-        return self._control.is_stop_wished
+        """Whether a launcher, or a signal to a worker, wishes that all stop between two steps."""
+        return bool(self._control.wish)
+
+    @property
+    def signal(self) -> int:
+        """Which signal to a worker is to end the job, where workers hear signals; 0: none."""
+        return self._control.wish if self.supervisor.hears_signals else 0
+
+    def pass_on(self, signum: int) -> bool:
+        """Tell all workers that a signal is to end the job, or 0; False if they know of one."""
+        is_first, self._head.wish = not self._control.wish, signum
+        return is_first
 
     @property
     def is_ended_by(self) -> int:

@@ -1,0 +1,113 @@
+"""A signal that is to end a job lets the step finish, and leaves a checkpoint, anywhere."""
+
+import functools
+import os
+import signal
+import time
+
+import pytest
+import torch
+from tests.train.test_elsewhere import in_a_fork
+from tests.workers.forked import job  # noqa: F401
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.callbacks import Callback
+from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.training import boundary
+
+pytestmark = pytest.mark.slow
+
+ASKED_AT, STEPS = 5, 12
+
+
+class Asks(Callback):
+    """Sends this worker signals as step 5 begins."""
+
+    def __init__(self, *signals, every_s=0.0):
+        self.signals, self.every_s = signals, every_s
+
+    def on_step_begin(self, fit):
+        if fit.step == ASKED_AT:
+            for number, signum in enumerate(self.signals):
+                time.sleep(self.every_s * bool(number))
+                os.kill(os.getpid(), signum)
+
+
+def train(directory=None, *callbacks, every=1000):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.1),
+        lambda model, batch: model(batch[0]).square().mean(),
+        shards=4,
+        directory=directory,
+        checkpoint=every if directory else None,
+        callbacks=callbacks,
+    )
+    trainer.fit(TensorDataset(torch.randn(40, 3)), batch_size=8, steps=STEPS)
+    return trainer.digest()
+
+
+@functools.cache
+def undisturbed():
+    return train()
+
+
+def asked(job, world_size, directory, signals_of):  # noqa: F811
+    def work(rank):
+        torch.set_num_threads(1)
+        return train(directory, Asks(*signals_of.get(rank, ())))
+
+    return job.run(work, world_size)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "signals_of"),
+    [
+        (1, {0: [signal.SIGTERM]}),
+        (2, {0: [signal.SIGTERM], 1: [signal.SIGTERM]}),
+        (2, {1: [signal.SIGTERM]}),  # some launchers tell one worker alone
+        (3, {0: [signal.SIGTERM]}),
+        (2, {0: [signal.SIGTERM] * 2, 1: [signal.SIGTERM] * 3}),  # and some tell it twice
+        (2, {1: [signal.SIGINT]}),
+    ],
+    ids=str,
+)
+def test_the_step_is_finished_and_kept_and_all_end(job, tmp_path, world_size, signals_of):  # noqa: F811
+    directory = str(tmp_path / "run")
+    said = asked(job, world_size, directory, signals_of)
+    (signum,) = {signum for signals in signals_of.values() for signum in signals}
+    kind = ("KeyboardInterrupt", "") if signum == signal.SIGINT else ("SystemExit", "143")
+    assert [(one.error, one.text) for one in said] == [kind] * world_size, said
+    steps = [entry.step for entry in RunDirectory(tmp_path / "run").entries()]
+    # Where one worker alone was told, the others may hear of it a step later.
+    assert steps[0] in (ASKED_AT + 1, ASKED_AT + 2), steps
+    other = 3 - world_size if world_size < 3 else 2
+    again = job.run(in_a_fork(functools.partial(train, directory)), other)
+    assert [one.value for one in again] == [undisturbed()] * other, again
+
+
+def test_a_second_signal_ends_at_once(job, tmp_path):  # noqa: F811
+    def work(rank):
+        boundary._ONE_SIGNAL_S = 0.01
+        torch.set_num_threads(1)
+        return train(str(tmp_path / "run"), Asks(*[signal.SIGTERM] * 2, every_s=0.1))
+
+    said = job.run(work, 2)
+    assert ("SystemExit", "143") in [(one.error, one.text) for one in said], said
+    assert {one.error for one in said} <= {"SystemExit", "PeerLostError"}
+    # Nothing of the step under way, which ends there.
+    assert [entry.step for entry in RunDirectory(tmp_path / "run").entries()] in ([], [ASKED_AT])
+
+
+def test_without_a_directory_it_ends_at_once(job):  # noqa: F811
+    said = asked(job, 2, None, {0: [signal.SIGTERM], 1: [signal.SIGTERM]})
+    assert [one.exit_code for one in said] == [-signal.SIGTERM] * 2, said
+
+
+def test_a_process_that_goes_on_after_ctrl_c_can_train_again(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(str(tmp_path / "run"), Asks(signal.SIGINT))
+    assert train(str(tmp_path / "run")) == undisturbed()
