@@ -124,8 +124,7 @@ class SecondReading:
         return ""
 
     def _held(self) -> Held:
-        holders = self._collator.own.holders
-        return Held(holders, at_most=_LOOKED_AT, closely=True, copied=_LOOKED_AT)
+        return Held(self._collator.own.holders, at_most=_LOOKED_AT)
 
     def _reading(
         self, read: Callable[[int], Any], numbers: Sequence[int], epoch: int, seeds: int

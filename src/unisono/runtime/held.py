@@ -30,7 +30,6 @@ _DICTS = {dict, defaultdict, OrderedDict, Counter}
 _TABLES = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 _LIBRARYS = re.compile(r"\.__\w+__$|_hooks")  # what hooks count is theirs
 _FEW = 4096  # entries that are noted one by one
-_COPIED = 64 << 20  # bytes of tensors and arrays that can be put back
 
 
 class _Place(NamedTuple):
@@ -48,9 +47,8 @@ class Held:
     Args:
         holders: of values.
         apart: by ``id``, what is left out.
-        at_most: bytes of a tensor or array that are hashed; more of all are not looked at.
-        closely: look at some of a larger one, and copy what is held, for :meth:`put_back`.
-        copied: bytes of tensors and arrays that are copied then, at most.
+        at_most: bytes of a tensor or array that are hashed; of a larger one some are. Sixteen times
+            as many of all are looked at, and twice as many copied, for :meth:`put_back`.
 
     Attributes:
         values: by way, what can be compared.
@@ -58,19 +56,12 @@ class Held:
     """
 
     def __init__(
-        self,
-        holders: Sequence[Holder],
-        apart: Collection[int] = (),
-        *,
-        at_most: int,
-        closely: bool = False,
-        copied: int = _COPIED,
+        self, holders: Sequence[Holder], apart: Collection[int] = (), *, at_most: int
     ) -> None:
         self.values: dict[str, Any] = {}
         self.others: dict[str, Any] = {}
         self._places: dict[str, _Place] = {}
-        self._at_most, self._room = at_most, (16 if closely else 4) * at_most
-        self._closely, self._room_to_copy = closely, copied
+        self._at_most, self._room, self._room_to_copy = at_most, 16 * at_most, 2 * at_most
         numbered: list[str] = []
         for holder in holders:
             table = getattr(holder.read, "args", (None,))[0]
@@ -89,7 +80,7 @@ class Held:
         with suppress(Exception):  # such as a tensor without storage
             if isinstance(value, _ARRAYS):
                 self._room -= min(value.nbytes, self._at_most)
-                if self._room < 0 or not (self._closely or value.nbytes <= self._at_most):
+                if self._room < 0:
                     return
             noted = _noted(value, self._at_most)
             (self.others if noted is MISSING else self.values)[way] = (
@@ -148,8 +139,6 @@ class Held:
                 holder.put(name, value)
 
     def _copy(self, value: Any) -> Any:
-        if not self._closely:
-            return None
         if isinstance(value, _ARRAYS):
             if value.nbytes > self._room_to_copy:
                 return None

@@ -9,12 +9,9 @@ No code of the program runs on the way: attributes are read where they lie, prop
 asked. Nearer things come first, and so many at most; long lists, tensors and sets are not walked.
 A thing is named by its way, ``dataset.transform.steps[2].rng``, the same in every process.
 
-Generators of the program's own, seeded as the default ones are.
-
-A data set has its `numpy.random.default_rng(0)`, a loss its `torch.Generator()`. What they give
-would depend on what this process has computed before. So those that can be found (``reach.py``) are
-seeded wherever the default ones are, each from the same word and its own name, and are put back
-where the default ones are put back.
+Generators of the program's own are seeded wherever the default ones are, each from the same word
+and its own way, and put back where these are put back: what a data set's
+`numpy.random.default_rng(0)` gives would depend on what this process has computed before.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ import sysconfig
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,16 +178,16 @@ def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder,
     if (attributes := attributes_of(path, value)) is not None:
         yield attributes, is_own
     if slots := _slots(kind):
-        put = functools.partial(_set_in_slot, value, dict(slots))
+        put = functools.partial(_set_in_slot, value)
         yield Holder(path, functools.partial(_in_slots, value, slots), put), is_own
     if is_own:
         yield _fixed(path, {f".{kind.__name__}": kind}), False
 
 
 @functools.lru_cache(maxsize=1024)
-def _slots(kind: Any) -> list[tuple[str, types.MemberDescriptorType]]:
+def _slots(kind: Any) -> list[str]:
     return [
-        (f".{name}", member)
+        name
         for each in kind.__mro__
         if "__slots__" in vars(each)
         for name, member in vars(each).items()
@@ -254,11 +251,9 @@ def _set_in_cell(cells: Mapping[str, types.CellType], name: str, value: Any) -> 
     cells[name[1:]].cell_contents = value
 
 
-def _set_in_slot(
-    owner: Any, slots: Mapping[str, types.MemberDescriptorType], name: str, value: Any
-) -> None:
+def _set_in_slot(owner: Any, name: str, value: Any) -> None:
     assert value is not MISSING
-    slots[name].__set__(owner, value)
+    object.__setattr__(owner, name[1:], value)
 
 
 def _contents(cells: Mapping[str, types.CellType]) -> Iterator[tuple[str, Any]]:
@@ -269,14 +264,10 @@ def _contents(cells: Mapping[str, types.CellType]) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def _in_slots(
-    value: Any, slots: list[tuple[str, types.MemberDescriptorType]]
-) -> Iterator[tuple[str, Any]]:
-    for name, member in slots:
-        try:
-            yield name, member.__get__(value)
-        except AttributeError:  # likewise
-            continue
+def _in_slots(value: Any, slots: list[str]) -> Iterator[tuple[str, Any]]:
+    for name in slots:
+        with suppress(AttributeError):  # likewise
+            yield f".{name}", object.__getattribute__(value, name)
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -370,25 +361,16 @@ def _own(path: str, generator: Any) -> _Own | None:
     salt = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little")
     # No code of the program's: what its own classes make of `seed` is not asked.
     if isinstance(generator, random.Random):
-        seeded, stated, put = random.Random.seed, random.Random.getstate, random.Random.setstate
-        return _Own(
-            generator,
-            salt,
-            lambda word: seeded(generator, word),
-            lambda: stated(generator),
-            lambda state: put(generator, state),
-        )
+        kind = random.Random
+        calls: Any = (kind.seed, kind.getstate, kind.setstate)
+        return _Own(generator, salt, *(functools.partial(call, generator) for call in calls))
     if isinstance(generator, torch.Generator):
-        return _Own(
-            generator, salt, generator.manual_seed, generator.get_state, generator.set_state
-        )
+        of_torch = generator.manual_seed, generator.get_state, generator.set_state
+        return _Own(generator, salt, *of_torch)
     if isinstance(generator, np.random.RandomState):
+        state = functools.partial(generator.get_state, legacy=False)
         return _Own(
-            generator,
-            salt,
-            lambda word: generator.seed(word % 2**32),
-            lambda: generator.get_state(legacy=False),
-            generator.set_state,
+            generator, salt, lambda word: generator.seed(word % 2**32), state, generator.set_state
         )
     bits: Any = getattr(generator, "bit_generator", generator)
     if type(bits).__module__.partition(".")[0] != "numpy":

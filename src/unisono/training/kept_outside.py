@@ -31,7 +31,7 @@ def look(model: nn.Module, functions: Sequence[Any]) -> Held:
         roots[name] = function
         if type(function).__module__ in ("builtins", "functools"):  # no class of the program's
             roots[f"vars({name})"] = getattr(function, "__dict__", {})
-    held = Held(reach(roots).holders, own, at_most=WHOLE, closely=True)
+    held = Held(reach(roots).holders, own, at_most=WHOLE)
     for way, value in held.others.items():
         if isinstance(value, nn.Module) and not _is_metric(value):  # such as a teacher
             for part, parameter in value.named_parameters():
