@@ -381,34 +381,18 @@ def test_samples_are_read_twice_rarely_and_never_again_if_that_takes_long(monkey
 # In a run
 
 
-def train(make, loader_workers=0):
+def train(make):
     dataset, collate = taken(make())
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), shards=4)
     try:
-        loader = loader_of(dataset, 8, num_workers=loader_workers, collate_fn=collate)
+        loader = loader_of(dataset, 8, collate_fn=collate)
         trainer.fit(loader, epochs=2)
     except unisono.errors.LoadingError as error:
         return trainer.run.position.step, str(error)
     return trainer.digest()
-
-
-IN_RUNS = [Counting, Caching, Unseeded, lambda: (Plain(), counting_collate())]
-
-
-def train_each(loader_workers):
-    """One after the other, each in this worker; who is first to raise ends the others."""
-    return [train(make, loader_workers) for make in IN_RUNS]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loader_workers", [0, 2])
-def test_a_run_is_refused_before_its_first_step(loader_workers):
-    for step, words in train_each(loader_workers):
-        assert step == 0
-        assert words.startswith("a sample must depend on its index and the random numbers")
 
 
 def train_or_raise(make):
@@ -420,9 +404,10 @@ def train_or_raise(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", IN_RUNS[:2])
+@pytest.mark.parametrize("make", [Counting, Caching])
 def test_several_workers_are_told_the_same(make):
-    _, alone = train(make)
+    step, alone = train(make)
+    assert step == 0
     with pytest.raises(unisono.errors.LoadingError) as caught:
         unisono.launch(train_or_raise, make, workers=3)
     assert str(caught.value) == alone

@@ -140,9 +140,11 @@ class ComputedTwice:
     ) -> Callable[[Any], Any]:
         calls = iter([True])
 
+        def rehearse(given: Any) -> Seen:
+            return _leaves_of(function(given))
+
         def call(given: Any) -> Any:
             if next(calls, False):
-                rehearse = lambda given: leaves_of(function(given))  # noqa: E731
                 self._rehearse(name, rehearse, restart, _spare(given))
             return function(given)
 
@@ -168,7 +170,7 @@ class ComputedTwice:
         before = self.look()
 
         def compute() -> Seen:
-            return function(tree_map(copied, spare))
+            return function(tree_map(_copied, spare))
 
         def rehearse(
             elsewhere: AbstractContextManager[None] | None = None,
@@ -229,7 +231,7 @@ class ComputedTwice:
             args, kwargs = given
             unsaved = torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda _: nothing)
             with engine.passes.generators_put_back(), unsaved:
-                return leaves_of(model.forward(*args, **kwargs))
+                return _leaves_of(model.forward(*args, **kwargs))
 
         def restart() -> None:
             now = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -310,7 +312,7 @@ def _goes_on(way: str, held: Held) -> RuntimeError:
     )
 
 
-def leaves_of(found: Any) -> Seen:
+def _leaves_of(found: Any) -> Seen:
     """Give the tensors that a function has returned."""
     tree = dict(found) if isinstance(found, Mapping) else found
     return {f"result {at}": hashed(leaf, WHOLE) for at, leaf in enumerate(_tensors_in(tree))}
@@ -323,7 +325,7 @@ def _tensors_in(tree: Any) -> list[torch.Tensor]:
 def _spare(given: Any) -> Any:
     """Copy what something is computed from; None if that cannot be done."""
     with suppress(Exception):
-        return tree_map(copied, given)
+        return tree_map(_copied, given)
     return None
 
 
@@ -350,7 +352,7 @@ def as_another_worker(world: World) -> Iterator[None]:
                 of_python[name] = before[name]
 
 
-def copied(leaf: Any) -> Any:
+def _copied(leaf: Any) -> Any:
     """Copy what a batch consists of, as it lies in memory; without a graph."""
     if not isinstance(leaf, torch.Tensor):
         return copy.deepcopy(leaf)
