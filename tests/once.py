@@ -2,14 +2,14 @@
 
 from contextlib import contextmanager
 
-from unisono.training.computed_twice import ComputedTwice
+from unisono.training.rehearsals import Rehearsals
 
 
 @contextmanager
 def computed_once():
-    before = ComputedTwice.is_exact
-    ComputedTwice.is_exact = False
+    before = Rehearsals.is_exact
+    Rehearsals.is_exact = False
     try:
         yield
     finally:
-        ComputedTwice.is_exact = before
+        Rehearsals.is_exact = before

@@ -1,6 +1,6 @@
 """Does what is computed depend on what was computed before? Compute it twice, and compare.
 
-For samples (``second_reading.py``), shards and models (``computed_twice.py``) alike. In a row, from
+For samples (``second_reading.py``), shards and models (``rehearsals.py``) alike. In a row, from
 the same inputs and random numbers::
 
     computed ─► look ─► computed again ─► look

@@ -29,13 +29,13 @@ from unisono.training.boundary import interruption
 from unisono.training.callbacks.callback import Callback, Callbacks, DeviceMemory, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
-from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.training.first_steps import ChangedData, LabelCounts
 from unisono.training.fit_totals import FitTotals
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
+from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
 from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
 from unisono.training.schedule import ScheduleUnderWay, Validation
@@ -73,7 +73,7 @@ class FitUnderWay(Observer):
         self._loss, self._embed = loss, embed
         reading = plan.reading
         reads_here = not reading.loader_workers and not is_stream(reading.dataset)
-        self._twice = ComputedTwice(self._context, loss, embed, reads_here=reads_here)
+        self._rehearsals = Rehearsals(self._context, loss, embed, reads_here=reads_here)
         self._looks = 0
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
@@ -120,7 +120,7 @@ class FitUnderWay(Observer):
             raise
         finally:
             steps.close()
-            self._twice.close()
+            self._rehearsals.close()
             self._is_over = True
 
     def _check_schedule(self) -> None:
@@ -268,13 +268,13 @@ class FitUnderWay(Observer):
         self._looks += is_due
         with step:
             if self._embed is not None:
-                step.gather(*self._twice.watched(step, self._embed, loss, is_due=is_due))
+                step.gather(*self._rehearsals.watched(step, self._embed, loss, is_due=is_due))
                 return
             shards = step.shards
             if is_due:
                 loss = self._labels.watching(loss)
                 for batch in itertools.islice(shards, 1):
-                    self._twice.compute(step, batch, loss)
+                    self._rehearsals.compute(step, batch, loss)
             for batch in shards:
                 step.backward(loss(model, batch))
 

@@ -38,12 +38,12 @@ from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary, OpenLoop, gentle_interrupts
 from unisono.training.closure_step import ClosureStep
-from unisono.training.computed_twice import AT_FIRST, EVERY, ComputedTwice
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.mixed_devices import SpeedBalance
 from unisono.training.out_of_memory import memory_explained
+from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
 from unisono.training.run_context import Observer, RunContext, begin_epoch, check_order, no_epochs
 from unisono.training.several_models import check_split_before, place_on
 from unisono.training.start import start, tell_over
@@ -133,7 +133,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
-        twice, looks = ComputedTwice(run), 0
+        rehearsals, looks = Rehearsals(run), 0
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
@@ -150,10 +150,10 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 is_agreed = len(run.team.hosts) > 1
                 continue
             step = make_step(boundary, plan.samples, loader, run.kept.position)
-            # A trainer computes shards twice; of a loop of the program's own only models are known.
+            # A trainer rehearses shards; of a loop of the program's own only models are known.
             is_due = not run.functions and (looks < AT_FIRST or step.number % EVERY == 0)
             looks += is_due
-            with twice.calls() if is_due else nullcontext():
+            with rehearsals.calls() if is_due else nullcontext():
                 yield step
             run.team.supervisor.can_go_back = True
             opened.check_is_inmost()

@@ -68,8 +68,8 @@ class _Earlier(NamedTuple):
     compute: Callable[[], Seen]
 
 
-class ComputedTwice:
-    """Looks at the passes of one loop. Final.
+class Rehearsals:
+    """Rehearses passes of one loop. Final.
 
     Args:
         run: which is trained.
@@ -295,7 +295,7 @@ class ComputedTwice:
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is computed twice has the same bits."""
+        """Whether what is computed again has the same bits."""
         run = self._run
         return (run.options.exact or run.device.is_host) and not run.kinds
 

@@ -625,7 +625,7 @@ def own_loop(model, steps=3):
     return run.digest(), losses
 
 
-def test_models_of_custom_loops_are_called_twice_but_not_the_body():
+def test_models_of_custom_loops_are_rehearsed_but_not_the_body():
     digest, losses = own_loop(Stores())
     assert len(losses) == 12
     with computed_once():
