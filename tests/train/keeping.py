@@ -160,6 +160,30 @@ class Harder(Callback):
         self.data.level += 0.1
 
 
+class Rows(TensorDataset):
+    """Samples of rows, which lie in a list."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.rows = [(number, *row) for number, row in enumerate(rows.tolist())]
+
+    def __getitem__(self, index):
+        return (torch.tensor(self.rows[index][1:]),)
+
+
+class Turning(Callback):
+    """Turns the rows of a data set, and sets an attribute of a function."""
+
+    def on_step_end(self, fit, step):
+        self.data.rows.append(self.data.rows.pop(0))
+        rate.of = getattr(rate, "of", 0.05) * 0.9
+        fit.optimizer.param_groups[0]["lr"] = rate()
+
+
+def rate():
+    return rate.of
+
+
 def counting(optimizer):
     """Make a schedule whose function counts its calls."""
     calls = 0
@@ -186,6 +210,7 @@ PROGRAMS = {
     "enclosed": (plain, enclosed),
     "ticking": (plain, Ticking),
     "harder": (plain, Harder),
+    "turning": (plain, Turning),
     "scheduled": (plain, None),
 }
 
@@ -205,10 +230,12 @@ def train_one(name, totals, directory):
         wait_for_replacement(trainer.run._context.team)
         return (model(batch[0]) - 1).square().mean()
 
-    data = Levels(torch.randn(24, 3, generator=generator))
+    rows = torch.randn(24, 3, generator=generator)
+    data = (Rows if name == "turning" else Levels)(rows)
+    rate.of = 0.05
     callbacks = [callback()] if callback else []
     for each in callbacks:
-        each.data = data if name == "harder" else None
+        each.data = data if name in ("harder", "turning") else None
     optimizer = make(model.parameters())
     schedule = unisono.Schedule(counting(optimizer), every="step") if name == "scheduled" else None
     trainer = unisono.Trainer(

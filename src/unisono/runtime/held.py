@@ -26,7 +26,8 @@ PLAIN = bool | int | float | complex | str | bytes | None
 _ARRAYS = (torch.Tensor, numpy.ndarray)
 _SETS = (set, frozenset)
 _SEQUENCES = (list, deque)
-_DICTS = {dict, defaultdict, OrderedDict, Counter}
+_FILLED = (*_SEQUENCES, set, dict)
+_CONTAINERS = {set, list, deque, dict, defaultdict, OrderedDict, Counter}
 _TABLES = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 _LIBRARYS = re.compile(r"\.__\w+__$|_hooks")  # what hooks count is theirs
 _FEW = 4096  # entries that are noted one by one
@@ -134,7 +135,7 @@ class Held:
                 place = later._places[way]._replace(value=MISSING, copy=None)
             holder, name, value, copy = place
             if copy is not None and _noted(value, self._at_most) != self.values[way]:
-                _fill(value, copy)
+                fill(value, copy)
             if holder.put is not None:
                 holder.put(name, value)
 
@@ -144,24 +145,29 @@ class Held:
                 return None
             self._room_to_copy -= value.nbytes
             return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
-        if type(value) in (set, list, deque):
-            return [*value]
-        return [*value.items()] if type(value) in _DICTS else None
+        return value.copy() if type(value) in _CONTAINERS else None
 
 
-def _fill(value: Any, copy: Any) -> None:
-    """Have a container, a tensor or an array contain again what it has contained."""
-    if isinstance(value, torch.Tensor):
-        value.detach().copy_(copy)
-    elif isinstance(value, numpy.ndarray):
-        value[...] = copy
+def fill(there: Any, value: Any) -> bool:
+    """Have a container, a tensor or an array contain what another one does; tell if that can be."""
+    kinds: list[Any] = [kind for kind in (*_FILLED, *_ARRAYS) if isinstance(there, kind)]
+    are_alike = bool(kinds) and isinstance(value, kinds[0])
+    if not are_alike:
+        return False
+    if kinds[0] in _FILLED:
+        parts = value.copy()
+        there.clear()
+        (there.extend if kinds[0] in _SEQUENCES else there.update)(parts)
+        return True
+    if (there.shape, there.dtype) != (value.shape, value.dtype):
+        return False
+    if isinstance(there, torch.Tensor):
+        there.detach().copy_(value)
+    elif there.flags.writeable:
+        there[...] = value
     else:
-        value.clear()
-        if isinstance(value, dict):
-            for key, part in copy:
-                value[key] = part
-        else:
-            (value.update if isinstance(value, set) else value.extend)(copy)
+        return False
+    return True
 
 
 def _noted(value: Any, at_most: int) -> Any:

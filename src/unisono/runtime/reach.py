@@ -38,7 +38,8 @@ _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _LEAVES = _PLAIN | {range, slice, torch.dtype, torch.Tensor, torch.nn.Parameter, np.ndarray}
 _EMPTY = {dict, list, tuple, OrderedDict}
 _GENERATORS = (random.Random, np.random.Generator, np.random.BitGenerator, torch.Generator)
-_NAMESPACES = {types.SimpleNamespace, argparse.Namespace}
+_CACHED: Any = type(functools.lru_cache(lambda: None))
+_NAMESPACES = {types.SimpleNamespace, argparse.Namespace, functools.partial, _CACHED}
 _BUILTIN = type(len)
 MISSING: Any = object()
 """In the place of a value: there is none."""
@@ -137,6 +138,7 @@ def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, b
         yield _fixed(path, {"": value.fget}), False
     elif isinstance(value, types.FunctionType):
         yield from _of_function(path, value)
+        return
     elif isinstance(value, type):
         if not is_of_a_library(value.__module__):
             for each in value.__mro__:
@@ -158,6 +160,8 @@ def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder,
         put = functools.partial(_set_in_cell, cells)
         first = value.__closure__[0]
         yield Holder(path, functools.partial(_contents, cells), put, first, "names"), is_own
+    if (attributes := attributes_of(path, value)) is not None:
+        yield attributes, is_own
     if is_own:
         names = set(_names_in(value.__code__))
         there = value.__globals__

@@ -26,11 +26,8 @@ def look(model: nn.Module, functions: Sequence[Any]) -> Held:
     """
     parts = (model.parameters(), model.buffers(), model.modules())
     own = set(map(id, itertools.chain(*parts)))
-    roots: dict[str, Any] = {"model": model}
-    for name, function in zip(("loss", "embed"), map(_programs, functions), strict=False):
-        roots[name] = function
-        if type(function).__module__ in ("builtins", "functools"):  # no class of the program's
-            roots[f"vars({name})"] = getattr(function, "__dict__", {})
+    named = zip(("loss", "embed"), map(_programs, functions), strict=False)
+    roots: dict[str, Any] = {"model": model, **dict(named)}
     held = Held(reach(roots).holders, own, at_most=WHOLE)
     for way, value in held.others.items():
         if isinstance(value, nn.Module) and not _is_metric(value):  # such as a teacher

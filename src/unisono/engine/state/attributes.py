@@ -35,6 +35,7 @@ from unisono.engine.state.optimizer_state import moved
 from unisono.engine.state.optimizers import members_of
 from unisono.errors import CheckpointError
 from unisono.runtime.device import bytes_of, is_on_host, on_host
+from unisono.runtime.held import fill
 from unisono.runtime.reach import MISSING, Holder, attributes_of, reach
 
 KEY = "unisono.attributes"
@@ -45,7 +46,7 @@ _SEQUENCES, _TABLES = {list, tuple, deque, set}, {dict, OrderedDict, Counter, de
 _OF = ": "  # between the way to what holds a value and its name
 _KEPT_ELSEWHERE = frozenset({"state", "param_groups", "defaults"})  # of an optimizer
 _OF_MODULES = frozenset(vars(nn.Module()))  # modes are kept elsewhere, hooks belong to libraries
-_ENTRIES, _BYTES = 4096, 1 << 20  # at most, where data may lie, too
+_ENTRIES, _COLUMNS, _BYTES = 4096, 16, 1 << 20  # at most, where data may lie, too
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OPTIMIZER, _MODULE = "the optimizer", "unisono.module"
 
@@ -302,8 +303,15 @@ def _is_small(value: Any) -> bool:
     kind = type(value)
     if kind in _SEQUENCES or kind in _TABLES:
         parts = value.values() if kind in _TABLES else value
-        return len(value) <= _ENTRIES and {*map(type, parts)} <= _PLAIN
+        return len(value) <= _ENTRIES and all(map(_is_row, parts))
     return True
+
+
+def _is_row(value: Any) -> bool:
+    """Tell whether it is plain, or a tuple or list of a few plain values."""
+    if type(value) in (tuple, list):
+        return len(value) <= _COLUMNS and {*map(type, value)} <= _PLAIN
+    return type(value) in _PLAIN
 
 
 def _plain(value: Any) -> Any:
@@ -339,25 +347,11 @@ def _on_host(taken: _Taken) -> bool:
 
 
 def _put(table: _Table, key: str, value: Any) -> None:
-    """Set a value; the same list, dict, tensor, array or module where there is one already."""
+    """Set a value; in the same container, tensor, array or module where there is one already."""
     now: Any = table.values().get(key)
     if isinstance(value, dict) and value.keys() == {_MODULE}:
         if isinstance(now, nn.Module):  # else the program has not made it yet
             for name, tensor in _plain(now)[_MODULE].items():
                 tensor.copy_(value[_MODULE][name])
-    elif isinstance(now, list) and isinstance(value, list):
-        now[:] = value
-    elif isinstance(now, dict) and isinstance(value, dict):
-        now.clear()
-        now.update(value)
-    elif _are_alike(now, value, torch.Tensor):
-        now.detach().copy_(value)
-    elif _are_alike(now, value, np.ndarray) and now.flags.writeable:
-        now[...] = value
-    else:
+    elif not fill(now, value):
         table.set(key, value)
-
-
-def _are_alike(now: Any, value: Any, kind: type) -> bool:
-    both = isinstance(now, kind) and isinstance(value, kind)
-    return both and (now.shape, now.dtype) == (value.shape, value.dtype)
