@@ -55,16 +55,12 @@ def test_what_another_launcher_said_does_not_count() -> None:
     assert variables["HOME"] == "/h"
 
 
-def test_checks_are_turned_on_where_the_user_has_not_said_how() -> None:
+def test_workers_are_told_what_the_user_has_called() -> None:
     command = ["unisono", "run", "a file.py"]
     assert launch_environment({"A": "b", "UNISONO_COMMAND": "an outer one"}, command) == {
         "A": "b",
         "UNISONO_COMMAND": "unisono run 'a file.py'",
     }
-    variables = launch_environment({"TORCH_SHOW_CPP_STACKTRACES": "0"}, [], debug=True)
-    assert variables["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
-    assert variables["PYTHONFAULTHANDLER"] == "1"
-    assert variables["TORCH_SHOW_CPP_STACKTRACES"] == "0"
 
 
 def test_what_is_said_of_gpus_reaches_every_worker() -> None:

@@ -143,7 +143,7 @@ This was in step 3."""  # noqa: E501
 def test_stacks_of_native_code_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exceptions.without_native_frames(NATIVE).splitlines() == [
         "RuntimeError: Connection closed by peer",
-        "(2 frames of C++ left out; `unisono run --debug` shows them)",
+        "(2 frames of C++ left out; TORCH_SHOW_CPP_STACKTRACES=1 shows them)",
         "This exception was thrown by __iter__",
         "This was in step 3.",
     ]

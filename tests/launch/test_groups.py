@@ -147,9 +147,8 @@ def train_and_look(root: int) -> list[str]:
     return listening(root)
 
 
-@pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_while_a_trainer_trains_nothing_listens(debug: bool) -> None:
-    for seen in unisono.launch(train_and_look, os.getpid(), workers=2, debug=debug):
+def test_while_a_trainer_trains_nothing_listens() -> None:
+    for seen in unisono.launch(train_and_look, os.getpid(), workers=2):
         assert seen == []
 
 
@@ -259,12 +258,6 @@ def own_ports(count: int) -> Iterator[str]:
         ports = [reserved_port() for _ in range(count)]
         found = [stack.enter_context(port) for port in ports if port is not None]
         yield ",".join(str(port.getsockname()[1]) for port in found)
-
-
-@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.long), "unisono"])
-def test_the_checks_of_debug_work_and_harm_nobody(unisono_run: Run, backend: str) -> None:
-    done = unisono_run("--debug", "-n", 2, PROGRAMS / "under_debug.py", backend)
-    assert (done.stdout, done.returncode) == ("done\n" * 2, 0), done.stderr
 
 
 def test_an_interrupt_ends_a_rendezvous() -> None:

@@ -67,11 +67,6 @@ class DirectoryLocks:
                     f"had kept before is not there."
                 )
 
-    @property
-    def directories(self) -> list[Path]:
-        """The directories that are locked."""
-        return list(map(Path, self._held))
-
     def let_go(self) -> None:
         """Release all of them."""
         self._held.clear()

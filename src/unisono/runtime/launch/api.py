@@ -42,7 +42,6 @@ def launch(
     replace: bool = True,
     stall_timeout_s: float | None = None,
     workers_per_gpu: int | None = None,
-    debug: bool = False,
     backend: str = GLOO,
 ) -> list[Any]:
     """Call ``fn(*args)`` on every worker and return the results in rank order.
@@ -69,7 +68,6 @@ def launch(
             killed and replaced; ``UNISONO_STALL_TIMEOUT`` by default, else 60.
         workers_per_gpu: how many workers share each GPU; ``UNISONO_WORKERS_PER_GPU`` by default,
             else 1.
-        debug: have torch compare what ranks call, and show where native code fails.
         backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend
             ``"unisono"``, which torch then reports as gloo.
 
@@ -112,7 +110,6 @@ def launch(
             os.environ,
             ["python", *sys.orig_argv[1:]],
             placement.variables,
-            debug=debug,
             launcher_draws=in_notebook(),
         ),
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does

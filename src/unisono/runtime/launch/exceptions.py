@@ -1,29 +1,23 @@
-"""Brings an exception from a worker to the caller of ``launch``, and writes ``failure.txt``.
+"""Brings an exception from a worker to the caller of ``launch``.
 
-An exception travels as the text that Python would have printed, without the frames that started the
-program, and, if it can be pickled, as itself. ``failure.txt`` in the job's run directories has what
-the user was told; a job that ends well removes it. Loads no torch: a launcher imports this.
+It travels as the text that Python would have printed, without the frames that started the program,
+and, if it can be pickled, as itself. Loads no torch: a launcher imports this.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unisono.errors import NotPlainFileError, PeerLostError, UnisonoError
-from unisono.runtime.launch.policy import JobState
-from unisono.runtime.launch.report import failure_message
-from unisono.runtime.notices import shown
-from unisono.runtime.plainfile import open_plain
+from unisono.errors import PeerLostError, UnisonoError
 
 _OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -44,6 +38,7 @@ _NATIVE_STACK = re.compile(
     r"(?:Exception raised from [^\n]* \(most recent call first\):\n)?"
     r"(?:[ ]*frame #\d+: [^\n]*(?:\n|$))+(?:\n(?=\n))?"
 )
+_NATIVE_VARIABLE = "TORCH_SHOW_CPP_STACKTRACES"
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -87,13 +82,13 @@ def without_native_frames(text: str) -> str:
 
     They stand between the words that say what happened and Python's own.
     """
-    shows_all = os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1"
+    shows_all = os.environ.get(_NATIVE_VARIABLE) == "1"
     return text if shows_all else _NATIVE_STACK.sub(_fold, text)
 
 
 def _fold(match: re.Match[str]) -> str:
     count = match[0].count("frame #")
-    return f"({count} frames of C++ left out; `unisono run --debug` shows them)"
+    return f"({count} frames of C++ left out; {_NATIVE_VARIABLE}=1 shows them)"
 
 
 def shortened(text: str) -> str:
@@ -222,33 +217,3 @@ def _is_ours(trace: TracebackType) -> bool:
     name = str(trace.tb_frame.f_globals.get("__name__", ""))
     file = trace.tb_frame.f_code.co_filename
     return name.startswith(_OUR_FRAMES) or file.startswith("<frozen ")
-
-
-FAILURE_FILE = "failure.txt"
-
-
-def note_end(
-    directories: Sequence[Path], state: JobState, num_workers: int, say: Callable[[str], None]
-) -> None:
-    """Write how a job has failed, or remove what an earlier one has left if it ended well.
-
-    Args:
-        directories: the job's.
-        state: how it ended; nothing changes if it was interrupted.
-        num_workers: how many it had.
-        say: where words for the user go.
-    """
-    if state.interrupted_by is not None:
-        return
-    for directory in directories:
-        path = directory / FAILURE_FILE
-        if state.cause is None:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            continue
-        try:
-            fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{failure_message(state, num_workers)}\n")
-        except (OSError, NotPlainFileError) as error:
-            say(f"the failure cannot be written to {shown(directory, 1000)}: {error}")

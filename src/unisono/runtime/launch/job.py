@@ -95,14 +95,6 @@ _LOOPBACK_ONLY = {
     "TP_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "=lo",
 }
-# Calls are compared between ranks; errors of native code and deaths in it come with a traceback.
-_DEBUG = {
-    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-    "TORCH_SHOW_CPP_STACKTRACES": "1",
-    "TORCH_DISABLE_ADDR2LINE": "1",  # or each exception takes seconds
-    "NCCL_DEBUG": "WARN",
-    "PYTHONFAULTHANDLER": "1",
-}
 
 
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
@@ -171,7 +163,6 @@ def launch_environment(
     command: Sequence[str],
     of_gpus: Mapping[str, str] = MappingProxyType({}),
     *,
-    debug: bool = False,
     launcher_draws: bool = False,
 ) -> dict[str, str]:
     """Return the variables that a job starts with: the launcher's, and what the user has chosen.
@@ -180,8 +171,7 @@ def launch_environment(
         environ: the launcher's own.
         command: what the user has called.
         of_gpus: what :func:`unisono.runtime.launch.placement.place_workers` says of GPUs.
-        debug: turn torch's checks on, unless the environment says how.
         launcher_draws: whether the launcher shows the progress of a run.
     """
-    checked = {**(_DEBUG if debug else {}), **environ, COMMAND_VARIABLE: shlex.join(command)}
-    return {**environment_of_workers(checked, launcher_draws=launcher_draws), **of_gpus}
+    told = {**environ, COMMAND_VARIABLE: shlex.join(command)}
+    return {**environment_of_workers(told, launcher_draws=launcher_draws), **of_gpus}

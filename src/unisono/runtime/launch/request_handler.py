@@ -89,11 +89,6 @@ class RequestHandler:
             kept.add(self._writing[1])
         return kept | self.state.stopped.keys() | self.state.asking.keys()
 
-    @property
-    def directories(self) -> list[Path]:
-        """The run directories that are this job's alone."""
-        return self._writer.locks.directories
-
     def hear(self, rank: int, message: messages.FromWorker) -> None:
         """Take a worker's message."""
         match message:

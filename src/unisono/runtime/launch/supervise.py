@@ -22,7 +22,6 @@ from functools import partial
 from unisono.runtime.checkpoint.writer import CheckpointWriter
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.runtime.launch import policy, recovery
-from unisono.runtime.launch.exceptions import note_end
 from unisono.runtime.launch.forkserver import ForkServer
 from unisono.runtime.launch.hang_watch import HangWatch, Scene
 from unisono.runtime.launch.job import FUNCTION, Job, reserved_port
@@ -181,7 +180,6 @@ class _Supervision:
             self._look_for_hangs()
         if self.state.cause is not None:
             self._requests.keep_last()
-        note_end(self._requests.directories, self.state, self._control.world_size, say)
 
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""

@@ -133,7 +133,6 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
         use_launchers_store()
-        _spare_ddps_logger()
         if torch.distributed.is_available():
             free_groups_of_torchs_ddp_last()
             note_collectives(link.control, rank)
@@ -154,34 +153,6 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
     if is_worker and not exit_code:
         link.tell(ProgramDone(result))
     return exit_code
-
-
-def _spare_ddps_logger() -> None:
-    """Keep DDP's logger away from wrapped gloo groups: a segmentation fault in torch 2.13.
-
-    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps them, and the logger takes them for gloo. There
-    its note is left out.
-    """
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        return
-    from torch.distributed import distributed_c10d
-
-    if distributed_c10d.get_debug_level().name != "DETAIL":
-        return
-    logger: Any = dist.Logger  # type: ignore[attr-defined]
-
-    class Logger(logger):  # type: ignore[misc]
-        """torch's, except for one call."""
-
-        def set_construction_data_and_log(self, *arguments: Any) -> None:
-            """Note what was constructed, unless there is a gloo group."""
-            groups = distributed_c10d._world.pg_backend_config.values()
-            if not any("gloo" in str(group) for group in groups):
-                super().set_construction_data_and_log(*arguments)
-
-    dist.Logger = Logger  # type: ignore[attr-defined]
 
 
 def _exit_status(ended: BaseException | None) -> tuple[int, str]:

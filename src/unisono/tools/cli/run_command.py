@@ -127,12 +127,6 @@ class _Run(click.Command):
     help="What runs the script's gloo process groups: gloo or unisono, Unisono's own backend. "
     "torch reports both as gloo, the only backend that many libraries accept on CPUs.",
 )
-@click.option(
-    "--debug",
-    is_flag=True,
-    help="Have torch compare what ranks call (TORCH_DISTRIBUTED_DEBUG=DETAIL), and show where "
-    "native code fails. Slower.",
-)
 @takes_script
 @click.pass_context
 def run(
@@ -146,7 +140,6 @@ def run(
     replaces: bool,
     stall_timeout_s: float,
     workers_per_gpu: int | None,
-    debug: bool,
     backend: str,
     nnodes: int | None,
     node_rank: int | None,
@@ -206,7 +199,7 @@ def run(
         kind=kind,
         target=script,
         argv=args,
-        environ=launch_environment(os.environ, command, placement.variables, debug=debug),
+        environ=launch_environment(os.environ, command, placement.variables),
         num_workers=placement.num_workers,
         threads=threads,
         restarts=restarts,

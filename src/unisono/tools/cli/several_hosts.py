@@ -22,9 +22,7 @@ from unisono.runtime.world import HOSTS_VARIABLE, num_devices
 from unisono.tools.cli.endings import Refusal, leave
 
 # They belong to our launcher, which starts no workers there.
-_OF_ONE_HOST = {
-    *("replaces", "workers_per_gpu", "backend", "debug"),
-}
+_OF_ONE_HOST = {"replaces", "workers_per_gpu", "backend"}
 
 
 @dataclass(frozen=True, slots=True)
