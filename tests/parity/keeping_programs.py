@@ -643,7 +643,6 @@ def between(change: Any, **options: Any) -> Program:
 
 EACH = "goes on from shard to shard, and each worker computes others"
 RANK = "is another one where RANK and WORLD_SIZE are another worker's"
-SINGLE = r"\(3 samples in 4 shards\) leaves a shard with a single sample: pass `drop_last=True`"
 OTHERS = "the data set is not that of the checkpoint"
 B32 = {"batch_size": 32}
 
@@ -752,8 +751,7 @@ ROWS: dict[str, dict[str, Program]] = {
             lambda way: way.train(data=Rows(lambda row, _: row + way.start)), says_again=OTHERS
         ),
     },
-    "single samples": {
-        "last batch": Program(lambda way: way.train(data=by_sign(43)), SINGLE),
+    "last batch": {
         "dropped": Program(lambda way: way.train(data=by_sign(43), reading={"drop_last": True})),
     },
     "default shards": {
