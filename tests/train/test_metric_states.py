@@ -10,15 +10,15 @@ PLAN = SamplePlan(7, 4, shards=3, shuffle=False)  # shard 0: 0 3 │ 6, shard 1:
 
 
 def alone(*numbers, dtype=torch.float32):
-    return MetricState([torch.tensor(numbers, dtype=dtype)], None)
+    return MetricState([torch.tensor(numbers, dtype=dtype)], False)
 
 
 def test_what_is_told_is_what_was_held():
     twice = torch.arange(6.0).view(2, 3).t()  # not contiguous, and held by two metrics
     shards = {
-        2: {"a": {"sum": alone(1, 2), "rows": MetricState([twice, torch.empty(0, 3)], [1, 2])}},
-        0: {"a": {"sum": alone(3, 4, dtype=torch.int64), "rows": MetricState([], [0, 0])}},
-        1: {"b.inner": {"rows": MetricState([twice, torch.tensor(True)], [2, 2])}},
+        2: {"a": {"sum": alone(1, 2), "rows": MetricState([twice, torch.empty(0, 3)], True)}},
+        0: {"a": {"sum": alone(3, 4, dtype=torch.int64), "rows": MetricState([], True)}},
+        1: {"b.inner": {"rows": MetricState([twice, torch.tensor(True)], True)}},
     }
     told = {shard: read(write(states)) for shard, states in shards.items()}
     assert told.keys() == shards.keys()
@@ -26,7 +26,7 @@ def test_what_is_told_is_what_was_held():
         for path, of_metric in states.items():
             for name, state in of_metric.items():
                 found = told[shard][path][name]
-                assert found.ends == state.ends
+                assert found.is_list == state.is_list
                 assert len(found.tensors) == len(state.tensors)
                 for one, other in zip(found.tensors, state.tensors, strict=True):
                     assert one.dtype == other.dtype
@@ -66,55 +66,18 @@ def test_of_one_shard_alone_nothing_is_stacked():
     assert merged({0: {"x": alone(1, 2)}}, {"x": None}, plan)["x"].tolist() == [1, 2]
 
 
-def rows(*numbers):
-    return torch.tensor(numbers)
+LISTS = {
+    shard: {"x": MetricState([torch.tensor(entry) for entry in entries], True)}
+    for shard, entries in {2: [[2], [5]], 0: [[0, 3], [6]], 1: [[1], [4], [4]]}.items()
+}
 
 
-def lists(**of_shard_1):
-    """Every sample's number; `of_shard_1` is what that shard has instead."""
-    shards = {
-        0: {"x": MetricState([rows(0, 3), rows(6)], [1, 2])},
-        1: {"x": MetricState([rows(1), rows(4)], [1, 2])},
-        2: {"x": MetricState([rows(2), rows(5)], [1, 2])},
-    }
-    shards[1] |= of_shard_1
-    return {shard: shards[shard] for shard in (1, 2, 0)}
-
-
-def joined(shards, reductions):
-    whole = merged(shards, reductions, PLAN)
-    return {name: [entry.tolist() for entry in whole[name]] for name in reductions}
-
-
-@pytest.mark.parametrize(
-    ("reductions", "of_shard_1", "expected"),
-    [
-        ({"x": None}, {}, [[0, 3], [1], [2], [6], [4], [5]]),
-        (
-            {"x": "cat"},
-            {"x": MetricState([rows(1, 1), rows(4)], [1, 2])},
-            [[0, 3], [1, 1], [2], [6], [4], [5]],
-        ),
-        (
-            {"x": "cat"},
-            {"x": MetricState([rows(1), rows(4), rows(4)], [1, 3])},
-            [[0, 3], [1], [2], [6], [4], [4], [5]],
-        ),
-        ({"x": "cat"}, {"x": MetricState([rows(4)], [])}, [[0, 3], [6], [4], [2], [5]]),
-    ],
-)
-def test_other_lists_come_by_batches_or_else_by_shards(reductions, of_shard_1, expected):
-    assert joined(lists(**of_shard_1), reductions) == {"x": expected}
-
-
-def test_all_lists_of_a_metric_come_in_the_same_order():
-    shards = lists()
-    for states in shards.values():
-        states["kept"] = MetricState([entry[:0] for entry in states["x"].tensors], [1, 2])
-    found = joined(shards, {"x": "cat", "kept": "cat"})
-    assert found["x"] == [[0, 3], [1], [2], [6], [4], [5]]
+@pytest.mark.parametrize("reduction", ["cat", None])
+def test_lists_come_one_shard_after_the_other(reduction):
+    found = merged(LISTS, {"x": reduction}, PLAN)["x"]
+    assert [entry.tolist() for entry in found] == [[0, 3], [6], [1], [4], [4], [2], [5]]
 
 
 def test_a_function_of_a_list_is_given_the_list():
-    found = merged(lists(), {"x": lambda entries: torch.cat(entries).sum()}, PLAN)
-    assert found["x"].item() == 21
+    found = merged(LISTS, {"x": lambda entries: torch.cat(entries).sum()}, PLAN)
+    assert found["x"].item() == 25

@@ -2,14 +2,14 @@
 
 A metric keeps its state in tensors and in lists of tensors; each shard updates its own with its
 parts, in the order of the batches. They travel without pickle, and torchmetrics' rules for ranks
-merge them in an order that knows no workers: sums along the tree of ``plan.summation``, lists in
-the order of the dataset.
+merge them in an order that knows no workers: sums along the tree of ``plan.summation``, lists one
+shard after the other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,7 @@ class MetricState:
     """One state of one shard."""
 
     tensors: list[torch.Tensor]  # the entries of a list, or a tensor alone
-    ends: list[int] | None  # how many entries a list had after each update; None: it is a tensor
-
-    def added_by(self, update: int) -> list[torch.Tensor]:
-        """Give the entries that an update has added to a list."""
-        assert self.ends is not None
-        return self.tensors[self.ends[update - 1] if update else 0 : self.ends[update]]
+    is_list: bool
 
 
 States = dict[str, dict[str, MetricState]]
@@ -48,7 +43,7 @@ def write(states: States) -> bytes:
     tensors: dict[str, torch.Tensor] = {}
     for path, of_metric in states.items():
         for name, state in of_metric.items():
-            head.append([path, name, len(state.tensors), state.ends])
+            head.append([path, name, len(state.tensors), state.is_list])
             for tensor in state.tensors:
                 # A copy: several metrics may keep the same one, which a file may not.
                 plain = on_host(tensor).clone(memory_format=torch.contiguous_format)
@@ -62,9 +57,9 @@ def read(told: bytes) -> States:
     tensors = from_safetensors(data)
     states: States = {}
     taken = 0
-    for path, name, num_tensors, ends in json.loads(head):
+    for path, name, num_tensors, is_list in json.loads(head):
         mine = [tensors[str(number)] for number in range(taken, taken + num_tensors)]
-        states.setdefault(path, {})[name] = MetricState(mine, ends)
+        states.setdefault(path, {})[name] = MetricState(mine, is_list)
         taken += num_tensors
     return states
 
@@ -84,15 +79,15 @@ def merged(
     Returns:
         By name, a tensor or a list of tensors.
     """
-    first = next(iter(shards.values()))
-    lists = {name: how for name, how in reductions.items() if first[name].ends is not None}
-    whole: dict[str, Any] = dict(_lists(shards, lists, plan)) if lists else {}
+    whole: dict[str, Any] = {}
     for name, reduction in reductions.items():
-        if name not in whole:
-            tensors = {shard: shards[shard][name].tensors[0] for shard in sorted(shards)}
+        states = {shard: shards[shard][name] for shard in sorted(shards)}
+        if next(iter(states.values())).is_list:
+            entries = [entry for state in states.values() for entry in state.tensors]
+            whole[name] = reduction(entries) if callable(reduction) else entries
+        else:
+            tensors = {shard: state.tensors[0] for shard, state in states.items()}
             whole[name] = _reduced(tensors, reduction, plan)
-        elif callable(reduction):
-            whole[name] = reduction(whole[name])
     return whole
 
 
@@ -114,56 +109,3 @@ def _reduced(tensors: Mapping[int, torch.Tensor], reduction: Reduction, plan: Sa
 
 def _num_samples(plan: SamplePlan, shard: int) -> int:
     return sum(plan.shard_size(batch, shard) for batch in range(plan.steps_per_epoch))
-
-
-def _lists(
-    shards: Mapping[int, Mapping[str, MetricState]],
-    reductions: Mapping[str, Reduction],
-    plan: SamplePlan,
-) -> dict[str, list[torch.Tensor]]:
-    """Join the lists of one metric, all of them in the same order.
-
-    That of the dataset, where all are to be concatenated and a row is a sample; else that of the
-    batches and of the shards within a batch; of shards alone, where a list did more than grow.
-    """
-    by_name = {name: [shards[shard][name] for shard in sorted(shards)] for name in reductions}
-    if any(not state.ends for states in by_name.values() for state in states):
-        return {
-            name: [entry for state in states for entry in state.tensors]
-            for name, states in by_name.items()
-        }
-    order = plan.order(0)
-    parts = [
-        (batch, shard, plan.shard_indices(order, batch, shard))
-        for batch in range(plan.steps_per_epoch)
-        for shard in sorted(shards)
-        if plan.shard_size(batch, shard)
-    ]
-    pieces = {
-        name: [shards[shard][name].added_by(batch) for batch, shard, _ in parts]
-        for name in reductions
-    }
-    indices = [indices for _, _, indices in parts]
-    if all(
-        reduction == "cat" and _has_samples_as_rows(pieces[name], indices)
-        for name, reduction in reductions.items()
-    ):
-        at = torch.cat(indices).argsort(stable=True)
-        return {
-            name: [torch.cat([entry for (entry,) in entries])[at]]
-            for name, entries in pieces.items()
-        }
-    return {name: [entry for added in of for entry in added] for name, of in pieces.items()}
-
-
-def _has_samples_as_rows(
-    pieces: Sequence[Sequence[torch.Tensor]], indices: Sequence[torch.Tensor]
-) -> bool:
-    """Tell whether every part has added one tensor, alike but for as many rows as samples."""
-    return (
-        all(
-            len(added) == 1 and added[0].dim() > 0 and len(added[0]) == len(of_part)
-            for added, of_part in zip(pieces, indices, strict=True)
-        )
-        and len({(entry.dtype, entry.shape[1:]) for (entry,) in pieces}) == 1
-    )

@@ -113,7 +113,6 @@ class ShardMetrics:
 
     def __init__(self, collection: Any, rows: ShardRows | None, forward: Forward) -> None:
         self._collection, self._rows, self._forward = collection, rows, forward
-        self._ends: dict[tuple[str, str], list[int]] = {}
 
     def update(self, model: nn.Module, batch: Any, num_samples: int) -> None:
         """Take notice of a part."""
@@ -126,10 +125,6 @@ class ShardMetrics:
             self._collection.update(**found)
         else:
             self._collection.update(*(found if isinstance(found, (tuple, list)) else (found,)))
-        for path, metric in _metrics_in(self._collection):
-            for name, default in metric._defaults.items():
-                if isinstance(default, list):
-                    self._ends.setdefault((path, name), []).append(len(getattr(metric, name)))
 
     def states(self) -> States:
         """Give what the metrics hold.
@@ -140,24 +135,22 @@ class ShardMetrics:
         rows = {} if self._rows is None else self._rows.states()
         return rows | {
             path: {
-                name: self._state(path, name, getattr(metric, name), default)
+                name: _state(path, name, getattr(metric, name), is_list=isinstance(default, list))
                 for name, default in metric._defaults.items()
             }
             for path, metric in _metrics_in(self._collection)
         }
 
-    def _state(self, path: str, name: str, value: Any, default: Any) -> MetricState:
-        is_list = isinstance(default, list)
-        tensors = value if isinstance(value, list) else [value]
-        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            raise TypeError(
-                f"the states of a metric must be tensors or lists of tensors to be merged, but "
-                f"{name!r} of {path!r} holds something else: compute it from the rows that "
-                f"`predict` gives."
-            )
-        ends = self._ends.get((path, name), [])
-        has_grown = isinstance(value, list) and ends == sorted(ends)
-        return MetricState(tensors, (ends if has_grown else []) if is_list else None)
+
+def _state(path: str, name: str, value: Any, *, is_list: bool) -> MetricState:
+    tensors = value if isinstance(value, list) else [value]
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        raise TypeError(
+            f"the states of a metric must be tensors or lists of tensors to be merged, but "
+            f"{name!r} of {path!r} holds something else: compute it from the rows that "
+            f"`predict` gives."
+        )
+    return MetricState(tensors, is_list)
 
 
 def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:
@@ -272,11 +265,12 @@ class RowMetrics:
         return results
 
     def _compute(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
-        held = {shard: states[_PATH] for shard, states in shards.items()}
+        held = {shard: states[_PATH] for shard, states in sorted(shards.items())}
         names = list(next(iter(held.values())))
+        order = torch.cat([plan.order(0)[shard :: plan.shards] for shard in held]).argsort()
         rows = {
-            name: entries[0]
-            for name, entries in merged(held, dict.fromkeys(names, "cat"), plan).items()
+            name: torch.cat([part for of in held.values() for part in of[name].tensors])[order]
+            for name in names
         }
         # Positions are numbers, as JSON has them; names come from a dict.
         is_named = not names[0].isdecimal()
@@ -313,12 +307,7 @@ class ShardRows:
 
     def states(self) -> States:
         """Give what is kept."""
-        return {
-            _PATH: {
-                name: MetricState(parts, list(range(1, len(parts) + 1)))
-                for name, parts in self._rows.items()
-            }
-        }
+        return {_PATH: {name: MetricState(parts, True) for name, parts in self._rows.items()}}
 
 
 def plain(name: str, value: Any) -> Any:

@@ -289,7 +289,7 @@ class Trainer:
                 roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
                 targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
                 objects and a ``MetricCollection`` are copied for each shard, and the copies' states
-                are merged. Metrics need a second forward pass.
+                are merged, lists in the order of shards. Metrics need a second forward pass.
             forward: for `metrics`: a function of (model, batch of one shard) that returns the
                 arguments of the metrics as a tuple, or as a dict by name. By default the model is
                 called with the first part of a pair (inputs, targets), and metrics get (outputs,
