@@ -36,8 +36,8 @@ class CSVLog(Logger):
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__({}, None, path)
 
-    @staticmethod
-    def begin(opening: Opening) -> _Table:
+    @classmethod
+    def begin(cls, opening: Opening) -> _Table:
         """See :class:`Logger`."""
         return _Table(opening)
 

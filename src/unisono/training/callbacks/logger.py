@@ -22,7 +22,6 @@ import os
 import subprocess
 import sys
 import time
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +33,14 @@ from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit
 from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.journal import path_of, say_alone, trouble_at
-from unisono.training.callbacks.logger_feed import RUN_FILE, Opening, Reader, no_numbers
+from unisono.training.callbacks.logger_feed import (
+    RUN_FILE,
+    LoggerRun,
+    Opening,
+    Reader,
+    Sender,
+    no_numbers,
+)
 from unisono.training.callbacks.summary import Summary
 
 _LOCK_FILE = ".loggers"
@@ -62,11 +68,13 @@ class Logger(Callback):
     Attributes:
         product: what it is called in messages.
         package: what must be installed; also the extra and the folder.
+        opens: its run, in the process of the loggers.
         path: where it writes in the call of ``fit`` under way.
     """
 
     product: ClassVar[str]
     package: ClassVar[str]
+    opens: ClassVar[type[LoggerRun]]
 
     def __init__(
         self,
@@ -87,10 +95,10 @@ class Logger(Callback):
         LOGGER.in_s()  # a wrong variable is told before training
         self.path = Path()
 
-    @staticmethod
-    @abstractmethod
-    def begin(opening: Opening) -> Reader:
+    @classmethod
+    def begin(cls, opening: Opening) -> Reader:
         """Open it, in the process of the loggers."""
+        return Sender(opening, cls.opens)
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""

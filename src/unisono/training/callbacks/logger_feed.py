@@ -24,7 +24,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -57,7 +56,6 @@ class Opening(NamedTuple):
         settings, config: what the program has given.
         from_step: where the call of ``fit`` begins, 0 for another run; None: it is under way.
         run_id: finds the logger's run again; None: it begins.
-        first: the first step that is to come.
     """
 
     path: Path
@@ -66,7 +64,6 @@ class Opening(NamedTuple):
     config: dict[str, Any]
     from_step: int | None
     run_id: str | None = None
-    first: int = 0
 
 
 class Reader(Protocol):
@@ -88,6 +85,8 @@ class Reader(Protocol):
 class LoggerRun(Protocol):
     """A run of a logger that is open."""
 
+    def __init__(self, opening: Opening) -> None: ...
+
     @property
     def run_id(self) -> str:
         """What finds it again."""
@@ -105,12 +104,9 @@ class Sender:
     Args:
         opening: of the logger.
         begin: opens its run.
-        forgets: whether it takes steps again that were undone before this call of ``fit``.
     """
 
-    def __init__(
-        self, opening: Opening, begin: Callable[[Opening], LoggerRun], *, forgets: bool = False
-    ) -> None:
+    def __init__(self, opening: Opening, begin: type[LoggerRun]) -> None:
         opening.path.mkdir(parents=True, exist_ok=True)
         self._every = opening.every
         self._fd = open_plain(opening.path / RUN_FILE, os.O_RDWR | os.O_CREAT)
@@ -120,11 +116,8 @@ class Sender:
             with suppress(ValueError, TypeError, KeyError):
                 found = json.loads(os.pread(self._fd, 1 << 16, 0))
                 run_id, self._sent = str(found["id"]), dict(found["sent"])
-        if forgets and opening.from_step is not None:
-            last = opening.from_step - 1
-            self._sent = {kind: min(step, last) for kind, step in self._sent.items()}
         self._rows: list[Row] = []
-        self._run = begin(opening._replace(run_id=run_id, first=self._sent.get("step", -1) + 1))
+        self._run = begin(opening._replace(run_id=run_id))
         self._keep()
 
     def begin_again(self) -> None:

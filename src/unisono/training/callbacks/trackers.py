@@ -12,44 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from unisono.training.callbacks.logger import Logger
-from unisono.training.callbacks.logger_feed import Opening, Row, Sender
+from unisono.training.callbacks.logger_feed import Opening, Row
 
 _WANDB_MODES = ("offline", "online")
 _METRICS_AT_MOST, _PARAMS_AT_MOST = 1000, 100  # of one call: MLflow refuses more
 _MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
-class TensorBoard(Logger):
-    """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``. Final.
-
-    ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
-    0; ``validation/loss`` and so on at the step that was done last. If a run is resumed from an
-    earlier step, TensorBoard forgets the steps that come again.
-
-    Args:
-        path: the folder; None: ``tensorboard`` in the run directory.
-        every: of how many steps one is written.
-
-    Raises:
-        TypeError: `every` is not a whole number.
-        ValueError: `every` is too small.
-        ModuleNotFoundError: TensorBoard is not installed.
-    """
-
-    product, package = "TensorBoard", "tensorboard"
-
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
-        super().__init__({}, None, path, every)
-
-    @staticmethod
-    def begin(opening: Opening) -> Sender:
-        """See :class:`Logger`."""
-        return Sender(opening, _TensorBoardRun, forgets=True)
-
-
 class _TensorBoardRun:
-    """A file that replaces what others in the folder say of the first step to come and later."""
-
     run_id = "tensorboard"
 
     def __init__(self, opening: Opening) -> None:
@@ -57,11 +27,16 @@ class _TensorBoardRun:
         summaries = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         records = importlib.import_module("tensorboard.summary.writer.record_writer")
         self._event, self._summary = events.Event, summaries.Summary
-        self._records = records.RecordWriter(_new_file(opening.path))
-        begun = {"wall_time": time.time(), "step": opening.first}
+        # Files are read in the order of their names. A link of that name would be followed: nobody
+        # can know it beforehand.
+        unique = f"{time.time_ns()}.{socket.gethostname()}.{secrets.token_hex(8)}"
+        self._records = records.RecordWriter(
+            (opening.path / f"events.out.tfevents.{unique}").open("xb")
+        )
+        begun = {"wall_time": time.time(), "step": 0}
         self._write(**begun, file_version="brain.Event:2")
-        log = events.SessionLog(status=events.SessionLog.START)
-        self._write(**begun, session_log=log)
+        if opening.run_id is None:  # whatever files of another run have is forgotten
+            self._write(**begun, session_log=events.SessionLog(status=events.SessionLog.START))
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
@@ -80,59 +55,26 @@ class _TensorBoardRun:
         self._records.write(self._event(**facts).SerializeToString())
 
 
-def _new_file(folder: Path) -> Any:
-    """Create a file whose name comes after those of others, in whose order they are read."""
-    while any(folder.glob(f"events.out.tfevents.{(now_s := int(time.time())):010d}.*")):
-        time.sleep(0.1)
-    # A link of that name would be followed: nobody can know the name beforehand.
-    name = f"events.out.tfevents.{now_s:010d}.{socket.gethostname()}.{secrets.token_hex(8)}"
-    return (folder / name).open("xb")
+class TensorBoard(Logger):
+    """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``. Final.
 
-
-class WandB(Logger):
-    """Sends numbers to Weights & Biases; needs ``pip install 'unisono[wandb]'``. Final.
-
-    Names are those of :class:`TensorBoard`. Nothing leaves the machine unless you ask for it:
-    ``wandb sync`` uploads what an offline run has written. A run that is resumed, or whose worker
-    was killed, continues the same W&B run; each continuation of an offline run is a folder of its
-    own, and ``wandb sync`` joins them.
+    ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
+    0; ``validation/loss`` and so on at the step that was done last.
 
     Args:
-        project: the W&B project.
-        mode: ``"offline"`` or ``"online"``; None: what ``WANDB_MODE`` says, else offline.
-        config: hyperparameters, in addition to batch size, shards, seed and the optimizer's.
-        path: the folder; None: ``wandb`` in the run directory.
-        every: of how many steps one is sent.
-        options: more of ``wandb.init``, such as ``name``, ``entity``, ``tags``, ``group``.
+        path: the folder; None: ``tensorboard`` in the run directory.
+        every: of how many steps one is written.
 
     Raises:
-        TypeError: `every` is not a whole number; `config` or an option cannot be JSON.
-        ValueError: `every` is too small, `mode` is something else.
-        ModuleNotFoundError: ``wandb`` is not installed.
+        TypeError: `every` is not a whole number.
+        ValueError: `every` is too small.
+        ModuleNotFoundError: TensorBoard is not installed.
     """
 
-    product, package = "Weights & Biases", "wandb"
+    product, package, opens = "TensorBoard", "tensorboard", _TensorBoardRun
 
-    def __init__(
-        self,
-        project: str = "unisono",
-        *,
-        mode: str | None = None,
-        config: Mapping[str, Any] | None = None,
-        path: str | os.PathLike[str] | None = None,
-        every: int = 1,
-        **options: Any,
-    ) -> None:
-        if mode is not None and mode not in _WANDB_MODES:
-            raise ValueError(f"`mode` must be one of {_WANDB_MODES}, but is {mode!r}.")
-        mode = mode or os.environ.get("WANDB_MODE") or "offline"
-        settings = {"project": project, "mode": mode, **options}
-        super().__init__(settings, config, path, every)
-
-    @staticmethod
-    def begin(opening: Opening) -> Sender:
-        """See :class:`Logger`."""
-        return Sender(opening, _WandBRun)
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
+        super().__init__({}, None, path, every)
 
 
 class _WandBRun:
@@ -163,54 +105,45 @@ class _WandBRun:
         self._run.finish(exit_code=0 if status in ("finished", "") else 1)
 
 
-class MLflow(Logger):
-    """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``. Final.
+class WandB(Logger):
+    """Sends numbers to Weights & Biases; needs ``pip install 'unisono[wandb]'``. Final.
 
-    Names are those of :class:`TensorBoard`. A run that is resumed, or whose worker was killed,
-    continues the same MLflow run. ``mlflow ui --backend-store-uri sqlite:///runs/mine/mlflow/mlflow.db``
-    shows it; it needs the whole of MLflow, ``pip install mlflow``.
+    Names are those of :class:`TensorBoard`. Nothing leaves the machine unless you ask for it:
+    ``wandb sync`` uploads what an offline run has written. A run that is resumed, or whose worker
+    was killed, continues the same W&B run; each continuation of an offline run is a folder of its
+    own, and ``wandb sync`` joins them.
 
     Args:
-        experiment: its name; it is created if need be.
-        run_name: the run's name; None: MLflow chooses one.
-        tracking_uri: a server or a database; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in
-            `path`.
-        tags: of the run.
+        project: the W&B project.
+        mode: ``"offline"`` or ``"online"``; None: what ``WANDB_MODE`` says, else offline.
         config: hyperparameters, in addition to batch size, shards, seed and the optimizer's.
-        path: the folder; None: ``mlflow`` in the run directory.
+        path: the folder; None: one of the logger's name in the run directory.
         every: of how many steps one is sent.
+        options: more of ``wandb.init``, such as ``name``, ``entity``, ``tags``, ``group``.
 
     Raises:
-        TypeError: `every` is not a whole number; `config` or `tags` cannot be JSON.
-        ValueError: `every` is too small.
-        ModuleNotFoundError: ``mlflow`` is not installed.
+        TypeError: `every` is not a whole number; `config` or an option cannot be JSON.
+        ValueError: `every` is too small, `mode` is something else.
+        ModuleNotFoundError: ``wandb`` is not installed.
     """
 
-    product, package = "MLflow", "mlflow"
+    product, package, opens = "Weights & Biases", "wandb", _WandBRun
 
     def __init__(
         self,
-        experiment: str = "unisono",
+        project: str = "unisono",
         *,
-        run_name: str | None = None,
-        tracking_uri: str | None = None,
-        tags: Mapping[str, str] | None = None,
+        mode: str | None = None,
         config: Mapping[str, Any] | None = None,
         path: str | os.PathLike[str] | None = None,
         every: int = 1,
+        **options: Any,
     ) -> None:
-        settings = {
-            "experiment": experiment,
-            "run_name": run_name,
-            "tracking_uri": tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"),
-            "tags": dict(tags or {}),
-        }
+        if mode is not None and mode not in _WANDB_MODES:
+            raise ValueError(f"`mode` must be one of {_WANDB_MODES}, but is {mode!r}.")
+        mode = mode or os.environ.get("WANDB_MODE") or "offline"
+        settings = {"project": project, "mode": mode, **options}
         super().__init__(settings, config, path, every)
-
-    @staticmethod
-    def begin(opening: Opening) -> Sender:
-        """See :class:`Logger`."""
-        return Sender(opening, _MLflowRun)
 
 
 class _MLflowRun:
@@ -240,9 +173,14 @@ class _MLflowRun:
             self._client.set_terminated(self.run_id, _MLFLOW_ENDS[status])
 
     def _created(self, opening: Opening) -> str:
-        settings = opening.settings
-        found = self._client.get_experiment_by_name(settings["experiment"])
-        experiment = found.experiment_id if found else self._new_experiment(opening)
+        settings, name = opening.settings, opening.settings["experiment"]
+        if found := self._client.get_experiment_by_name(name):
+            experiment = found.experiment_id
+        else:
+            # Else artifacts are in the working folder, whatever that is.
+            here = Path(opening.path, "artifacts").absolute().as_uri()
+            place = None if settings["tracking_uri"] else here
+            experiment = self._client.create_experiment(name, artifact_location=place)
         run = self._client.create_run(
             experiment, run_name=settings["run_name"], tags=settings["tags"]
         )
@@ -251,51 +189,43 @@ class _MLflowRun:
             self._client.log_batch(run.info.run_id, params=params[at : at + _PARAMS_AT_MOST])
         return str(run.info.run_id)
 
-    def _new_experiment(self, opening: Opening) -> Any:
-        # Else in the working folder, whatever that is.
-        is_remote = opening.settings["tracking_uri"]
-        place = None if is_remote else Path(opening.path, "artifacts").absolute().as_uri()
-        name = opening.settings["experiment"]
-        return self._client.create_experiment(name, artifact_location=place)
 
+class MLflow(Logger):
+    """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``. Final.
 
-class Trackio(Logger):
-    """Sends numbers to Trackio; needs ``pip install 'unisono[trackio]'``. Final.
-
-    Names are those of :class:`TensorBoard`. Nothing leaves the machine unless `options` have
-    ``space_id`` or ``server_url``. A run that is resumed, or whose worker was killed, continues the
-    same Trackio run. ``TRACKIO_DIR=runs/mine/trackio trackio show`` shows it.
+    Names are those of :class:`TensorBoard`, arguments that are not listed those of :class:`WandB`.
+    A run that is resumed, or whose worker was killed, continues the same MLflow run.
+    ``mlflow ui --backend-store-uri sqlite:///runs/mine/mlflow/mlflow.db`` shows it; it needs the
+    whole of MLflow, ``pip install mlflow``.
 
     Args:
-        project: the Trackio project.
-        config: hyperparameters, in addition to batch size, shards, seed and the optimizer's.
-        path: the folder; None: ``trackio`` in the run directory.
-        every: of how many steps one is sent.
-        options: more of ``trackio.init``, such as ``space_id`` or ``group``.
-
-    Raises:
-        TypeError: `every` is not a whole number; `config` or an option cannot be JSON.
-        ValueError: `every` is too small.
-        ModuleNotFoundError: ``trackio`` is not installed.
+        experiment: its name; it is created if need be.
+        run_name: the run's name; None: MLflow chooses one.
+        tracking_uri: a server or a database; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in
+            `path`.
+        tags: of the run.
     """
 
-    product, package = "Trackio", "trackio"
+    product, package, opens = "MLflow", "mlflow", _MLflowRun
 
     def __init__(
         self,
-        project: str = "unisono",
+        experiment: str = "unisono",
         *,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
         path: str | os.PathLike[str] | None = None,
         every: int = 1,
-        **options: Any,
     ) -> None:
-        super().__init__({"project": project, **options}, config, path, every)
-
-    @staticmethod
-    def begin(opening: Opening) -> Sender:
-        """See :class:`Logger`."""
-        return Sender(opening, _TrackioRun)
+        settings = {
+            "experiment": experiment,
+            "run_name": run_name,
+            "tracking_uri": tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"),
+            "tags": dict(tags or {}),
+        }
+        super().__init__(settings, config, path, every)
 
 
 class _TrackioRun:
@@ -325,3 +255,30 @@ class _TrackioRun:
 
     def end(self, status: str) -> None:
         self._run.finish()
+
+
+class Trackio(Logger):
+    """Sends numbers to Trackio; needs ``pip install 'unisono[trackio]'``. Final.
+
+    Names are those of :class:`TensorBoard`, arguments that are not listed those of :class:`WandB`.
+    Nothing leaves the machine unless `options` have ``space_id`` or ``server_url``. A run that is
+    resumed, or whose worker was killed, continues the same Trackio run.
+    ``TRACKIO_DIR=runs/mine/trackio trackio show`` shows it.
+
+    Args:
+        project: the Trackio project.
+        options: more of ``trackio.init``, such as ``space_id`` or ``group``.
+    """
+
+    product, package, opens = "Trackio", "trackio", _TrackioRun
+
+    def __init__(
+        self,
+        project: str = "unisono",
+        *,
+        config: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__({"project": project, **options}, config, path, every)
