@@ -48,7 +48,7 @@ def check_words(said: str, faults: str) -> None:
     for kind, rank, step, at in re.findall(r"(\w+):rank=(\d),step=(\d+)(?:,at=(\w+))?", faults):
         if at in ("snapshot", "join") or kind not in KILLED:
             continue
-        words = rf"worker {rank} \(pid \d+\) was killed by {KILLED[kind]}.* in step {step} with"
+        words = rf"worker {rank} \(pid \d+\) was killed by {KILLED[kind]}.* in step {step};"
         assert re.search(words, said), f"nothing says {words!r} in:\n{said}"
 
 

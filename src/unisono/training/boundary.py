@@ -84,7 +84,7 @@ class Boundary:
         self.is_between_steps = True
         self.has_ended = False
         self.run, self._kept, self._team = run, run.kept, run.team
-        self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
+        self._steps_per_epoch = plan.steps_per_epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
@@ -99,8 +99,7 @@ class Boundary:
     @property
     def facts(self) -> dict[str, Any]:
         """What a worker that joins the loop has to know."""
-        places = self._memory.snapshots.places.as_json()
-        return {**places, "shards": self._shards, "by speed": bool(self.run.kinds)}
+        return self._memory.snapshots.places.as_json()
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""

@@ -13,13 +13,11 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from unisono.plan.shards import assign
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.policy import JobState, WorkerFailure
 from unisono.runtime.notices import listed
 from unisono.runtime.procfs import field, read_text
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import Membership
 
 PLACE = "This was in "  # as what was noted of an exception begins
 _WITHOUT_GPU = (  # as torch says it
@@ -146,7 +144,7 @@ def loss_message(
     before: recovery.RecoveryState,
     after: recovery.RecoveryState,
 ) -> str:
-    """Say who was lost, how and with which shards, and who continues with which."""
+    """Say who was lost, how, and who continues."""
     if after.first_rank is not None:
         return (
             f"rank {after.first_rank + rank} (pid {pid}) {how} in step {step}; a replacement is "
@@ -156,22 +154,14 @@ def loss_message(
     then = "a replacement is starting" if after.replaces else "it is not replaced"
     if before.membership is None or rank not in before.membership.ranks:
         return f"{who} before it had joined the others; {then}."
-    loop = before.loop
-    num_shards = _num_shards_of(before)
-    if loop is not None:
+    if before.loop is not None:
         who += f" in step {step}"
-    if num_shards is not None:
-        who += f" with {_shards_of(before.membership, num_shards)[rank]}"
     if after.membership is None:
-        where = "" if loop is None else ", from the latest snapshot"
+        where = "" if before.loop is None else ", from the latest snapshot"
         return f"{who}; nobody is left; {then}{where}."
     others = after.membership.ranks
     goes = "goes" if len(others) == 1 else "go"
-    text = f"{who}; {listed('worker', others, ' and ')} {goes} on"
-    if num_shards is not None:
-        now = _shards_of(after.membership, num_shards)
-        text += " with " + ", ".join(now[other] for other in others)
-    return f"{text}; {then}."
+    return f"{who}; {listed('worker', others, ' and ')} {goes} on; {then}."
 
 
 def spare_message(rank: int, how: str) -> str:
@@ -190,33 +180,7 @@ def joined_message(
         who = listed("rank", [state.first_rank + rank for rank in ranks], " and ")
         return f"{who} {'is' if len(ranks) == 1 else 'are'} replaced."
     who = listed("worker", [f"{rank} (pid {pid_of(rank)})" for rank in ranks], " and ")
-    text = f"{who} {'has' if len(ranks) == 1 else 'have'} joined"
-    num_shards = _num_shards_of(state)
-    if num_shards is not None and state.membership is not None:
-        shards = _shards_of(state.membership, num_shards)
-        text += " with " + ", ".join(shards[rank] for rank in ranks)
-    return f"{text}."
-
-
-def _num_shards_of(state: recovery.RecoveryState) -> int | None:
-    """Count the shards of the loop under way; None if there is none, or none can be named.
-
-    How shards are divided by the speed of devices is known to the workers alone.
-    """
-    if state.loop is None or state.loop.facts.get("by speed"):
-        return None
-    return int(state.loop.facts["shards"])
-
-
-def _shards_of(membership: Membership, num_shards: int) -> dict[int, str]:
-    """Name the shards of each rank of a membership."""
-    names = {}
-    for rank, shards in zip(
-        membership.ranks, assign(num_shards, len(membership.ranks)), strict=True
-    ):
-        one = len(shards) == 1
-        names[rank] = f"shard {shards[0]}" if one else f"shards {shards[0]}–{shards[-1]}"
-    return names
+    return f"{who} {'has' if len(ranks) == 1 else 'have'} joined."
 
 
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
