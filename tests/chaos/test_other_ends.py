@@ -111,7 +111,7 @@ def test_a_stopped_worker_is_ended_and_made_up_for(monkeypatch, capfd, fault):
     assert told is not None
     assert told[1] == fault[10]
     assert told[2].startswith("a signal has stopped it (SIGSTOP, or a debugger). It is ended")
-    how = r"was ended, as it stood still for \d s in step 8 with shards? .* replacement is starting"
+    how = r"was ended, as it stood still for \d s in step 8; .* replacement is starting"
     assert re.search(rf"worker {told[1]} \(pid \d+\) {how}", said)
     assert "SIGKILL" not in said
 
@@ -273,11 +273,7 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_is_there(started, tmp_path,
     job = started(options, workers=2, faults="disk-full:checkpoint=4")
     assert job.wait() == 0, job.err
     (told,) = re.findall("no checkpoint: .*", job.err)
-    assert re.search(
-        r"the disk must have about [\d,]+ bytes free, but has [\d,]+ \([\d,]+ too few\); training "
-        "goes on, the next one is tried",
-        told,
-    )
+    assert "No space left on device; training goes on, the next one is tried" in told
     assert steps_kept(tmp_path) == [24, 12, 8, 6]  # after three calls of `fit`, and every 8
     assert all(result == undisturbed() for result in job.results)
 

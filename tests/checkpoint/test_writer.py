@@ -4,10 +4,8 @@ import errno
 import json
 import mmap
 import os
-import re
 import struct
 import threading
-import types
 
 import pytest
 
@@ -117,42 +115,15 @@ def test_the_disk_is_full_when_it_is_asked_to_be(memory, tmp_path):
         writer.wait()
     assert [entry.step for entry in RunDirectory(tmp_path).entries()] == [6]
     assert len(told) == 1
-    needed = sum(path.stat().st_size for path in RunDirectory(tmp_path).entries()[0].path.iterdir())
-    assert f"must have about {needed:,} bytes free, but has 0 ({needed:,} too few)" in told[0]
+    assert "step 5: no checkpoint: [Errno 28] No space left on device; training goes on" in told[0]
 
 
-@pytest.mark.parametrize(
-    ("code", "free_bytes", "words"),
-    [
-        (errno.ENOSPC, 0, r"must have about ([\d,]+) bytes free, but has 0 \([\d,]+ too few"),
-        (
-            errno.ENOSPC,
-            8192,
-            r"must leave about ([\d,]+) bytes and a few files.*No space left",
-        ),
-        (errno.EDQUOT, 8192, r"must leave about ([\d,]+) bytes and a few files.*Disk quota"),
-        (errno.EIO, 8192, "Input/output error; training goes on"),
-        (errno.EROFS, 8192, "Read-only file system"),
-        (errno.ESTALE, 8192, "Stale file handle"),
-    ],
-)
-def test_what_is_missing_is_said_of_the_files_and_not_of_the_memory(
-    memory, tmp_path, monkeypatch, code, free_bytes, words
-):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_what_a_disk_refuses_is_said(memory, tmp_path, monkeypatch, code):
     def fail(path, content):
         raise OSError(code, os.strerror(code))
 
     snapshot(memory, 0, 5, mark=1)
-    free = types.SimpleNamespace(f_frsize=512, f_bavail=free_bytes)
     monkeypatch.setattr(folder, "_write_synced", fail)
-    monkeypatch.setattr(os, "statvfs", lambda path: free)
     told = told_of_writing(memory, tmp_path)
-    found = re.search(words, told[0])
-    assert found
-    if found.groups():
-        monkeypatch.undo()
-        assert told_of_writing(memory, tmp_path) == []
-        (entry,) = RunDirectory(tmp_path).entries()
-        needed = sum(path.stat().st_size for path in entry.path.iterdir())
-        assert int(found[1].replace(",", "")) == needed
-    assert "training goes on, the next one is tried" in told[0]
+    assert f"{os.strerror(code)}; training goes on, the next one is tried" in told[0]

@@ -57,20 +57,13 @@ def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
     beside.mkdir(parents=True)
     try:
         facts = {name: _write_synced(beside / name, contents[name]) for name in FILES}
-        digests = {name: digest for name, (_, digest) in facts.items()}
-        commit = commit_of(digests, {name: size for name, (size, _) in facts.items()})
-        _write_synced(beside / COMMIT, commit)
+        commit = {name: {"bytes": size, "sha256": sha} for name, (size, sha) in facts.items()}
+        _write_synced(beside / COMMIT, json.dumps(commit, indent=1).encode())
         sync_folder(beside)
         os.rename(beside, path)
         sync_folder(path.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def commit_of(digests: Mapping[str, str], sizes: Mapping[str, int]) -> bytes:
-    """Make the commit file from the SHA-256 and the bytes of each file."""
-    facts = {name: {"bytes": sizes[name], "sha256": digests[name]} for name in FILES}
-    return json.dumps(facts, indent=1).encode()
 
 
 def read_folder(

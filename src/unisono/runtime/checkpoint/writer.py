@@ -12,19 +12,17 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.directory_lock import DirectoryLocks
-from unisono.runtime.checkpoint.folder import FILES, RUN_FILE, commit_of
+from unisono.runtime.checkpoint.folder import RUN_FILE
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 from unisono.runtime.checkpoint.slots import Data, Places, files_of, read_facts
 
 BUSY, FREE = b"\1", b"\0"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class CheckpointWriter:
         """Write a checkpoint, unless the step has one; say what has failed."""
         try:
             if self._is_full(number):
-                return _missing_bytes(_bytes_of_files(slot, kept), 0)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.locks.hold(Path(kept.directory))
             store = RunDirectory(Path(kept.directory), kept.keep)
             if not store.has(kept.step):
@@ -141,9 +139,6 @@ class CheckpointWriter:
             if kept.end:
                 store.mark_end(kept.step, kept.end)
         except (OSError, ValueError, CheckpointError) as error:
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
-                with suppress(OSError, ValueError):
-                    return _missing_room(kept, _bytes_of_files(slot, kept), error.errno)
             return str(error).removesuffix(".")
         return ""
 
@@ -163,29 +158,3 @@ def _checked_after(
 def _check_same(before: bytes, after: bytes) -> None:
     if not any(before) or before != after:
         raise ValueError("a snapshot must stay as it is until it is written, but has changed")
-
-
-def _bytes_of_files(slot: memoryview, kept: Kept) -> int:
-    files = files_of(slot, kept.blob_at)
-    sizes = {name: sum(memoryview(data).nbytes for data in files[name]) for name in FILES}
-    return sum(sizes.values()) + len(commit_of(dict.fromkeys(FILES, "0" * 64), sizes))
-
-
-def _missing_room(kept: Kept, num_bytes: int, code: int) -> str:
-    """Say what is missing for so many bytes."""
-    path = Path(kept.directory)
-    there = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
-    free = there.f_bavail * there.f_frsize
-    if free < num_bytes:
-        return _missing_bytes(num_bytes, free)
-    return (
-        f"the disk and your quota there must leave about {num_bytes:,} bytes and a few files, but "
-        f"do not ({os.strerror(code)})"
-    )
-
-
-def _missing_bytes(num_bytes: int, free: int) -> str:
-    return (
-        f"the disk must have about {num_bytes:,} bytes free, but has {free:,} "
-        f"({num_bytes - free:,} too few)"
-    )
