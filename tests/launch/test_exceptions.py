@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from unisono.errors import PeerLostError, UnisonoError
+from unisono.errors import PeerLostError
 from unisono.runtime.launch import exceptions
 from unisono.runtime.launch.exceptions import (
     is_disconnect,
@@ -18,8 +17,6 @@ from unisono.runtime.launch.exceptions import (
     summary_line,
     traceback_text,
 )
-from unisono.runtime.launch.report import ending
-from unisono.runtime.world import World, world
 
 
 def raised_by(act: Callable[[], object]) -> BaseException:
@@ -30,42 +27,7 @@ def raised_by(act: Callable[[], object]) -> BaseException:
     raise AssertionError("must raise")
 
 
-def files_in(text: str) -> set[str]:
-    return {
-        "ours" if "/src/unisono/" in f else "theirs" for f in re.findall('File "(.*)", line', text)
-    }
-
-
-def test_a_refusal_of_unisono_is_shown_without_frames_of_unisono() -> None:
-    text = traceback_text(raised_by(lambda: World(rank=3)))
-    assert files_in(text) == {"theirs"}
-    assert text.splitlines()[-1].startswith("ValueError: `rank` must be at least 0")
-
-
-def test_so_is_the_rest_of_its_chain() -> None:
-    def fail() -> None:
-        try:
-            World(rank=3)
-        except ValueError as error:
-            raise UnisonoError("theirs") from error
-
-    text = traceback_text(raised_by(fail))
-    assert files_in(text) == {"theirs"}
-    assert "direct cause" in text
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda: ending("two"),  # type: ignore[arg-type]  # a slip within Unisono
-        lambda: world({"RANK": "0", "WORLD_SIZE": "1"}.__getitem__),  # type: ignore[arg-type]
-    ],
-)
-def test_a_slip_within_unisono_keeps_its_frames(act: Callable[[], object]) -> None:
-    assert files_in(traceback_text(raised_by(act))) == {"theirs", "ours"}
-
-
-def test_exceptions_raised_elsewhere_keep_all_frames() -> None:
+def test_exceptions_keep_all_frames_of_libraries() -> None:
     text = traceback_text(raised_by(lambda: torch.nn.Linear(2, 2)(torch.zeros(3))))
     assert "torch/nn/modules/linear.py" in text
 

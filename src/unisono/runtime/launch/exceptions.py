@@ -6,22 +6,18 @@ and, if it can be pickled, as itself. Loads no torch: a launcher imports this.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unisono.errors import PeerLostError, UnisonoError
+from unisono.errors import PeerLostError
 
 _OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
-_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-_REFUSALS = (UnisonoError, ValueError, TypeError, RuntimeError)
 # What gloo, NCCL and the store say when the other side of a connection has ended.
 _DISCONNECTED = (
     "Connection closed by peer",
@@ -39,20 +35,16 @@ _NATIVE_STACK = re.compile(
     r"(?:[ ]*frame #\d+: [^\n]*(?:\n|$))+(?:\n(?=\n))?"
 )
 _NATIVE_VARIABLE = "TORCH_SHOW_CPP_STACKTRACES"
-_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def traceback_text(error: BaseException) -> str:
-    """Format `error` as Python would print it, had it run the program itself.
-
-    Where Unisono refuses something in a sentence of its own, its own frames are left out.
-    """
+    """Format `error` as Python would print it, had it run the program itself."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next  # all of them, if the program never began
-    formatted = traceback.TracebackException(type(error), error, trace)
-    _shorten(error, formatted)
-    return without_native_frames("".join(formatted.format()).rstrip("\n"))
+    return without_native_frames(
+        "".join(traceback.format_exception(type(error), error, trace)).rstrip("\n")
+    )
 
 
 def summary_line(error: BaseException) -> str:
@@ -184,33 +176,6 @@ def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(getattr(shell, "compile", None), "format_code_name", None)
-
-
-def _shorten(error: BaseException | None, formatted: traceback.TracebackException | None) -> None:
-    """Leave out Unisono's frames where it raised, in all causes."""
-    while error is not None and formatted is not None:
-        theirs = [frame for frame in formatted.stack if not frame.filename.startswith(_PACKAGE)]
-        if theirs and _is_refusal(error):
-            formatted.stack[:] = theirs
-        for one, said in zip(
-            getattr(error, "exceptions", ()), formatted.exceptions or (), strict=False
-        ):
-            _shorten(one, said)
-        if formatted.__cause__ is not None:
-            error, formatted = error.__cause__, formatted.__cause__
-        else:
-            error, formatted = error.__context__, formatted.__context__
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Tell whether a ``raise`` in Unisono's code made `error`, rather than a bug in that code."""
-    trace = error.__traceback__
-    if trace is None or not isinstance(error, _REFUSALS):
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return code.co_filename.startswith(_PACKAGE) and code.co_code[trace.tb_lasti] == _RAISE
 
 
 def _is_ours(trace: TracebackType) -> bool:
