@@ -94,15 +94,15 @@ def test_float16_has_the_bits_of_torchs_scaler(case, how, device):
 @pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize("case", ["cnn", "gpt"])
 def test_tf32_is_allowed_or_forbidden(case, tf32, device):
-    before = settings()
-    ours = unisono_loop(case, device, STEPS, precision=unisono.Precision(tf32=tf32))
-    assert settings() == before
     with tf32_allowed(tf32):
+        before = settings()
+        ours = unisono_loop(case, device, STEPS)
+        assert settings() == before
         theirs = plain_loop(case, device, STEPS)
     assert first_difference(ours, theirs) is None
-    assert settings() == before
     if device == CUDA:
-        other = unisono_loop(case, device, STEPS, precision=unisono.Precision(tf32=not tf32))
+        with tf32_allowed(not tf32):
+            other = unisono_loop(case, device, STEPS)
         assert first_difference(ours, other) is not None
 
 

@@ -97,11 +97,11 @@ def test_on_the_cpu_nothing_changes(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before, digests = switches(), []
     for exact in (True, False):
-        trainer, seen = make("cpu", precision=unisono.Precision(exact=exact, tf32=True))
+        trainer, seen = make("cpu", precision=unisono.Precision(exact=exact))
         use(trainer)
         assert seen
         assert all(each == before for each in seen)
-        assert trainer.run.fixed.keys().isdisjoint({"exact", "tf32"})
+        assert "exact" not in trainer.run.fixed
         digests.append(trainer.digest())
     assert len(set(digests)) == 1
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
@@ -163,10 +163,3 @@ def test_that_a_run_is_not_exact_is_said_once(accelerator, capfd):
     said = capfd.readouterr()
     assert (said.out + said.err).count("`exact=False`: operations without a deterministic") == 1
     assert trainer.run.fixed["exact"] is False
-
-
-@pytest.mark.parametrize(
-    ("tf32", "told"), [(True, "products, convolutions, recurrent layers"), (False, "off")]
-)
-def test_tf32_belongs_to_the_identity_on_accelerators(accelerator, tf32, told):
-    assert make("sim", precision=unisono.Precision(tf32=tf32))[0].run.fixed["tf32"] == told

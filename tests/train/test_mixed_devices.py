@@ -11,6 +11,7 @@ from torch import nn
 import unisono
 from unisono.engine.step import records as phase_timers
 from unisono.training import identity as device_fingerprint
+from unisono.training.computing import tf32_in_words
 from unisono.training.mixed_devices import SPEEDS, kinds_of, read_kinds, speeds_of, told
 
 A, B = "cuda NVIDIA A100, capability 8.0, 108", "cuda NVIDIA H100, capability 9.0, 132"
@@ -89,7 +90,7 @@ def train(slow, folder, steps=24, mixed=True, rounds=False):
     now_s = [0.0]
     phase_timers.perf_counter = lambda: now_s[0]
     rank = unisono.world().rank
-    device_fingerprint._known()[f"sim:{rank}"] = f"{rank if mixed else 0:016}"
+    device_fingerprint._known()[f"sim:{rank} {tf32_in_words()}"] = f"{rank if mixed else 0:016}"
     torch.manual_seed(1)
     model = nn.Linear(3, 1)
     run = unisono.Run(

@@ -174,9 +174,6 @@ def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
     return pieces
 
 
-_TIMES_AS_MANY = 4
-
-
 def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
     """Count the parts of each host.
 
@@ -191,21 +188,3 @@ def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
         counts.append(len(parts_of(own, num_shards)))
         first += number
     return counts
-
-
-def shards_for_hosts(num_shards: int, workers: Sequence[int]) -> int | None:
-    """Find the number of shards nearest to S with which each host has one part.
-
-    Each worker has equally many of them.
-
-    Args:
-        num_shards: S.
-        workers: how many each host has.
-
-    Returns:
-        None if no number of shards makes it so.
-    """
-    total = sum(workers)
-    candidates = range(total, _TIMES_AS_MANY * num_shards + 1, total)
-    fit = [one for one in candidates if set(parts_of_hosts(one, workers)) == {1}]
-    return min(fit, key=lambda one: (abs(one - num_shards), -one), default=None)

@@ -12,12 +12,7 @@ times no more. What a shard is computed by would then depend on what this worker
 before. So every shape is compiled for itself, and where that has no end it is an error. Programs
 have their models compiled as torch says, by ``model.compile()`` or ``torch.compile``.
 
-May GPUs round the factors of float32 products to TF32? Switched for a time, then put back.
-
-torch has two sets of switches that must agree, and complains when one is read after the other was
-set. Those for GPUs are set here by their old names, which set the new ones too; each value that
-this or the putting back changes on the way is put back. Nothing of what is switched is looked at by
-computations on the CPU.
+May GPUs round the factors of float32 products to TF32? As the program has set torch's switches.
 
 Deterministic kernels on accelerators: torch's switches are set for a time, then put back.
 
@@ -29,9 +24,8 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -52,14 +46,11 @@ class Computing:
 
     def fixed_by(self, model: nn.Module, device: Device) -> dict[str, Any]:
         """Say what of it changes bits on a device, by name, as plain JSON, for a run's identity."""
-        fixed = {
+        return {
             "precision": self.precision.name,
             "channels_last": _has_channels_last(model),
             "compile": compiler_of(model, device),
         }
-        if self.precision.tf32 is not None and not device.is_host:  # else as `identity` finds it
-            fixed[TF32] = tf32_in_words(self.precision.tf32)
-        return fixed
 
     def of(
         self, compute: Callable[[nn.Module, Any], Any], device: Device
@@ -83,12 +74,9 @@ class Computing:
             return grad_scaler_of_torch()
         return self.precision.scaler
 
-    @contextmanager
-    def under_way(self, model: nn.Module) -> Iterator[None]:
+    def under_way(self, model: nn.Module) -> AbstractContextManager[None]:
         """Have torch's switches set within a block, and put back after it."""
-        compiles = compiled_in_this_thread() if is_compiled(model) else nullcontext()
-        with tf32_switched(self.precision.tf32), compiles:
-            yield
+        return compiled_in_this_thread() if is_compiled(model) else nullcontext()
 
 
 def _has_channels_last(model: nn.Module) -> bool:
@@ -150,63 +138,15 @@ def compiled_in_this_thread() -> Iterator[None]:
         yield
 
 
-TF32 = "tf32"
-"""Its name in the identity of a run."""
-
-
-def tf32_in_words(tf32: bool | None) -> str:
-    """Say what :func:`tf32_switched` leads to, for the identity of a run on an accelerator."""
-    names = ("products", "convolutions", "recurrent layers")
-    if tf32 is None:
-        is_on = [switch.fp32_precision == "tf32" for switch in _new_switches()[: len(names)]]
-    else:
-        is_on = [tf32] * len(names)
-    return ", ".join(name for name, there in zip(names, is_on, strict=True) if there) or "off"
-
-
-@contextmanager
-def tf32_switched(tf32: bool | None) -> Iterator[None]:
-    """Allow or forbid TF32 within a block; None: leave it as it is."""
-    if tf32 is None:
-        yield
-        return
-    news = _new_switches()
-    new_values = [switch.fp32_precision for switch in news]
-    old_values = _old_values()
-    if old_values is not None:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-    for switch in news[:3]:
-        switch.fp32_precision = "tf32" if tf32 else "ieee"
-    try:
-        yield
-    finally:
-        if old_values is not None:
-            product, torch.backends.cudnn.allow_tf32 = old_values
-            torch.set_float32_matmul_precision(product)
-        for switch, value in zip(news, new_values, strict=True):
-            switch.fp32_precision = value
-
-
-def _new_switches() -> list[Any]:
-    """List the new switches: three for GPUs, and one that the old way of putting back changes."""
+def tf32_in_words() -> str:
+    """Say what float32 computations of an accelerator may be in TF32, for the identity of a run."""
     backends: Any = torch.backends
-    return [
-        backends.cuda.matmul,
-        backends.cudnn.conv,
-        backends.cudnn.rnn,
-        backends.mkldnn.matmul,
-    ]
-
-
-def _old_values() -> tuple[str, bool] | None:
-    """Read the old switches; None where the new ones have been set to something else."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would rather have the new ones read
-        try:
-            return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        except RuntimeError:
-            return None
+    switches = {
+        "products": backends.cuda.matmul,
+        "convolutions": backends.cudnn.conv,
+        "recurrent layers": backends.cudnn.rnn,
+    }
+    return ", ".join(n for n, one in switches.items() if one.fp32_precision == "tf32") or "off"
 
 
 @contextmanager

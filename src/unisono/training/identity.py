@@ -40,7 +40,7 @@ from unisono.runtime.device import HOST, Device, in_rows, num_threads
 from unisono.runtime.procfs import read_text
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
 from unisono.runtime.world import threads_per_worker, world
-from unisono.training.computing import TF32, deterministic_kernels, tf32_in_words, tf32_switched
+from unisono.training.computing import deterministic_kernels, tf32_in_words
 
 _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
 _OTHER_FINGERPRINT = (
@@ -58,7 +58,7 @@ _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 FINGERPRINT = "fingerprint"
 SAMPLES = "samples"  # what a few of them hold, by name; another hash of that needs another name
 # Where one of these differs, another fingerprint is no news.
-_IMPLY_FINGERPRINT = ("processor", "torch", "threads")
+_IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32")
 
 
 def identity(
@@ -80,7 +80,7 @@ def identity(
         "sampler": plan.sampler,
         "shuffle": plan.shuffle,
         "dataset length": None if plan.is_endless else plan.num_samples,
-        **({} if device.is_host else {TF32: tf32_in_words(None)}),
+        **({} if device.is_host else {"tf32": tf32_in_words()}),
         **fixed,
         "threads": threads_per_worker(),
         "torch": torch.__version__,
@@ -150,17 +150,17 @@ _NUM_DRAWS, _KEPT_OF_DRAWS = 2**21, 509
 
 
 def fingerprint_of(device: Device) -> str:
-    """Hash what a worker's device computes, once in a process.
+    """Hash what a worker's device computes, once in a process, or where TF32 is switched.
 
     Returns:
         16 hexadecimal digits; nothing where it could not be found out.
     """
     if device.is_divided:  # as of one, where they are alike
         return " ".join(dict.fromkeys(map(fingerprint_of, device.parts)))
-    known = _known()
-    if device.name not in known:
-        known[device.name] = _fingerprint(device)
-    return known[device.name]
+    known, key = _known(), device.name if device.is_host else f"{device.name} {tf32_in_words()}"
+    if key not in known:
+        known[key] = _fingerprint(device)
+    return known[key]
 
 
 @functools.cache
@@ -175,7 +175,6 @@ def _fingerprint(device: Device) -> str:
             device.generators_put_back(),
             num_threads(threads_per_worker()),
             deterministic_kernels(not device.is_host),
-            tf32_switched(None if device.is_host else False),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(device.torch.type, enabled=False),

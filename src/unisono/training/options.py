@@ -57,16 +57,13 @@ CONFLICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a trainer's passes compute: ``precision=Precision("fp16", tf32=False)``. Final.
+    """How a trainer's passes compute: ``precision=Precision("fp16", exact=False)``. Final.
 
     Args:
         name: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: torch's autocast around the loss
             function, and for ``"fp16"`` a scaled loss. A step whose gradients overflow is skipped
             on all workers; it counts as a step, and the schedule steps.
         scaler: scales the loss with ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
-        tf32: whether NVIDIA GPUs may use TF32 for float32 products in this trainer's computations.
-            None: as the program has set it. No effect on the CPU; on an accelerator it belongs to
-            the run's identity.
         exact: whether results on an accelerator have the same bits in every run: torch then uses
             deterministic kernels in this trainer's computations, and an operation that has none
             raises :class:`unisono.errors.NondeterministicError`. False: the program's settings
@@ -79,13 +76,10 @@ class Precision:
 
     name: str = "fp32"
     scaler: Scaler | None = field(default=None, kw_only=True)
-    tf32: bool | None = field(default=None, kw_only=True)
     exact: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_among("precision", self.name, tuple(DTYPES))
-        if not (self.tf32 is None or isinstance(self.tf32, bool)):
-            raise TypeError(f"`tf32` must be True or False, or None, but is {self.tf32!r}.")
         _check_flag("exact", self.exact)
         is_given = isinstance(self.scaler, Scaler)
         is_enabled = isinstance(self.scaler, Scaler) and self.scaler.is_enabled()

@@ -15,10 +15,10 @@ from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, check_devices
 from unisono.engine.state.contents import digest_of, signature
 from unisono.engine.state.saved import told_modes
 from unisono.plan.samples import SamplePlan
-from unisono.plan.shards import assign, default_shards, parts_of_hosts, shards_for_hosts
+from unisono.plan.shards import assign, default_shards
 from unisono.runtime.device import notices
-from unisono.runtime.workers.team import Team
 from unisono.runtime.world import THREADS_VARIABLE, threads_per_worker
+from unisono.training.computing import tf32_in_words
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.mixed_devices import compare_devices, read_kinds
 from unisono.training.resume import resume
@@ -69,8 +69,6 @@ def start(run: RunContext, plan: LoopPlan) -> None:
             "`exact=False`: operations without a deterministic form are allowed on "
             f"{run.device.name}, so results may differ from one run to the next"
         )
-    if line := _told_hosts(run.team, plan.samples.shards):
-        run.say_once(line)
     payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan))
     run.kinds = read_kinds(payload)
 
@@ -148,25 +146,6 @@ def _tell_cores(run: RunContext, num_shards: int) -> None:
         )
 
 
-def _told_hosts(team: Team, num_shards: int) -> str:
-    """Say in a sentence that another number of shards would send less; empty where none would."""
-    workers = list(map(len, team.hosts))
-    if len(workers) == 1:
-        return ""
-    most = max(parts_of_hosts(num_shards, workers))
-    if most == 1:
-        return ""
-    told = (
-        f"with `shards={num_shards}` on hosts with {', '.join(map(str, workers))} workers a host "
-        f"sends {most} parts of the gradients a step, {(most + 1) / 2:g} times the bytes that one "
-        f"part would take"
-    )
-    better = shards_for_hosts(num_shards, workers)
-    if better is None:
-        return f"{told}: hosts with equally many workers would send less"
-    return f"{told}: pass `shards={better}`, which changes the result as any other number does"
-
-
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
     known = _known(run, plan)
@@ -187,6 +166,7 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
             "the type of device": run.device.torch.type,
+            "what may be computed in TF32": "" if run.device.is_host else tf32_in_words(),
             EXCHANGE_VARIABLE: run.exchange,
         },
         known={**known, "samples of an epoch": samples.num_samples},
