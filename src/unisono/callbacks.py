@@ -12,9 +12,6 @@ if TYPE_CHECKING:
         Callback as Callback,
     )
     from unisono.training.callbacks.callback import (
-        DeviceMemory as DeviceMemory,
-    )
-    from unisono.training.callbacks.callback import (
         DoneStep as DoneStep,
     )
     from unisono.training.callbacks.callback import (
@@ -37,7 +34,6 @@ _HOMES = {
     "BestCheckpoint": "best_validation",
     "CSVLog": "csv_log",
     "Callback": "callback",
-    "DeviceMemory": "callback",
     "DoneStep": "callback",
     "EMA": "ema",
     "EarlyStopping": "best_validation",

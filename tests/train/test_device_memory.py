@@ -83,8 +83,8 @@ class Told:
     def __init__(self):
         self.said = []
 
-    def note_memory(self, sizes):
-        self.said.append(sizes)
+    def note_memory(self, num_bytes):
+        self.said.append(num_bytes)
 
 
 def test_it_is_looked_at_ten_times_a_second_at_most(accelerator):
@@ -96,7 +96,7 @@ def test_it_is_looked_at_ten_times_a_second_at_most(accelerator):
         kept.append(torch.zeros(1000, device="sim:1"))
         watch.look()
         now_s[0] += EVERY_S / 3 + 1e-6
-    assert [sizes[0] // 4000 for sizes in team.said] == [0, 1, 4, 7, 10]
+    assert [num_bytes // 4000 for num_bytes in team.said] == [0, 1, 4, 7, 10]
 
 
 def test_looking_does_not_wait(accelerator):

@@ -26,7 +26,7 @@ from unisono.engine.state.contents import digest_of
 from unisono.runtime.workers.launcher_messages import Membership
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.boundary import interruption
-from unisono.training.callbacks.callback import Callback, Callbacks, DeviceMemory, Times
+from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
 from unisono.training.first_steps import ChangedData, LabelCounts
@@ -198,10 +198,9 @@ class FitUnderWay(Observer):
         times = self._context.team.times(rank, step)
         return None if times is None else Times._make(times)
 
-    def memory(self, rank: int) -> DeviceMemory | None:
+    def memory(self, rank: int) -> int | None:
         """See :class:`Fit`."""
-        sizes = self._context.team.memory_of(rank) if self._has_memory else None
-        return None if sizes is None else DeviceMemory._make(sizes)
+        return self._context.team.memory_of(rank) if self._has_memory else None
 
     def say(self, line: str) -> None:
         """See :class:`Fit`."""
@@ -233,10 +232,7 @@ class FitUnderWay(Observer):
 
     def before_pause(self) -> None:
         """See :class:`Observer`."""
-        if self._is_over:
-            return
-        self._callbacks.call("on_pause", self)
-        if signum := self._context.team.is_ended_by:
+        if not self._is_over and (signum := self._context.team.is_ended_by):
             # The launcher ends this process in the pause.
             self._fail(interruption(signum))
 

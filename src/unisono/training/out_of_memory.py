@@ -140,4 +140,4 @@ class MemoryWatch:
     def _look(self) -> None:
         sizes = self._device.memory()
         if sizes is not None:
-            self._team.note_memory(sizes)
+            self._team.note_memory(sizes[0])

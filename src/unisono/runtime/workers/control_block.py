@@ -39,7 +39,6 @@ from unisono.runtime.workers.meeting_point import (
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
 NUM_TIMES = 7
-NUM_SIZES = 3
 PURPOSE_BYTES, WAIT_BYTES, CALL_BYTES = 24, 124, 124
 MEMORY_NAME = "unisono-control"
 
@@ -81,7 +80,8 @@ class RankLine(MeetingSeat):
         ("plan_step", ctypes.c_int64),
         ("plan", ctypes.c_uint32),
         ("wish", ctypes.c_uint32),
-        ("memory", ctypes.c_int64 * NUM_SIZES),
+        ("memory", ctypes.c_int64),
+        ("unused", ctypes.c_int64 * 2),
         ("votes", ctypes.c_uint32 * 2),
         ("times", _Times * 2),
         ("num_waits", ctypes.c_uint32),

@@ -206,17 +206,13 @@ class Team:
         """
         return self._control.times(rank, step)
 
-    def note_memory(self, sizes: Sequence[int]) -> None:
-        """Tell the others how much memory of its device this worker takes: three numbers."""
-        self._line.memory[:] = sizes
+    def note_memory(self, num_bytes: int) -> None:
+        """Tell the others how much memory of its device this worker takes."""
+        self._line.memory = num_bytes
 
-    def memory_of(self, rank: int) -> tuple[int, ...] | None:
-        """Read what a worker said last of its device's memory; None if it has not.
-
-        Each number is whole; while that worker writes, they may be of two moments.
-        """
-        sizes = tuple(self._control.lines[rank].memory)
-        return sizes if any(sizes) else None
+    def memory_of(self, rank: int) -> int | None:
+        """Read what a worker said last of its device's memory; None if it has not."""
+        return self._control.lines[rank].memory or None
 
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker; None if it has not come."""

@@ -3,8 +3,7 @@
 ::
 
     on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
-                └ on_workers_changed, on_went_back, on_snapshot, on_checkpoint,     │
-                  on_pause ◄────────────────────────────────────────────────────────┘
+                └ on_workers_changed, on_went_back, on_snapshot, on_checkpoint ◄────┘
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
@@ -39,21 +38,6 @@ class Times(NamedTuple):
     waiting_s: float
     summing_s: float
     updating_s: float
-
-
-class DeviceMemory(NamedTuple):
-    """How much memory of its device one worker takes, in bytes.
-
-    Attributes:
-        allocated: by tensors.
-        reserved: by torch's allocator, which keeps what tensors have given back.
-        peak: the most that tensors have taken since the process began, or since it called
-            ``reset_peak_memory_stats``.
-    """
-
-    allocated: int
-    reserved: int
-    peak: int
 
 
 class DoneStep(Protocol):
@@ -163,8 +147,8 @@ class Fit(Protocol):
         Of a worker other than this one only once all have met since, as they do in the next step.
         """
 
-    def memory(self, rank: int) -> DeviceMemory | None:
-        """Tell how much memory of its device a worker took lately; None on CPUs.
+    def memory(self, rank: int) -> int | None:
+        """Tell how many bytes of its device a worker's tensors took lately; None on CPUs.
 
         Each worker looks when a call begins, and at most ten times a second after a step.
         """
@@ -286,12 +270,6 @@ class Callback:
         """After a checkpoint of the run after `step` steps was asked for; it may still be written.
 
         Not on a worker that joins just there.
-        """
-
-    def on_pause(self, fit: Fit) -> None:
-        """Before all workers stand still between two steps, for another to join or for the end.
-
-        After Ctrl-C only `on_error` follows: what is to be in a file has to be there now.
         """
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:

@@ -269,9 +269,8 @@ def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None
 
 def _more(fit: Fit, ranks: Sequence[int]) -> dict[str, list[Any]]:
     """Read what few lines tell of each worker: its device's memory, and its wait for a core."""
-    memory = [fit.memory(rank) for rank in ranks]
     columns: dict[str, list[Any]] = {
-        "allocated_bytes": [None if sizes is None else sizes.allocated for sizes in memory],
+        "allocated_bytes": [fit.memory(rank) for rank in ranks],
         "delayed_s": [_delayed_s(fit.pid(rank)) for rank in ranks] if fit.is_leader else [],
     }
     return {name: told for name, told in columns.items() if any(one is not None for one in told)}
