@@ -614,11 +614,6 @@ def warming(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 400))
 
 
-def too_short(optimizer):
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
-    return unisono.Schedule(schedule, every="step")
-
-
 def steps_of_32(way):
     torch.manual_seed(0)
     model = net()
@@ -741,7 +736,6 @@ ROWS: dict[str, dict[str, Program]] = {
         "warm-up": Program(
             lambda way: way.train(schedule=warming), says="LambdaLR is stepped once an epoch"
         ),
-        "one cycle": Program(lambda way: way.train(schedule=too_short), "OneCycleLR"),
     },
     "other data": {
         "split": Program(
