@@ -26,16 +26,14 @@ def mixed(weights: Sequence[float], vectors: Sequence[Vector] = LOCAL) -> Vector
 
 
 def gradient(final: Vector, *passes: Vector, clipped: Vector | None = None) -> Gradient:
-    """Make a gradient whose digest is that of its numbers."""
-    clipped_digest = "" if clipped is None else str(clipped)
-    return Gradient(tuple(final), str(final), passes, clipped, clipped_digest, len(final))
+    """Make a gradient."""
+    return Gradient(final, passes, clipped, len(final))
 
 
 def step(
     gradients: dict[str, Gradient],
     samples: Sequence[str] = (),
     *,
-    counted: int | None = None,
     number: int = 0,
     state: ModelState | None = None,
     **fields: object,
@@ -44,7 +42,7 @@ def step(
     return OptimizerStep(
         number=number,
         gradients=gradients,
-        micros=(Micro(tuple(samples), (), counted),),
+        micros=(Micro(tuple(samples)),),
         state=state or ModelState({"w": "start"}),
         **fields,  # type: ignore[arg-type]
     )
@@ -55,7 +53,6 @@ def two_ranks(
     ones: Vector | None = None,
     *,
     samples: Sequence[Sequence[str]] = SAMPLES,
-    counted: Sequence[int | None] = (None, None),
     **fields: object,
 ) -> TwoRuns:
     """Make two ranks that take one step each, and one that takes it on all samples."""
@@ -66,7 +63,6 @@ def two_ranks(
                 step(
                     {"w": gradient(finals[rank], LOCAL[rank])},
                     samples[rank],
-                    counted=counted[rank],
                     **fields,  # type: ignore[arg-type]
                 ),
             ),

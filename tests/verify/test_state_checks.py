@@ -79,7 +79,7 @@ def test_parameters_of_one_rank_are_as_near_as_rounding_or_unknown(theirs, expec
         state = ModelState({"w": "same"})
         return RankTrace(
             steps=tuple(
-                OptimizerStep(number=n, lr=(0.1,), parameters={"w": (end, str(end))}, state=state)
+                OptimizerStep(number=n, lr=(0.1,), parameters={"w": end}, state=state)
                 for n, end in enumerate(ends)
             )
         )

@@ -4,8 +4,8 @@
 step the order is that of causes: the samples of a shard, its gradients, then buffers and parameters
 after the update.
 
-*After a stop*: the resumed run begins where its first parameters, or its step number, are those of
-the undisturbed run; from there on every step must be the same.
+*After a stop*: the resumed run begins where its first parameters are those of the undisturbed run;
+from there on every step must be the same.
 
 Are ranks replicas of each other, with learning rates and random numbers of their own? Pure.
 """
@@ -120,8 +120,7 @@ def _differences(base: ExactRun, run: ExactRun, step: int, num_workers: int) -> 
 class StepRecord:
     """One step of one rank, as digests."""
 
-    number: int | None = None  # of the step, where the program says it; None: it does not
-    before: Digests | None = None  # the parameters when it began; None: not known
+    before: Digests = field(default_factory=dict)  # the parameters when it began
     samples: tuple[str, ...] = ()  # what the model was given
     # after the step, by kind: parameters, optimizer, generators
     after: Mapping[str, Digests] = field(default_factory=dict)
@@ -141,19 +140,16 @@ class Resumption:
 def step_records(trace: RawTrace) -> list[StepRecord]:
     """Gather what one rank recorded of each step."""
     records: list[StepRecord] = []
-    before: Digests | None = None
     samples: list[str] = []
     for event in trace.events:
         match event["t"]:
-            case "state":
-                before = event["parameters"]
             case "f" if event["grad"] and event["training"]:
                 samples += event["rows"]
             case "shard-bits" if "samples" in event["bits"]:
                 samples += [f"{event['shard']}: {event['bits']['samples']['the batch']}"]
             case "step-bits":
-                records.append(StepRecord(event["step"], before, tuple(samples), event["bits"]))
-                before, samples = None, []
+                records.append(StepRecord(event["before"], tuple(samples), event["bits"]))
+                samples = []
     return records
 
 
@@ -170,7 +166,10 @@ def compare(
     """
     if not all(resumed) or not all(undisturbed):
         return Resumption(stopped_after)
-    first = _first(undisturbed[0], resumed[0][0], stopped_after)
+    # The last step that it can be.
+    possible = reversed(range(min(stopped_after + 1, len(undisturbed[0]))))
+    begun = resumed[0][0].before
+    first = next((at for at in possible if undisturbed[0][at].before == begun), None)
     if first is None:
         told = "it begins with parameters that the undisturbed run never had"
         return Resumption(stopped_after, None, {"resume-parameters": told})
@@ -182,18 +181,6 @@ def compare(
                 for check, told in _step_differences(ours[first + at], theirs[at]).items():
                     differences.setdefault(check, f"step {first + at}, rank {rank}: {told}")
     return Resumption(stopped_after, first, differences, num_compared)
-
-
-def _first(undisturbed: Sequence[StepRecord], begun: StepRecord, stopped_after: int) -> int | None:
-    """Find the step with which a run begins; the last that it can be."""
-    for at in reversed(range(min(stopped_after + 1, len(undisturbed)))):
-        step = undisturbed[at]
-        if begun.number is not None:
-            if step.number == begun.number:
-                return at
-        elif begun.before is not None and step.before == begun.before:
-            return at
-    return None
 
 
 def _step_differences(ours: StepRecord, theirs: StepRecord) -> dict[str, str]:
@@ -288,7 +275,7 @@ def _against_one(seen: TwoRuns, check: str, num_states: int) -> Finding:
     start = known[0][0].parameters
     names = [name for name in mine.parameters if name in ones.parameters and name in start]
     x, y, before = (
-        joined([parameters[name][0] for name in names])
+        joined([parameters[name] for name in names])
         for parameters in (mine.parameters, ones.parameters, start)
     )
     if len(x) != len(y):

@@ -100,7 +100,7 @@ def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> boo
     if len(before) < 2:
         return False
     names = [name for name in before[0] if name in before[1]]
-    x, y = (joined([parameters[name][0] for name in names]) for parameters in before)
+    x, y = (joined([parameters[name] for name in names]) for parameters in before)
     return len(x) == len(y) and distance(x, y) <= _STARTS_APART_AT_MOST * float(np.linalg.norm(y))
 
 
@@ -169,17 +169,11 @@ class _Comparison:
             f"but one rank on the same samples weighs them "
             f"{', '.join(f'{share:.4g}' for share in shares)}"
         )
-        micros = [micro for rank in self._step for micro in rank.micros]
-        sizes = [len(micro.samples) for micro in micros]
+        sizes = [len(micro.samples) for rank in self._step for micro in rank.micros]
         if len(set(sizes)) > 1:
-            return JudgedStep("mean-of-means", f"{told}; they have {_listed(sizes)} samples.")
-        counts = [micro.num_counted for micro in micros if micro.num_counted is not None]
-        if len(counts) < len(micros) or len(set(counts)) == 1:
-            return JudgedStep("weights-of-tokens", f"{told}.")
-        if not np.allclose(shares, np.array(counts) / sum(counts), rtol=0.02, atol=1e-3):
-            return None
-        told = f"{told}; their losses are means over {_listed(counts)}."
-        return JudgedStep("weights-of-tokens", told)
+            counts = ", ".join(map(str, sizes))
+            return JudgedStep("mean-of-means", f"{told}; they have {counts} samples.")
+        return JudgedStep("weights-of-tokens", f"{told}.")
 
     def _roughly(self) -> JudgedStep:
         """Judge where more than rounding must differ: a factor of N is seen nevertheless."""
@@ -205,10 +199,6 @@ class _Comparison:
         else:
             why = "neither rounding nor other weights explain the rest"
         return _unknown(self._number, f"{told}: {why}.")
-
-
-def _listed(counts: Sequence[int]) -> str:
-    return ", ".join(map(str, counts))
 
 
 _SYNC_CHECKS = tuple(GRADIENT_CHECKS)[:4]
@@ -260,8 +250,7 @@ def _judge(seen: TwoRuns, step: Step, later: Step | None) -> JudgedStep:
     apart = [
         name
         for name in telling
-        if len({r.gradients[name].digest for r in step}) > 1
-        and _are_apart([joined([r.gradients[name].averaged]) for r in step], tolerated)
+        if _are_apart([joined([r.gradients[name].averaged]) for r in step], tolerated)
     ]
     if apart:
         return _judge_apart(step, later, telling, apart)
@@ -281,8 +270,8 @@ def _is_clipped_before(step: Step, name: str) -> bool:
     gradients = [rank.gradients[name] for rank in step]
     if any(gradient.clipped is None for gradient in gradients):
         return False
-    were_apart = len({gradient.clipped_digest for gradient in gradients}) > 1
-    are_one = len({gradient.digest for gradient in gradients}) == 1
+    were_apart = len({tuple(gradient.clipped or ()) for gradient in gradients}) > 1
+    are_one = len({tuple(gradient.final) for gradient in gradients}) == 1
     return were_apart and are_one
 
 
@@ -336,9 +325,9 @@ def _are_averaged_later(step: Step, later: Step | None) -> bool:
     """Tell whether parameters differ after a step and are the same before the next one."""
     if later is None or any(rank.state is None for rank in later):
         return False
-    after = [{name: digest for name, (_, digest) in rank.parameters.items()} for rank in step]
+    after = [rank.parameters for rank in step]
     before = [rank.state.parameters for rank in later if rank.state is not None]
-    apart = [name for name in after[0] if len({one.get(name) for one in after}) > 1]
+    apart = [name for name in after[0] if len({tuple(one.get(name, ())) for one in after}) > 1]
     return bool(apart) and all(
         name in before[0] and len({one.get(name) for one in before}) == 1 for name in apart
     )

@@ -1,4 +1,4 @@
-"""Watches modules: what do forward passes get, in which state, and which losses are computed?
+"""Watches modules: what do forward passes get, and in which state?
 
 Dropout draws its random numbers as ever but keeps every element, so that runs on different numbers
 of ranks can be compared.
@@ -7,17 +7,13 @@ of ranks can be compared.
 from __future__ import annotations
 
 import functools
-import inspect
 import re
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules import module as module_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
@@ -29,37 +25,29 @@ from unisono.tools.verify.digests import (
     rows_of_tensors,
     storages_of,
 )
-from unisono.tools.verify.recorder import BatchPlace, Recorder, observe, wrap
+from unisono.tools.verify.recorder import BatchPlace, Recorder, wrap
 
 # What wrappers of torch, Lightning and torch.compile put before a name.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")
-_FRAMES_AT_MOST = 5
 _DROPOUTS = (
     *("dropout", "alpha_dropout", "feature_alpha_dropout"),
     *("dropout1d", "dropout2d", "dropout3d"),
 )
-_TARGET_LOSSES = ("cross_entropy", "nll_loss")
-_MEAN_LOSSES = (
-    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
-    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
-)
 
 
 class ModuleHooks:
-    """Hooks around every module's forward pass. Final.
+    """A hook around every module's call. Final.
 
     Attributes:
-        names: of parameters, by their id.
+        names: of parameters.
         forwards: how many outermost forward passes there were.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.names: dict[int, str] = {}
+        self.names: dict[torch.Tensor, str] = {}
         self.forwards = 0
         self._last_step = -1
-        self._taken: set[str] = set()
-        self._kept: list[torch.Tensor] = []
         self._depth = 0
         self._root: nn.Module | None = None
         self._facts: dict[str, Any] = {}
@@ -67,25 +55,26 @@ class ModuleHooks:
 
     def install(self) -> None:
         """Put the hooks in place."""
-        self._recorder.handles += [
-            module_module.register_module_forward_pre_hook(self._before),
-            module_module.register_module_forward_hook(self._after, always_call=True),
-        ]
+        wrap(nn.Module, "__call__", self._call)
         _keep_everything(self._recorder)
-        for names, count in ((_MEAN_LOSSES, _num_elements), (_TARGET_LOSSES, _num_targets)):
-            for name in names:
-                observe(self._recorder, functional, name, functools.partial(self._count, count))
 
-    def _before(self, module: nn.Module, inputs: Any) -> None:
+    def _call(self, before: Callable[..., Any], module: nn.Module, *args: Any, **named: Any) -> Any:
+        if self._recorder.is_exact or torch.compiler.is_compiling():
+            return before(module, *args, **named)
         self._depth += 1
-        if torch.compiler.is_compiling():
-            return
         with self._recorder.guarded():
             if self._depth == 1:
-                self._begin(module, (inputs, _named_inputs()))
+                self._begin(module, (args, named))
             if self._wants_state and not _has_ddp(module):
                 self._wants_state = False
                 self._record_state()
+        try:
+            return before(module, *args, **named)
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._root is not None:
+                self._root = None
+                self._recorder.write("f", **self._facts, draws=_rng_digest() != self._rng_before)
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         self._root = None
@@ -117,22 +106,14 @@ class ModuleHooks:
         newest = [] if self._recorder.is_between else [at for at, _ in given]
         return next(iter(found or newest), None)
 
-    def _after(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-        if self._depth == 0 and self._root is module:
-            self._root = None
-            self._recorder.write("f", **self._facts, draws=_rng_digest() != self._rng_before)
-
     def _learn_names(self, root: nn.Module) -> None:
         """Name the parameters below a module, without the prefixes of wrappers."""
         for name, parameter in root.named_parameters():
-            if id(parameter) not in self.names:
+            if parameter not in self.names:
                 bare = name_without_wrappers(name)
-                while bare in self._taken:
+                while bare in self.names.values():
                     bare += "'"
-                self._taken.add(bare)
-                self.names[id(parameter)] = bare
-                self._kept.append(parameter)  # or another one may get its id
+                self.names[parameter] = bare
 
     def _record_state(self) -> None:
         """Take down a :class:`unisono.tools.verify.trace.ModelState`."""
@@ -140,7 +121,7 @@ class ModuleHooks:
         if root is None:
             return
         self._last_step = self._recorder.num_steps
-        named = [(self.names[id(p)], p) for p in root.parameters() if not is_lazy(p)]
+        named = [(self.names[p], p) for p in root.parameters() if not is_lazy(p)]
         buffers = [(name_without_wrappers(name), buffer) for name, buffer in root.named_buffers()]
         self._recorder.write(
             "state",
@@ -151,32 +132,12 @@ class ModuleHooks:
             dtype=_computing_dtype(named[0][1].dtype if named else torch.float32),
         )
 
-    def _count(self, count: Callable[..., int], *args: Any, **kwargs: Any) -> None:
-        """Count over how many targets a loss is a mean."""
-        if torch.is_grad_enabled():
-            self._recorder.write("loss", count=count(*args, **kwargs))
-
 
 def name_without_wrappers(name: str) -> str:
     """Take off what DDP, Fabric and torch.compile put before the names of a model."""
     while (bare := _WRAPPERS.sub("", name)) != name:
         name = bare
     return name
-
-
-def _named_inputs() -> dict[str, Any]:
-    """Find the inputs that the module whose hook is running was given by name.
-
-    torch hands hooks of all modules those without names alone.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES_AT_MOST):
-        if frame is None:
-            break
-        if frame.f_code.co_filename == module_module.__file__ and "kwargs" in frame.f_locals:
-            return dict(frame.f_locals["kwargs"])
-        frame = frame.f_back
-    return {}
 
 
 def _has_ddp(module: nn.Module) -> bool:
@@ -199,21 +160,9 @@ def _rng_digest() -> str:
     return digest_of_tensor(torch.get_rng_state())
 
 
-def _num_targets(input: Any, target: Any, *args: Any, ignore_index: int = -100, **_: Any) -> int:
-    if target.is_floating_point():
-        return int(target.numel() // target.shape[1])
-    return int((target != ignore_index).sum())
-
-
-def _num_elements(input: Any, target: Any, *args: Any, **_: Any) -> int:
-    return int(target.numel())
-
-
 def _keep_everything(recorder: Recorder) -> None:
     for name in _DROPOUTS:
-        # Two of torch's own have another default.
-        default = inspect.signature(getattr(functional, name)).parameters["training"].default
-        wrap(functional, name, functools.partial(_keep, recorder, default))
+        wrap(functional, name, functools.partial(_keep, recorder))
     wrap(functional, "scaled_dot_product_attention", functools.partial(_attend, recorder))
 
 
@@ -234,17 +183,13 @@ def _drops_nothing(recorder: Recorder) -> bool:
 
 def _keep(
     recorder: Recorder,
-    default: bool,
     drop: Callable[..., torch.Tensor],
     input: torch.Tensor,
-    p: float = 0.5,
-    training: bool | None = None,
-    inplace: bool = False,
+    *args: Any,
+    **kwargs: Any,
 ) -> torch.Tensor:
     """Draw what a dropout draws, and return its input."""
-    training = default if training is None else training
     if not _drops_nothing(recorder):
-        return drop(input, p, training, inplace)
-    if training and p > 0:
-        drop(input.detach(), p, True, False)
+        return drop(input, *args, **kwargs)
+    drop(input.detach().clone(), *args, **kwargs)
     return input

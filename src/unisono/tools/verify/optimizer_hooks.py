@@ -13,7 +13,7 @@ There every number must be the same, bit for bit, whoever computes it, so digest
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,9 +32,9 @@ from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.gradients import GradientStack
 from unisono.tools.verify.digests import (
     bits_to_resume,
-    digest_of_tensor,
     digests_of,
     hash_of_sample,
+    plain,
     sketch_of,
 )
 from unisono.tools.verify.module_hooks import ModuleHooks
@@ -49,15 +49,15 @@ class OptimizerHooks:
 
     def __init__(self, recorder: Recorder, modules: ModuleHooks) -> None:
         self._recorder, self._modules = recorder, modules
-        self._ordinals: dict[int, int] = {}
-        self._counts: dict[int, int] = {}  # of steps, by ordinal
-        self._passes: dict[int, list[list[float]]] = {}  # by parameter, like the next
-        self._pass_of: dict[int, int] = {}
-        self._clipped: dict[int, dict[str, Any]] = {}
+        self._counts: dict[Optimizer, int] = {}  # of steps, in the order of the first ones
+        self._begun: dict[Optimizer, dict[str, Any]] = {}  # what is known of a step before it
+        self._passes: dict[torch.Tensor, list[list[float]]] = {}  # by parameter, like the next
+        self._pass_of: dict[torch.Tensor, int] = {}
+        self._clipped: dict[torch.Tensor, list[float]] = {}
         self._backward_after = -1
         self._num_passes = self._ticks = 0
-        self._watched: set[int] = set()
-        self._kept: list[Any] = []  # what is known by its id, which no other may get
+        self._watched: set[torch.Tensor] = set()
+        self._bits_before: dict[str, str] = {}
 
     def install(self) -> None:
         """Put the hooks in place."""
@@ -65,8 +65,6 @@ class OptimizerHooks:
         recorder.handles.append(register_optimizer_step_pre_hook(self._before))
         recorder.handles.append(register_optimizer_step_post_hook(self._after))
         wrap(Optimizer, "add_param_group", self._add_group)
-        for owner in (Optimizer, torch.nn.Module):
-            observe(recorder, owner, "zero_grad", self._forget)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             wrap(torch.nn.utils.clip_grad, name, self._clip, torch.nn.utils)
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
@@ -82,13 +80,12 @@ class OptimizerHooks:
         before(optimizer, group)
         if self._recorder.is_exact:
             return
-        for parameter in _parameters(optimizer):
-            if id(parameter) not in self._watched and parameter.requires_grad:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter not in self._watched and parameter.requires_grad:
                 with self._recorder.guarded():
                     hook = functools.partial(self._see, parameter)
                     self._recorder.handles.append(parameter.register_hook(hook))
-                    self._watched.add(id(parameter))
-                    self._kept.append(parameter)
+                    self._watched.add(parameter)
 
     def _see(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """See the gradient of one backward pass."""
@@ -98,79 +95,66 @@ class OptimizerHooks:
             self._num_passes += 1
         if self._has_full(max(self._counts.values(), default=0)):
             with self._recorder.guarded():
-                self._add_to_pass(id(parameter), parameter, gradient)
+                self._add_to_pass(parameter, gradient)
 
-    def _add_to_pass(self, key: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        passes = self._passes.setdefault(key, [])
-        is_same_pass = self._pass_of.get(key) == self._num_passes
-        if parameter.grad is None and not is_same_pass:
+    def _add_to_pass(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        passes = self._passes.setdefault(parameter, [])
+        is_same_pass = self._pass_of.get(parameter) == self._num_passes
+        if not is_same_pass and (parameter.grad is None or not plain(parameter.grad).any()):
             passes.clear()
         sketch = sketch_of(gradient)
         if passes and (is_same_pass or len(passes) > _PASSES_AT_MOST):
             passes[-1] = [a + b for a, b in zip(passes[-1], sketch, strict=True)]
         else:
             passes.append(sketch)
-        self._pass_of[key] = self._num_passes
-
-    def _forget(self, owner: Optimizer | torch.nn.Module, *_: Any, **__: Any) -> None:
-        """Forget the passes of gradients that are set to zero instead of to None."""
-        for parameter in _parameters(owner):
-            self._passes.pop(id(parameter), None)
+        self._pass_of[parameter] = self._num_passes
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._recorder.guarded():
-            self._record_step(optimizer)
-
-    def _record_step(self, optimizer: Optimizer) -> None:
-        number = self._counts.get(self._ordinal(optimizer), 0)
-        named = self._named(optimizer) if self._has_full(number) else []
-        self._recorder.write(
-            "step",
-            optimizer=self._ordinal(optimizer),
-            number=number,
-            lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
-            ticks=self._ticks,
-            gradients={name: self._gradient(p, p.grad) for name, p in named if p.grad is not None},
-        )
-        self._ticks, self._clipped = 0, {}
-
-    def _ordinal(self, optimizer: Optimizer) -> int:
-        if id(optimizer) not in self._ordinals:
-            self._kept.append(optimizer)
-            self._ordinals[id(optimizer)] = len(self._ordinals)
-        return self._ordinals[id(optimizer)]
+            named = self._named(optimizer)
+            full = named if self._has_full(self._counts.setdefault(optimizer, 0)) else []
+            self._begun[optimizer] = {
+                "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+                "ticks": self._ticks,
+                "gradients": {n: self._gradient(p, p.grad) for n, p in full if p.grad is not None},
+            }
+            self._ticks, self._clipped = 0, {}
+            if self._recorder.options.replays:
+                self._bits_before = digests_of(named)
 
     def _gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> dict[str, Any]:
         """Take down a :class:`unisono.tools.verify.trace.Gradient`."""
         return {
             "final": sketch_of(gradient),
-            "digest": digest_of_tensor(gradient),
-            "passes": self._passes.get(id(parameter), []),
+            "passes": self._passes.get(parameter, []),
             "size": gradient.numel(),
-            **self._clipped.get(id(parameter), {}),
+            "clipped": self._clipped.get(parameter),
         }
 
     def _named(self, optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
         return [
-            (self._modules.names.get(id(parameter), f"group {at}, parameter {index}"), parameter)
+            (self._modules.names.get(parameter, f"group {at}, parameter {index}"), parameter)
             for at, group in enumerate(optimizer.param_groups)
             for index, parameter in enumerate(group["params"])
         ]
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        ordinal, recorder = self._ordinal(optimizer), self._recorder
-        number = self._counts.get(ordinal, 0)
-        self._counts[ordinal] = number + 1
+        recorder, number = self._recorder, self._counts.get(optimizer, 0)
+        self._counts[optimizer] = number + 1
         recorder.num_steps += 1
         with recorder.guarded():
             named = self._named(optimizer)
-            full = named if self._has_full(number) else []
-            parameters = {name: [sketch_of(p), digest_of_tensor(p)] for name, p in full}
-            recorder.write("stepped", optimizer=ordinal, number=number, parameters=parameters)
+            recorder.write(
+                "step",
+                optimizer=list(self._counts).index(optimizer),
+                number=number,
+                parameters={n: sketch_of(p) for n, p in named if self._has_full(number)},
+                **self._begun.pop(optimizer),
+            )
             if recorder.options.replays:
                 bits = bits_to_resume({name: optimizer.state.get(p, {}) for name, p in named})
                 bits["parameters"] = digests_of(named)
-                recorder.write("step-bits", step=None, bits=bits)
+                recorder.write("step-bits", before=self._bits_before, bits=bits)
             recorder.flush()
         if max(self._counts.values()) >= recorder.options.steps:
             recorder.stop()
@@ -186,22 +170,11 @@ class OptimizerHooks:
 
     def _keep_unclipped(self, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
-            if (gradient := parameter.grad) is not None and id(parameter) not in self._clipped:
-                self._clipped[id(parameter)] = {
-                    "clipped": sketch_of(gradient),
-                    "clipped_digest": digest_of_tensor(gradient),
-                }
+            if parameter.grad is not None and parameter not in self._clipped:
+                self._clipped[parameter] = sketch_of(parameter.grad)
 
     def _tick(self, *_: Any, **__: Any) -> None:
         self._ticks += 1
-
-
-def _parameters(owner: Optimizer | torch.nn.Module) -> Iterator[Any]:
-    if isinstance(owner, torch.nn.Module):
-        yield from owner.parameters()
-    else:
-        for group in owner.param_groups:
-            yield from group["params"]
 
 
 # Those that put together what ranks have; a broadcast or a barrier does not.
@@ -277,6 +250,7 @@ class ExactHooks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._names: list[str] = []
+        self._bits_before: dict[str, str] = {}
         self._model: Any = None
         self._optimizer: Any = None
         self._step = 0
@@ -316,6 +290,8 @@ class ExactHooks:
         self, before: Callable[..., None], engine: Any, step: int, first_shard: int
     ) -> None:
         self._step, self._names = step, engine.guard._names
+        if self._recorder.options.replays:
+            self._bits_before = digests_of(self._model.named_parameters())
         before(engine, step, first_shard)
 
     def _push(self, before: Callable[..., Any], stack: Any, shard: int) -> Any:
@@ -336,7 +312,7 @@ class ExactHooks:
         if recorder.options.replays:
             bits |= bits_to_resume({n: self._optimizer.state.get(p, {}) for n, p in named})
         bits["parameters"] = digests_of(named)
-        recorder.write("step-bits", step=self._step, bits=bits)
+        recorder.write("step-bits", step=self._step, before=self._bits_before, bits=bits)
         recorder.num_steps += 1
         recorder.flush()
         if recorder.num_steps >= recorder.options.steps:

@@ -178,7 +178,6 @@ class _Reading:
         return self._identities.name(self._trace, dataset, indices)
 
     def steps(self) -> Iterator[OptimizerStep]:
-        after = {(e["optimizer"], e["number"]): e["parameters"] for e in self._trace.of("stepped")}
         gathered: dict[int, _SinceStep] = {}
         since = _SinceStep()
         state: ModelState | None = None
@@ -189,8 +188,6 @@ class _Reading:
                 case "f":
                     since.draws |= event["grad"] and event["training"] and event["draws"]
                     since.forwards.append(event)
-                case "loss":
-                    since.counts.append(event["count"])
                 case "backward":
                     first = next((f for f in since.forwards if f["f"] in self._trained), None)
                     since.close(first, () if first is None else self._samples(first))
@@ -202,10 +199,8 @@ class _Reading:
                     # Each optimizer's step has the passes since its own last one.
                     for other in gathered.values():
                         other.add(since)
-                    optimizer, number = event["optimizer"], event["number"]
-                    mine = gathered.pop(optimizer, since)
-                    yield _step(event, after.get((optimizer, number), {}), mine, state)
-                    gathered[optimizer] = _SinceStep()
+                    yield _step(event, gathered.pop(event["optimizer"], since), state)
+                    gathered[event["optimizer"]] = _SinceStep()
                     since = _SinceStep()
 
     def iterations(self) -> Iterator[Iteration]:
@@ -303,17 +298,15 @@ class _SinceStep:
 
     def __init__(self) -> None:
         self.forwards: list[Event] = []
-        self.counts: list[int] = []
         self.micros: tuple[Micro, ...] = ()
         self.draws = self.no_sync = False
         self.num_collectives = 0
 
     def close(self, first: Event | None, samples: tuple[str, ...]) -> None:
         """End a forward and backward pass."""
-        counted = sum(self.counts) if self.counts else None
         rows = () if first is None else tuple(first["rows"])
-        self.micros += (Micro(samples, rows, counted),)
-        self.forwards, self.counts = [], []
+        self.micros += (Micro(samples, rows),)
+        self.forwards = []
 
     def add(self, other: _SinceStep) -> None:
         """Take in what happened until another optimizer's step."""
@@ -331,14 +324,14 @@ def _is_evaluating(forward: Event) -> bool:
     return not forward["grad"] or not forward["training"]
 
 
-def _step(event: Event, after: Event, since: _SinceStep, state: ModelState | None) -> OptimizerStep:
+def _step(event: Event, since: _SinceStep, state: ModelState | None) -> OptimizerStep:
     return OptimizerStep(
         number=event["number"],
         optimizer=event["optimizer"],
         lr=tuple(event["lr"]),
         ticks=event["ticks"],
         gradients={name: Gradient(**facts) for name, facts in event["gradients"].items()},
-        parameters={name: (vector, digest) for name, (vector, digest) in after.items()},
+        parameters=event["parameters"],
         micros=since.micros,
         state=state,
         draws=since.draws,

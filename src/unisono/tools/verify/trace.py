@@ -14,11 +14,9 @@ class Gradient:
     """One parameter's gradient in one step."""
 
     final: Vector  # what the optimizer got
-    digest: str  # of its bytes
     passes: Sequence[Vector] = ()  # what each backward pass gave on this rank
     # what was given to the first call that clips; None: there was none
     clipped: Vector | None = None
-    clipped_digest: str = ""  # of its bytes
     size: int = 1  # how many elements
 
     @property
@@ -33,7 +31,6 @@ class Micro:
 
     samples: tuple[str, ...] = ()  # which, in order
     rows: tuple[str, ...] = ()  # digests of what the model was given of each
-    num_counted: int | None = None  # over how many targets the loss is a mean; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +54,7 @@ class OptimizerStep:
     ticks: int = 0  # how often a schedule stepped since the step before
     # by parameter; empty in late steps
     gradients: Mapping[str, Gradient] = field(default_factory=dict)
-    # sketch and digest of each after the step
-    parameters: Mapping[str, tuple[Vector, str]] = field(default_factory=dict)
+    parameters: Mapping[str, Vector] = field(default_factory=dict)  # after the step
     micros: tuple[Micro, ...] = ()  # the passes since the step before
     state: ModelState | None = None  # of the model; None: no forward pass of a whole model was seen
     draws: bool = False  # whether a forward pass drew random numbers
