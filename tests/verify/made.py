@@ -69,7 +69,7 @@ def two_ranks(
         )
         for rank in range(2)
     )
-    one = None
+    one = RankTrace()
     if ones is not None:
         everything = [sample for of_rank in samples for sample in of_rank]
         one = RankTrace(0, (step({"w": gradient(ones, ones)}, everything),))

@@ -26,7 +26,7 @@ def verdicts(samples, calls=(), *, one=None, how="ended"):
         )
         for of_rank in samples
     )
-    alone = None if one is None else RankTrace(evaluations=(EvaluationPass(tuple(one)),))
+    alone = RankTrace() if one is None else RankTrace(evaluations=(EvaluationPass(tuple(one)),))
     found = check_evaluations(TwoRuns(ranks, alone))
     return tuple(finding.verdict for finding in found)
 

@@ -10,6 +10,8 @@ from unisono.tools.verify.trace import (
     TwoRuns,
 )
 
+ALONE = RankTrace()  # one rank that did nothing
+
 
 def trace(plan, *, orders=("one", "two"), role="train", **fields):
     """Make a rank that reads `plan` in each of two epochs, two samples a step."""
@@ -24,7 +26,7 @@ def trace(plan, *, orders=("one", "two"), role="train", **fields):
     return RankTrace(steps=tuple(steps), iterations=iterations)
 
 
-def verdicts(ranks, one=None):
+def verdicts(ranks, one=ALONE):
     found = check_samples(TwoRuns(tuple(ranks), one))
     return {finding.check: finding.verdict for finding in found}
 
@@ -56,9 +58,9 @@ def test_reading_all_is_right_where_it_is_drawn_or_sliced(fields):
 @pytest.mark.parametrize(
     ("fields", "one", "expected"),
     [
-        ({"has_set_epoch": True}, None, "wrong"),
-        ({"has_set_epoch": True, "is_sorted": True}, None, "ok"),
-        ({}, None, "ok"),  # an order of the program's own
+        ({"has_set_epoch": True}, RankTrace(), "wrong"),
+        ({"has_set_epoch": True, "is_sorted": True}, RankTrace(), "ok"),
+        ({}, RankTrace(), "ok"),  # an order of the program's own
         ({}, trace("abcd", orders=("one", "two")), "wrong"),  # which changes on one rank
         ({}, trace("abcd", orders=("one", "one")), "ok"),
     ],
@@ -87,7 +89,7 @@ def test_an_order_that_changes_and_one_that_was_seen_once():
     ],
 )
 def test_samples_that_are_left_out(plans, one, fields, expected):
-    alone = None if one is None else trace(one, **fields)
+    alone = RankTrace() if one is None else trace(one, **fields)
     assert verdicts([trace(p, **fields) for p in plans], alone)["samples-lost"] == expected
 
 

@@ -5,6 +5,8 @@ import pytest
 from unisono.tools.verify.bit_checks import check_states
 from unisono.tools.verify.trace import DatasetRead, ModelState, OptimizerStep, RankTrace, TwoRuns
 
+ALONE = RankTrace()  # one rank that did nothing
+
 
 def trace(lrs=(0.1,) * 12, *, ticks=1, **fields):
     return RankTrace(
@@ -14,7 +16,7 @@ def trace(lrs=(0.1,) * 12, *, ticks=1, **fields):
     )
 
 
-def verdicts(ranks, one=None):
+def verdicts(ranks, one=ALONE):
     return {f.check: f.verdict for f in check_states(TwoRuns(tuple(ranks), one))}
 
 

@@ -115,11 +115,6 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         yield from itertools.chain.from_iterable(map(tensors_of, value))
 
 
-def storages_of(value: Any) -> set[int]:
-    """Say where the tensors of a nested value lie; parts of a tensor lie where it does."""
-    return {t.untyped_storage().data_ptr() for t in tensors_of(value)} - {0}
-
-
 def rows_of_tensors(value: Any) -> set[str]:
     """Hash the rows of each tensor by itself."""
     return {row for tensor in tensors_of(value) for row in row_hashes(tensor)}

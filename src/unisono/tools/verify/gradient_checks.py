@@ -94,7 +94,7 @@ def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> boo
     before = [
         earlier.parameters
         for run, step in runs
-        for earlier in (() if run is None else run.steps)
+        for earlier in run.steps
         if (earlier.optimizer, earlier.number + 1) == (step.optimizer, step.number)
     ]
     if len(before) < 2:
@@ -203,8 +203,8 @@ class _Comparison:
 
 _SYNC_CHECKS = tuple(GRADIENT_CHECKS)[:4]
 _AVERAGES_PARAMETERS = JudgedStep(
-    why_unknown="Parameters, not gradients, are averaged: they differ after the step and are the "
-    "same before the next.",
+    why_unknown="Parameters, not gradients, are averaged: gradients differ, and parameters are the "
+    "same before the next step.",
 )
 
 
@@ -297,7 +297,7 @@ def _judge_apart(
 ) -> JudgedStep:
     """Judge a step whose gradients differ between ranks."""
     number = step[0].number
-    if _are_averaged_later(step, later):
+    if _are_the_same_later(later, apart):
         return _AVERAGES_PARAMETERS
     num_passes = max(len(step[0].gradients[name].passes) for name in apart)
     shown = named(apart, 3)
@@ -307,8 +307,8 @@ def _judge_apart(
             f"Step {number}: each rank has its own gradient of {shown}; those of the other "
             f"{len(telling) - len(apart)} parameters are the same on all ranks.",
         )
-    cooperates = any(rank.no_sync or rank.num_collectives for rank in step)
-    if num_passes > 1 and (cooperates or _is_partly_averaged(step, apart)):
+    is_told = any(rank.no_sync for rank in step)
+    if num_passes > 1 and (is_told or _is_partly_averaged(step, apart)):
         return JudgedStep(
             "accumulation-not-synced",
             f"Step {number}: {num_passes} backward passes were accumulated, and not all of them "
@@ -321,15 +321,11 @@ def _judge_apart(
     )
 
 
-def _are_averaged_later(step: Step, later: Step | None) -> bool:
-    """Tell whether parameters differ after a step and are the same before the next one."""
-    if later is None or any(rank.state is None for rank in later):
-        return False
-    after = [rank.parameters for rank in step]
-    before = [rank.state.parameters for rank in later if rank.state is not None]
-    apart = [name for name in after[0] if len({tuple(one.get(name, ())) for one in after}) > 1]
-    return bool(apart) and all(
-        name in before[0] and len({one.get(name) for one in before}) == 1 for name in apart
+def _are_the_same_later(later: Step | None, names: Sequence[str]) -> bool:
+    """Tell whether all ranks have the same parameters before the next step."""
+    states = [rank.state.parameters for rank in later or () if rank.state is not None]
+    return bool(states) and all(
+        name in states[0] and len({one.get(name) for one in states}) == 1 for name in names
     )
 
 

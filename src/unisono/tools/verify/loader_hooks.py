@@ -20,7 +20,13 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data import dataloader as dataloader_module
 from torch.utils.data._utils import fetch as fetch_module
 
-from unisono.tools.verify.digests import base_of, contents_of, digest_of, generator_digests
+from unisono.tools.verify.digests import (
+    base_of,
+    contents_of,
+    digest_of,
+    generator_digests,
+    rows_of_tensors,
+)
 from unisono.tools.verify.recorder import Recorder, wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000
@@ -113,9 +119,11 @@ class LoaderHooks:
         except StopIteration:
             self._recorder.is_between = True
             raise
-        if (known := getattr(iterator, "_verified", None)) is not None:
-            at = (known[0], iterator._epoch, iterator._num_given)
-            self._recorder.give(at, batch)
+        known = None if self._recorder.is_exact else getattr(iterator, "_verified", None)
+        if known is not None:
+            with self._recorder.guarded():
+                at = (known[0], iterator._epoch, iterator._num_given)
+                self._recorder.give(at, rows_of_tensors(batch))
             iterator._num_given += 1
         return batch
 

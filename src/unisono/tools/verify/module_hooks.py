@@ -23,7 +23,6 @@ from unisono.tools.verify.digests import (
     digests_of,
     row_hashes,
     rows_of_tensors,
-    storages_of,
 )
 from unisono.tools.verify.recorder import BatchPlace, Recorder, wrap
 
@@ -58,7 +57,9 @@ class ModuleHooks:
         wrap(nn.Module, "__call__", self._call)
         _keep_everything(self._recorder)
 
-    def _call(self, before: Callable[..., Any], module: nn.Module, *args: Any, **named: Any) -> Any:
+    def _call(
+        self, before: Callable[..., Any], module: nn.Module, /, *args: Any, **named: Any
+    ) -> Any:
         if self._recorder.is_exact or torch.compiler.is_compiling():
             return before(module, *args, **named)
         self._depth += 1
@@ -96,15 +97,11 @@ class ModuleHooks:
         self._rng_before = _rng_digest()
 
     def _batch_of(self, inputs: Any) -> BatchPlace | None:
-        """Find the batch that inputs are, or are a part of; else it is the newest one, if any."""
-        places, rows = storages_of(inputs), rows_of_tensors(inputs)
-        given = list(reversed(self._recorder.given))
-        # Some libraries copy a batch, even to the device where it is already.
-        found = [at for at, batch in given if places & storages_of(batch)] or [
-            at for at, batch in given if rows and rows <= rows_of_tensors(batch)
-        ]
-        newest = [] if self._recorder.is_between else [at for at, _ in given]
-        return next(iter(found or newest), None)
+        """Find the batch that inputs are from; else it is the newest one, if any."""
+        rows, given = rows_of_tensors(inputs), reversed(self._recorder.given)
+        found = [(len(rows & those), at) for at, those in given]
+        num_shared, at = max(found, key=lambda one: one[0], default=(0, None))
+        return at if num_shared or not self._recorder.is_between else None
 
     def _learn_names(self, root: nn.Module) -> None:
         """Name the parameters below a module, without the prefixes of wrappers."""
@@ -184,6 +181,7 @@ def _drops_nothing(recorder: Recorder) -> bool:
 def _keep(
     recorder: Recorder,
     drop: Callable[..., torch.Tensor],
+    /,
     input: torch.Tensor,
     *args: Any,
     **kwargs: Any,

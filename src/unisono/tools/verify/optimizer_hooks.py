@@ -183,7 +183,12 @@ _GATHERS = (
     *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object"),
     *("gather", "gather_object", "all_to_all", "all_to_all_single"),
 )
-_LISTS = {"all_gather": "tensor_list", "all_gather_object": "object_list"}  # their first argument
+# The first argument of those whose numbers are kept.
+_KEPT = {
+    **dict.fromkeys(_SUMS, "tensor"),
+    "all_gather": "tensor_list",
+    "all_gather_object": "object_list",
+}
 _VALUES_AT_MOST = 64
 
 
@@ -222,19 +227,14 @@ class CollectiveHooks:
 
 
 def _values(name: str, args: Any, kwargs: Any) -> list[float]:
-    """Return the numbers that are added up, if they are few and known at once."""
-    if name in _LISTS:
-        return _numbers(args[0] if args else kwargs.get(_LISTS[name]))
-    tensor = args[0] if args else kwargs.get("tensor")
-    if name not in _SUMS or not isinstance(tensor, torch.Tensor):
+    """Return the numbers that are put together, if they are few and known at once."""
+    if name not in _KEPT or kwargs.get("async_op"):
         return []
-    if tensor.numel() > _VALUES_AT_MOST or kwargs.get("async_op"):
-        return []
-    return tensor.detach().double().reshape(-1).tolist()
+    return _numbers(args[0] if args else kwargs.get(_KEPT[name]))
 
 
 def _numbers(value: Any) -> list[float]:
-    """List the numbers in what was gathered, in order, if they are few."""
+    """List the numbers in tensors and lists, in order, if they are few."""
     if isinstance(value, torch.Tensor):
         few = value.numel() <= _VALUES_AT_MOST
         return value.detach().double().reshape(-1).tolist() if few else []

@@ -193,8 +193,6 @@ class _Reading:
                     since.close(first, () if first is None else self._samples(first))
                 case "no_sync":
                     since.no_sync = True
-                case "collective":
-                    since.num_collectives += 1
                 case "step":
                     # Each optimizer's step has the passes since its own last one.
                     for other in gathered.values():
@@ -300,7 +298,6 @@ class _SinceStep:
         self.forwards: list[Event] = []
         self.micros: tuple[Micro, ...] = ()
         self.draws = self.no_sync = False
-        self.num_collectives = 0
 
     def close(self, first: Event | None, samples: tuple[str, ...]) -> None:
         """End a forward and backward pass."""
@@ -313,7 +310,6 @@ class _SinceStep:
         self.micros += other.micros
         self.draws |= other.draws
         self.no_sync |= other.no_sync
-        self.num_collectives += other.num_collectives
 
 
 def _fields(event: Event) -> Event:
@@ -325,16 +321,12 @@ def _is_evaluating(forward: Event) -> bool:
 
 
 def _step(event: Event, since: _SinceStep, state: ModelState | None) -> OptimizerStep:
+    lr = tuple(event["lr"])
+    gradients = {name: Gradient(**facts) for name, facts in event["gradients"].items()}
     return OptimizerStep(
-        number=event["number"],
-        optimizer=event["optimizer"],
-        lr=tuple(event["lr"]),
-        ticks=event["ticks"],
-        gradients={name: Gradient(**facts) for name, facts in event["gradients"].items()},
-        parameters=event["parameters"],
+        **{**_fields(event), "lr": lr, "gradients": gradients},
         micros=since.micros,
         state=state,
         draws=since.draws,
         no_sync=since.no_sync,
-        num_collectives=since.num_collectives,
     )

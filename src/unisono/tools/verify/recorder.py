@@ -67,8 +67,8 @@ class Recorder:
     options: Limits  # what is wanted
     rank: int  # who this is
     world_size: int
-    # the newest batches: loader, iteration and batch, and what they consist of
-    given: list[tuple[BatchPlace, Any]] = field(default_factory=list)
+    # the newest batches: loader, iteration and batch, and hashes of what they consist of
+    given: list[tuple[BatchPlace, set[str]]] = field(default_factory=list)
     is_between: bool = True  # the newest iteration of a loader has ended
     num_steps: int = 0  # of all optimizers
     is_exact: bool = False  # the program trains with Unisono; the hooks for other programs are off
@@ -92,9 +92,9 @@ class Recorder:
             for handle in self.handles:
                 handle.remove()
 
-    def give(self, at: BatchPlace, batch: Any) -> None:
+    def give(self, at: BatchPlace, rows: set[str]) -> None:
         """Note that the program is given a batch; the newest are kept, as libraries read ahead."""
-        self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, batch)]
+        self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, rows)]
         self.is_between = False
 
     @contextlib.contextmanager

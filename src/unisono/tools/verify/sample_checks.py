@@ -79,8 +79,8 @@ def _epoch_order(seen: TwoRuns) -> Finding:
     return unknown(check, "No loader began a second epoch.", "Let it run longer with `--steps`.")
 
 
-def _changes_in_one(one: RankTrace | None, number: int) -> bool:
-    iterations = [] if one is None else [i for i in one.iterations if i.loader == number]
+def _changes_in_one(one: RankTrace, number: int) -> bool:
+    iterations = [i for i in one.iterations if i.loader == number]
     return len(iterations) > 1 and iterations[0].order != iterations[1].order
 
 
@@ -113,7 +113,7 @@ def _samples_lost(seen: TwoRuns) -> Finding:
             return wrong(check, f"{told}: {len(alone) - len(together)} are left out.")
     if evidence:
         return ok(check, evidence)
-    if seen.one is not None and seen.ended and seen.one.how == "ended":
+    if seen.ended and seen.one.how == "ended":
         together = {row for rank in seen.ranks for step in rank.steps for row in step.rows}
         alone = {row for step in seen.one.steps for row in step.rows}
         if together and together < alone:
@@ -167,7 +167,7 @@ def check_evaluations(seen: TwoRuns) -> list[Finding]:
 
 
 def _evaluations(seen: TwoRuns) -> Iterator[Evaluation]:
-    alone = () if seen.one is None else seen.one.evaluations
+    alone = seen.one.evaluations
     for at in range(max((len(rank.evaluations) for rank in seen.ranks), default=0)):
         ranks = [rank.evaluations[at] for rank in seen.ranks if at < len(rank.evaluations)]
         if all(one.is_finished for one in ranks):
@@ -228,23 +228,14 @@ def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
         )
     if not calls:
         return unknown(check, f"Evaluation {at}: ranks do not put their results together.")
-    if all(_tell_sizes(rank, ranks) for rank in ranks):
-        return wrong(
-            check,
-            f"Evaluation {at}: {num_twice} of {len(everything)} samples are computed twice, as "
-            f"each rank is given equally many, and count twice in what ranks gather.",
-        )
-    if any(call.name not in _SUMS for call in calls):
-        return unknown(
-            check,
-            f"Evaluation {at}: {num_twice} samples are computed twice, as each rank is given "
-            f"equally many; whether the program leaves the repeats out later cannot be seen.",
-        )
-    return wrong(
-        check,
+    told = (
         f"Evaluation {at}: {num_twice} of {len(everything)} samples are computed twice, as each "
-        f"rank is given equally many, and count twice in what ranks add up.",
+        f"rank is given equally many"
     )
+    only_sums = all(call.name in _SUMS for call in calls)
+    if only_sums or all(_tell_sizes(rank, ranks) for rank in ranks):
+        return wrong(check, f"{told}, and count twice in what ranks put together.")
+    return unknown(check, f"{told}; whether repeats are left out later cannot be seen.")
 
 
 def _tell_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:

@@ -59,8 +59,6 @@ class OptimizerStep:
     state: ModelState | None = None  # of the model; None: no forward pass of a whole model was seen
     draws: bool = False  # whether a forward pass drew random numbers
     no_sync: bool = False  # whether torch DDP was told not to average some of the passes
-    # how often the program itself put results of ranks together since then
-    num_collectives: int = 0
 
     @property
     def samples(self) -> tuple[str, ...]:
@@ -144,7 +142,7 @@ class TwoRuns:
     """Two runs of one program."""
 
     ranks: tuple[RankTrace, ...]  # of the run on several
-    one: RankTrace | None = None  # of the run on one rank; None: it did not get far enough
+    one: RankTrace = RankTrace()  # of the run on one rank
 
     @property
     def world_size(self) -> int:
@@ -162,18 +160,16 @@ class TwoRuns:
 
     def step_of_one(self, step: OptimizerStep) -> OptimizerStep | None:
         """Find the same step of the run on one rank."""
-        steps = () if self.one is None else self.one.steps
         wanted = step.optimizer, step.number
-        return next((s for s in steps if (s.optimizer, s.number) == wanted), None)
+        return next((s for s in self.one.steps if (s.optimizer, s.number) == wanted), None)
 
     def epochs(self, role: str) -> Iterator[tuple[tuple[Iteration, ...], Iteration | None]]:
         """Give iterations over loaders that all ranks made, each as one value a rank, and one's."""
-        alone = () if self.one is None else self.one.iterations
         for first in self.ranks[0].iterations:
             place = first.loader, first.epoch
             found = [i for rank in self.ranks for i in rank.iterations if i.place == place]
             if first.role == role and len(found) == self.world_size:
-                yield tuple(found), next((i for i in alone if i.place == place), None)
+                yield tuple(found), next((i for i in self.one.iterations if i.place == place), None)
 
     @property
     def ended(self) -> bool:
