@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,9 @@ import pytest
 from unisono.tools.verify.bit_checks import (
     KINDS,
     Resumption,
-    StepRecord,
+    bits_of,
     check_resumptions,
     compare,
-    step_records,
 )
 from unisono.tools.verify.reading import RawTrace
 from unisono.tools.verify.recorder import Limits
@@ -22,29 +20,25 @@ from unisono.tools.verify.verifier import verify
 PROGRAMS = Path(__file__).parent / "programs" / "resuming"
 
 
-def records(first, last, **changes):
-    """Make the steps of one rank; `changes` are made in the last of them."""
-    made = [
-        StepRecord(
-            before={"w": f"w {at}"},
-            samples=(f"sample {at}",),
-            after={
+def bits(first, last, **changes):
+    """Make the steps of two ranks; `changes` are made in the last step of rank 1."""
+    made = {}
+    for at in range(first, last):
+        for rank in range(2):
+            kinds = {
+                "before": {"w": f"w {at}"},
+                "inputs": {"the batch": f"sample {at} of {rank}"},
                 "parameters": {"w": f"w {at + 1}"},
                 "optimizer": {"momentum of w": f"m {at}"},
                 "generators": {"torch": f"g {at}"},
-            },
-        )
-        for at in range(first, last)
-    ]
-    made[-1] = replace(made[-1], after={**made[-1].after, **changes})
-    return made
+            }
+            made |= {(at - first, kind, rank): found for kind, found in kinds.items()}
+    return made | {(last - first - 1, kind, 1): found for kind, found in changes.items()}
 
 
 @pytest.mark.parametrize("first", [0, 2, 4])
 def test_equal_steps_from_the_one_it_begins_with(first):
-    whole = records(0, 8)
-    found = compare([whole, whole], [records(first, 8)] * 2, stopped_after=4)
-    assert found == Resumption(4, first, {}, 8 - first)
+    assert compare(bits(0, 8), bits(first, 8), 4) == Resumption(4, first, {}, 8 - first)
 
 
 @pytest.mark.parametrize(
@@ -54,34 +48,28 @@ def test_equal_steps_from_the_one_it_begins_with(first):
         ({"optimizer": {"momentum of w": "other"}}, "resume-optimizer"),
         ({"optimizer": {}}, "resume-optimizer"),
         ({"generators": {"torch": "other"}}, "resume-generators"),
+        ({"inputs": {"the batch": "other"}}, "resume-samples"),
     ],
 )
 def test_what_differs_is_named_with_step_and_rank(changes, kind):
-    whole = [records(0, 8)] * 2
-    found = compare(whole, [records(3, 8), records(3, 8, **changes)], stopped_after=4)
+    found = compare(bits(0, 8), bits(3, 8, **changes), 4)
     assert list(found.differences) == [kind]
     assert found.differences[kind].startswith("step 7, rank 1")
 
 
-def test_other_samples_are_named_too():
-    whole = [records(0, 8)]
-    read = records(3, 8)
-    read[0] = replace(read[0], samples=("other",))
-    found = compare(whole, [read], stopped_after=4)
-    assert found.differences == {
-        "resume-samples": "step 3, rank 0: the model is given other samples"
-    }
-
-
 def test_parameters_that_were_never_there_are_no_resumption():
-    begun = records(3, 8)
-    begun[0] = StepRecord(before={"w": "other"})
-    found = compare([records(0, 8)], [begun], stopped_after=4)
+    begun = bits(3, 8) | {(0, "before", 0): {"w": "other"}}
+    found = compare(bits(0, 8), begun, 4)
     assert (found.first, list(found.differences)) == (None, ["resume-parameters"])
 
 
 def test_a_run_cannot_begin_behind_its_stop():
-    assert compare([records(0, 8)], [records(6, 8)], stopped_after=4).first is None
+    assert compare(bits(0, 8), bits(6, 8), 4).first is None
+
+
+def test_of_steps_with_the_same_parameters_it_begins_with_the_one_that_fits():
+    still = {(at, "before", rank): {"w": "w 0"} for at in range(3) for rank in range(2)}
+    assert compare(bits(0, 8) | still, bits(0, 8) | still, 4) == Resumption(4, 0, {}, 8)
 
 
 EQUAL = Resumption(4, 2, {}, 6)
@@ -104,20 +92,21 @@ def test_verdicts(resumptions, expected):
 
 
 def test_steps_are_gathered_from_events():
-    trace = RawTrace(0)
-    after = {"parameters": {"w": "1"}, "optimizer": {}, "generators": {}}
+    trace = RawTrace(3)
     trace.events = [
         {"t": "f", "grad": True, "training": True, "rows": ["a"]},
         {"t": "f", "grad": False, "training": False, "rows": ["validation"]},
         {"t": "f", "grad": True, "training": True, "rows": ["b"]},
-        {"t": "step-bits", "before": {"w": "0"}, "bits": after},
-        {"t": "shard-bits", "step": 1, "shard": 1, "bits": {"samples": {"the batch": "c"}}},
-        {"t": "shard-bits", "step": 1, "shard": 1, "bits": {"gradients": {"w": "d"}}},
-        {"t": "step-bits", "step": 1, "before": {"w": "1"}, "bits": after},
+        {"t": "step-bits", "bits": {"parameters": {"w": "1"}}},
+        {"t": "shard-bits", "shard": 1, "bits": {"samples": {"the batch": "c"}}},
+        {"t": "step-bits", "bits": {"parameters": {"w": "2"}}},
     ]
-    first, second = step_records(trace)
-    assert (first.before, first.samples, first.after) == ({"w": "0"}, ("a", "b"), after)
-    assert (second.before, second.samples) == ({"w": "1"}, ("1: c",))
+    found = bits_of([trace])
+    assert found[0, "parameters", 3] == {"w": "1"}
+    assert found[1, "parameters", 3] == {"w": "2"}
+    assert found[1, "samples", 1] == {"the batch": "c"}
+    assert len({str(found[step, "inputs", 3]) for step in range(2)}) == 2
+    assert not any("validation" in str(one) for one in found.values())
 
 
 MISTAKES = {

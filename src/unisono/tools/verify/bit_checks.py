@@ -23,8 +23,8 @@ from unisono.tools.verify.reading import RawTrace
 from unisono.tools.verify.trace import ModelState, OptimizerStep, TwoRuns
 
 Digests = Mapping[str, str]
-ExactRun = dict[tuple[int, str, int], Digests]
-"""What one run computed: digests by step, kind, and shard or, of the model, worker."""
+Bits = dict[tuple[int, str, int], Digests]
+"""What a run computed: digests by step, kind, and shard or rank; its first step is step 0."""
 
 KINDS = {
     "resume-samples": "Save where the epoch stands, and skip what has been read: the sampler's "
@@ -32,6 +32,10 @@ KINDS = {
     "resume-parameters": "Save the model's `state_dict()` and load it before the first step.",
     "resume-optimizer": "Save and load the optimizer's `state_dict()`, and the schedule's.",
     "resume-generators": "Save and load the states of torch's, numpy's and Python's generators.",
+}
+_RESUMED = {
+    **{check.removeprefix("resume-"): check for check in KINDS},
+    "inputs": "resume-samples",  # of a model whose samples are not read in shards
 }
 
 
@@ -54,14 +58,22 @@ _OF_SHARDS = {
 _OF_WORKERS = {"buffers": "buffers-differ", "parameters": "parameters-differ"}
 
 
-def exact_run(traces: Sequence[RawTrace]) -> ExactRun:
-    """Gather what the workers of a run recorded; shards are computed by one each."""
-    return {
-        (event["step"], kind, event.get("shard", trace.rank)): digests
-        for trace in traces
-        for event in trace.of("shard-bits", "step-bits")
-        for kind, digests in event["bits"].items()
-    }
+def bits_of(traces: Sequence[RawTrace]) -> Bits:
+    """Gather what the ranks of a run recorded; shards are computed by one each."""
+    found: Bits = {}
+    for trace in traces:
+        step, rows = 0, ""
+        for event in trace.events:
+            match event["t"]:
+                case "f" if event["grad"] and event["training"]:
+                    rows += " ".join(event["rows"])
+                case "shard-bits" | "step-bits" as kind_of_event:
+                    place = event.get("shard", trace.rank)
+                    found |= {(step, kind, place): bits for kind, bits in event["bits"].items()}
+                    if kind_of_event == "step-bits":
+                        found[step, "inputs", trace.rank] = {"the batch": rows}
+                        step, rows = step + 1, ""
+    return found
 
 
 def _differing(ours: Digests, theirs: Digests) -> str:
@@ -69,7 +81,7 @@ def _differing(ours: Digests, theirs: Digests) -> str:
     return next((name for name in ours if theirs.get(name) != ours[name]), "")
 
 
-def check_exact(runs: Mapping[int, ExactRun]) -> list[Finding]:
+def check_exact(runs: Mapping[int, Bits]) -> list[Finding]:
     """Compare every run with that on one worker.
 
     Args:
@@ -91,11 +103,11 @@ def check_exact(runs: Mapping[int, ExactRun]) -> list[Finding]:
     return [ok(check, told) for check in CAUSES_FIRST]
 
 
-def _steps(run: ExactRun) -> set[int]:
+def _steps(run: Bits) -> set[int]:
     return {step for step, kind, _ in run if kind == "parameters"}
 
 
-def _differences(base: ExactRun, run: ExactRun, step: int, num_workers: int) -> Iterator[Finding]:
+def _differences(base: Bits, run: Bits, step: int, num_workers: int) -> Iterator[Finding]:
     """Compare a step, cause first."""
     for kind, (check, told, remedy) in _OF_SHARDS.items():
         for shard in sorted(place for at, of, place in base if (at, of) == (step, kind)):
@@ -117,16 +129,6 @@ def _differences(base: ExactRun, run: ExactRun, step: int, num_workers: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step of one rank, as digests."""
-
-    before: Digests = field(default_factory=dict)  # the parameters when it began
-    samples: tuple[str, ...] = ()  # what the model was given
-    # after the step, by kind: parameters, optimizer, generators
-    after: Mapping[str, Digests] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Resumption:
     """A run that was stopped and started again."""
 
@@ -137,61 +139,38 @@ class Resumption:
     num_compared: int = 0  # how many steps
 
 
-def step_records(trace: RawTrace) -> list[StepRecord]:
-    """Gather what one rank recorded of each step."""
-    records: list[StepRecord] = []
-    samples: list[str] = []
-    for event in trace.events:
-        match event["t"]:
-            case "f" if event["grad"] and event["training"]:
-                samples += event["rows"]
-            case "shard-bits" if "samples" in event["bits"]:
-                samples += [f"{event['shard']}: {event['bits']['samples']['the batch']}"]
-            case "step-bits":
-                records.append(StepRecord(event["before"], tuple(samples), event["bits"]))
-                samples = []
-    return records
-
-
-def compare(
-    undisturbed: Sequence[Sequence[StepRecord]],
-    resumed: Sequence[Sequence[StepRecord]],
-    stopped_after: int,
-) -> Resumption:
-    """Compare all ranks of two runs, each as its steps.
+def compare(undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
+    """Compare two runs.
 
     Args:
-        undisturbed, resumed: by rank.
+        undisturbed, resumed: what they computed.
         stopped_after: how many steps there were before the stop.
     """
-    if not all(resumed) or not all(undisturbed):
+    begun = resumed.get((0, "before", 0))
+    if begun is None:
         return Resumption(stopped_after)
-    # The last step that it can be.
-    possible = reversed(range(min(stopped_after + 1, len(undisturbed[0]))))
-    begun = resumed[0][0].before
-    first = next((at for at in possible if undisturbed[0][at].before == begun), None)
-    if first is None:
-        told = "it begins with parameters that the undisturbed run never had"
-        return Resumption(stopped_after, None, {"resume-parameters": told})
+    possible = [
+        _compare_from(first, undisturbed, resumed, stopped_after)
+        for first in reversed(range(stopped_after + 1))
+        if undisturbed.get((first, "before", 0)) == begun
+    ]
+    told = "it begins with parameters that the undisturbed run never had"
+    unknown_first = Resumption(stopped_after, None, {"resume-parameters": told})
+    # Several steps may begin with the same parameters, as where a learning rate is 0.
+    return min(possible, key=lambda one: len(one.differences), default=unknown_first)
+
+
+def _compare_from(first: int, undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
     differences: dict[str, str] = {}
-    num_compared = min(len(resumed[0]), len(undisturbed[0]) - first)
-    for at in range(num_compared):
-        for rank, (ours, theirs) in enumerate(zip(undisturbed, resumed, strict=True)):
-            if first + at < len(ours) and at < len(theirs):
-                for check, told in _step_differences(ours[first + at], theirs[at]).items():
-                    differences.setdefault(check, f"step {first + at}, rank {rank}: {told}")
-    return Resumption(stopped_after, first, differences, num_compared)
-
-
-def _step_differences(ours: StepRecord, theirs: StepRecord) -> dict[str, str]:
-    found = {}
-    if ours.samples != theirs.samples:
-        found["resume-samples"] = "the model is given other samples"
-    for check in KINDS:
-        kind = check.removeprefix("resume-")
-        if name := _differing(ours.after.get(kind, {}), theirs.after.get(kind, {})):
-            found[check] = f"`{name}` has other bits"
-    return found
+    compared = set()
+    for (at, kind, place), theirs in sorted(resumed.items(), key=lambda item: item[0]):
+        ours, check = undisturbed.get((first + at, kind, place)), _RESUMED.get(kind)
+        if ours is not None and check is not None:
+            compared.add(at)
+            if name := _differing(ours, theirs):
+                where = f"step {first + at}, {'shard' if kind == 'samples' else 'rank'} {place}"
+                differences.setdefault(check, f"{where}: `{name}` has other bits")
+    return Resumption(stopped_after, first, differences, len(compared))
 
 
 def check_resumptions(resumptions: Sequence[Resumption]) -> list[Finding]:

@@ -153,8 +153,8 @@ class OptimizerHooks:
             )
             if recorder.options.replays:
                 bits = bits_to_resume({name: optimizer.state.get(p, {}) for name, p in named})
-                bits["parameters"] = digests_of(named)
-                recorder.write("step-bits", before=self._bits_before, bits=bits)
+                bits |= {"before": self._bits_before, "parameters": digests_of(named)}
+                recorder.write("step-bits", bits=bits)
             recorder.flush()
         if max(self._counts.values()) >= recorder.options.steps:
             recorder.stop()
@@ -253,7 +253,6 @@ class ExactHooks:
         self._bits_before: dict[str, str] = {}
         self._model: Any = None
         self._optimizer: Any = None
-        self._step = 0
 
     def install(self) -> None:
         """Put the hooks in place."""
@@ -286,13 +285,11 @@ class ExactHooks:
         self._model, self._optimizer, *_ = given
         before(engine, *given, **kwargs)
 
-    def _begin_step(
-        self, before: Callable[..., None], engine: Any, step: int, first_shard: int
-    ) -> None:
-        self._step, self._names = step, engine.guard._names
+    def _begin_step(self, before: Callable[..., None], engine: Any, *given: Any) -> None:
+        self._names = engine.guard._names
         if self._recorder.options.replays:
             self._bits_before = digests_of(self._model.named_parameters())
-        before(engine, step, first_shard)
+        before(engine, *given)
 
     def _push(self, before: Callable[..., Any], stack: Any, shard: int) -> Any:
         pairs = zip(self._names, stack._parameters, strict=True)
@@ -308,15 +305,15 @@ class ExactHooks:
 
     def _record_step(self) -> None:
         named, recorder = list(self._model.named_parameters()), self._recorder
-        bits = {"buffers": digests_of(self._model.named_buffers())}
+        bits = {"buffers": digests_of(self._model.named_buffers()), "parameters": digests_of(named)}
         if recorder.options.replays:
             bits |= bits_to_resume({n: self._optimizer.state.get(p, {}) for n, p in named})
-        bits["parameters"] = digests_of(named)
-        recorder.write("step-bits", step=self._step, before=self._bits_before, bits=bits)
+            bits["before"] = self._bits_before
+        recorder.write("step-bits", bits=bits)
         recorder.num_steps += 1
         recorder.flush()
         if recorder.num_steps >= recorder.options.steps:
             recorder.stop()
 
     def _write(self, kind: str, shard: int, digests: dict[str, str]) -> None:
-        self._recorder.write("shard-bits", step=self._step, shard=shard, bits={kind: digests})
+        self._recorder.write("shard-bits", shard=shard, bits={kind: digests})

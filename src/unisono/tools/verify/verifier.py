@@ -15,14 +15,13 @@ from typing import Any
 
 from unisono.tools.verify.bit_checks import (
     KINDS,
+    Bits,
     Resumption,
-    StepRecord,
+    bits_of,
     check_exact,
     check_resumptions,
     check_states,
     compare,
-    exact_run,
-    step_records,
 )
 from unisono.tools.verify.findings import CAUSES_FIRST, Finding, Verdict, in_order, unknown
 from unisono.tools.verify.gradient_checks import check_gradients
@@ -40,8 +39,6 @@ _CHECKS = (check_samples, check_gradients, check_states, check_evaluations)
 _MORE_BATCHES, _ALL_BATCHES = 8, 10**9
 _STOPS = (0.25, 0.5, 0.75)
 """Where a run is stopped, in parts of the undisturbed one."""
-
-Records = list[list[StepRecord]]
 
 
 def verify(
@@ -105,13 +102,13 @@ class _Verifier:
     def _exact(self, trial: Trial) -> Verdict:
         """Compare the bits of runs on all numbers of workers up to that of the first run."""
         sizes, trouble = tuple(range(1, self._world_size + 1)), trial.trouble
-        runs = {self._world_size: exact_run(trial.traces)}
+        runs = {self._world_size: bits_of(trial.traces)}
         for world_size in reversed(sizes[:-1]):
             trial = self._run(world_size, f"on-{world_size}")
             trouble = trouble or trial.trouble
             if trial.interrupted_by is not None:
                 return Verdict(sizes, (), trouble, trial.interrupted_by)
-            runs = {world_size: exact_run(trial.traces), **runs}
+            runs = {world_size: bits_of(trial.traces), **runs}
         return Verdict(sizes, in_order(check_exact(runs)), trouble, is_exact=True)
 
     def _with_one(self, trial: Trial) -> Verdict:
@@ -135,8 +132,9 @@ class _Verifier:
     def resumed(self) -> Verdict:
         """Run the program, stop it, resume and compare."""
         self._say("running undisturbed")
-        trial, undisturbed = self._recorded(self._limits, "undisturbed")
-        num_steps = min(map(len, undisturbed))
+        trial = self._trials.run(self._world_size, "undisturbed")
+        undisturbed = bits_of(trial.traces)
+        num_steps = min(len(trace.of("step-bits")) for trace in trial.traces)
         if trial.failure or num_steps < 2:
             return self._ended(trial, "The program took fewer than two steps of an optimizer.")
         stops = sorted({max(1, round(num_steps * part)) for part in _STOPS})
@@ -150,21 +148,15 @@ class _Verifier:
         findings = in_order(check_resumptions(resumptions), tuple(KINDS))
         return Verdict((self._world_size,), findings, is_exact=True)
 
-    def _recorded(
-        self, limits: Limits, name: str, files: Path | None = None
-    ) -> tuple[Trial, Records]:
-        self._trials.limits = limits
-        trial = self._trials.run(self._world_size, name, files=files)
-        return trial, list(map(step_records, trial.traces))
-
-    def _resume(self, undisturbed: Records, stop: int) -> tuple[Trial, Resumption]:
+    def _resume(self, undisturbed: Bits, stop: int) -> tuple[Trial, Resumption]:
         name = f"stopped-{stop}"
         files = self._trials.folder / f"{name}-files"
-        trial, _ = self._recorded(replace(self._limits, steps=stop), name, files)
-        if trial.failure:
-            return trial, Resumption(stop)
-        trial, resumed = self._recorded(self._limits, f"{name}-resumed", files)
-        return trial, compare(undisturbed, resumed, stop)
+        self._trials.limits = replace(self._limits, steps=stop)
+        trial = self._trials.run(self._world_size, name, files=files)
+        self._trials.limits = self._limits
+        if not trial.failure:
+            trial = self._trials.run(self._world_size, f"{name}-resumed", files=files)
+        return trial, compare(undisturbed, bits_of(trial.traces), stop)
 
     def _ended(self, trial: Trial, why: str) -> Verdict:
         findings = [unknown(check, why) for check in KINDS]
