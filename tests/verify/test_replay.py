@@ -143,12 +143,12 @@ def test_a_program_of_ours_resumes_with_the_same_bits(tmp_path):
 
 
 BEND = """
-import os
-was_there = os.path.exists("run")
+steps = []
 
 def bend(step, gradients):
+    steps.append(step)
     for gradient in gradients.values():
-        gradient.mul_(1.001 if was_there else 1)
+        gradient.mul_(1.001 if steps[0] else 1)
 """
 
 

@@ -182,38 +182,35 @@ _LINKED = frozenset({".git", ".hg", ".venv", "venv", "env", "node_modules", "__p
 
 def copy_folder(source: Path, target: Path) -> None:
     """Copy a folder: small files whole, everything else as links."""
-    target.mkdir()
     num_left = ENTRIES_AT_MOST
-    folders = [(source, target)]
-    while folders:
-        here, there = folders.pop()
-        with contextlib.suppress(PermissionError), os.scandir(here) as entries:
-            for entry in entries:
-                num_left -= 1
-                place = there / entry.name
-                if place.resolve() == target or Path(entry.path) == target.parent:
-                    continue
-                if num_left > 0 and _is_walked(entry):
-                    place.mkdir()
-                    folders.append((Path(entry.path), place))
-                else:
-                    _copy_or_link(entry, place, may_copy=num_left > 0)
+    for here, folders, files in os.walk(source):
+        there, walked = target / Path(here).relative_to(source), []
+        there.mkdir()
+        for name in (*folders, *files):
+            num_left -= 1
+            original = Path(here, name)
+            if original in (target, target.parent):
+                continue
+            if num_left > 0 and name in folders and _is_walked(original):
+                walked.append(name)
+            else:
+                _copy_or_link(original, there / name, may_copy=num_left > 0)
+        folders[:] = walked
 
 
-def _is_walked(entry: os.DirEntry[str]) -> bool:
-    if not entry.is_dir(follow_symlinks=False) or entry.name in _LINKED:
-        return False
-    return not os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+def _is_walked(folder: Path) -> bool:
+    is_linked = folder.is_symlink() or folder.name in _LINKED
+    return not is_linked and not (folder / "pyvenv.cfg").exists()
 
 
-def _copy_or_link(entry: os.DirEntry[str], place: Path, *, may_copy: bool) -> None:
+def _copy_or_link(original: Path, place: Path, *, may_copy: bool) -> None:
     with contextlib.suppress(OSError):
-        facts = entry.stat()
+        facts = original.stat()
         if may_copy and stat.S_ISREG(facts.st_mode) and facts.st_size <= COPIED_AT_MOST_BYTES:
-            shutil.copy2(entry.path, place)
+            shutil.copy2(original, place)
             return
     with contextlib.suppress(OSError):
-        place.symlink_to(os.path.realpath(entry.path))
+        place.symlink_to(os.path.realpath(original))
 
 
 def copy_before_writing(folder: str) -> None:

@@ -8,7 +8,7 @@ and compared with an undisturbed run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ class _Verifier:
             self._trials.limits = longer
             trial = self._run(self._world_size, "several-longer")
         if trial.interrupted_by is not None or not _has_steps(trial):
-            return self._unverified(trial)
+            why = "The program did not come to a step of an optimizer of torch on all ranks."
+            return self._unverified(trial, why, CAUSES_FIRST, (1, self._world_size))
         if any(trace.of("exact") for trace in trial.traces):
             return self._exact(trial)
         return self._with_one(trial)
@@ -94,10 +95,11 @@ class _Verifier:
         self._say(f"running on {num_ranks(world_size)}")
         return self._trials.run(world_size, name, feed)
 
-    def _unverified(self, trial: Trial) -> Verdict:
-        why = "The program did not come to a step of an optimizer of torch on all ranks."
-        findings = [unknown(check, why, "Verify a script that trains.") for check in CAUSES_FIRST]
-        return Verdict((1, self._world_size), findings, trial.trouble, trial.interrupted_by)
+    def _unverified(
+        self, trial: Trial, why: str, checks: Iterable[str], sizes: tuple[int, ...]
+    ) -> Verdict:
+        findings = [unknown(check, why) for check in checks]
+        return Verdict(sizes, findings, trial.trouble, trial.interrupted_by)
 
     def _exact(self, trial: Trial) -> Verdict:
         """Compare the bits of runs on all numbers of workers up to that of the first run."""
@@ -135,18 +137,21 @@ class _Verifier:
         trial = self._trials.run(self._world_size, "undisturbed")
         undisturbed = bits_of(trial.traces)
         num_steps = min(len(trace.of("step-bits")) for trace in trial.traces)
+        sizes = (self._world_size,)
         if trial.failure or num_steps < 2:
-            return self._ended(trial, "The program took fewer than two steps of an optimizer.")
+            why = "The program took fewer than two steps of an optimizer."
+            return self._unverified(trial, why, KINDS, sizes)
         stops = sorted({max(1, round(num_steps * part)) for part in _STOPS})
         resumptions = []
         for stop in stops:
             self._say(f"stopping after {stop} steps, and resuming")
             trial, found = self._resume(undisturbed, stop)
             if trial.failure:
-                return self._ended(trial, f"Stopped after {stop} steps, it did not run again.")
+                why = f"Stopped after {stop} steps, it did not run again."
+                return self._unverified(trial, why, KINDS, sizes)
             resumptions.append(found)
         findings = in_order(check_resumptions(resumptions), tuple(KINDS))
-        return Verdict((self._world_size,), findings, is_exact=True)
+        return Verdict(sizes, findings, is_exact=True)
 
     def _resume(self, undisturbed: Bits, stop: int) -> tuple[Trial, Resumption]:
         name = f"stopped-{stop}"
@@ -157,10 +162,6 @@ class _Verifier:
         if not trial.failure:
             trial = self._trials.run(self._world_size, f"{name}-resumed", files=files)
         return trial, compare(undisturbed, bits_of(trial.traces), stop)
-
-    def _ended(self, trial: Trial, why: str) -> Verdict:
-        findings = [unknown(check, why) for check in KINDS]
-        return Verdict((self._world_size,), findings, trial.trouble, trial.interrupted_by)
 
 
 def judge(traces: Sequence[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
