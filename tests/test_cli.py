@@ -32,7 +32,7 @@ from unisono.tools.cli import main
         (["--backend", "nccl", __file__], "`--backend` must be gloo or unisono, but is 'nccl'"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
-        (["/dev/null"], "SCRIPT must be a file that every worker can read from its beginning"),
+        (["/dev/null"], "SCRIPT must be a Python file, but '/dev/null' is a pipe or a device"),
         ([], "SCRIPT must be a Python file, but none is named"),
         (["-m"], "SCRIPT must be a Python file, but none is named"),
     ],

@@ -32,19 +32,6 @@ def test_what_was_meant_is_said(arguments, meant):
     assert said(*arguments).endswith(f"use `{meant}`.")
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--nproc-per-node", "is `-n` here"),
-        ("--nproc_per_node", "is `-n` here"),
-        ("--standalone", "is not needed"),
-        ("--rdzv-endpoint", "is `--rendezvous` here"),
-    ],
-)
-def test_what_has_no_meaning_here_is_said(option, words):
-    assert f"`{option}` {words}" in said("run", option, "train.py")
-
-
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["nonsense"], ["run", "--nonsense", "a.py"]])
 def test_everything_else_is_refused_as_ever(arguments):
     assert "nonsense" in said(*arguments)

@@ -68,7 +68,7 @@ def test_a_step_counts_once_however_often_it_comes():
     made = RunProgress()
     lines = [step(0, 1), step(1, 2), event("went_back", 1, from_step=2), step(1, 3), step(2, 4)]
     assert [made.add(one) for one in events(lines)] == [True, True, True, False, True]
-    assert (made.num_steps, made.num_again, made.num_done) == (3, 1, 3)
+    assert (made.num_steps, made.num_done) == (3, 3)
 
 
 def test_who_was_lost_is_counted_over_all_fits():
@@ -116,6 +116,6 @@ def test_a_page_and_the_live_view_agree():
         history.add(one)
         status.add(one)
     assert history.progress.num_done == status.progress.num_done == 60
-    assert history.progress.num_again == 5
+    assert history.progress.num_steps == 60
     assert history.progress.ended is status.progress.ended is None
     assert history.progress.last_unix_s > BEGAN_UNIX_S

@@ -93,24 +93,19 @@ def check_script(script: str) -> None:
             f"SCRIPT must be a Python file, but none is named: use for example "
             f"`{command} train.py`, and see `{command} --help`."
         )
+    trouble = ""
     if os.path.isdir(script):
+        trouble = "is a folder"
+    elif not os.path.exists(script):
+        trouble = f"does not exist in {os.getcwd()!r}"
+    elif not os.path.isfile(script):
+        trouble = "is a pipe or a device, which workers cannot all read"
+    elif not os.access(script, os.R_OK):
+        trouble = "may not be read by you"
+    if trouble:
         raise Refusal(
-            f"SCRIPT must be a Python file, but {script!r} is a folder: "
-            "name a file in it, or use `-m` with the name of a package."
-        )
-    if not os.path.exists(script):
-        raise Refusal(
-            f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
-            "check its name, or use `-m` for a module."
-        )
-    if not os.path.isfile(script):
-        raise Refusal(
-            f"SCRIPT must be a file that every worker can read from its beginning, but {script!r} "
-            "is a pipe or a device: write it into a file first."
-        )
-    if not os.access(script, os.R_OK):
-        raise Refusal(
-            f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
+            f"SCRIPT must be a Python file, but {script!r} {trouble}: check its name, or use `-m` "
+            "with the name of a module."
         )
 
 

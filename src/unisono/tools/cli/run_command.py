@@ -20,7 +20,6 @@ from unisono.tools.cli.endings import (
     COUNT,
     NOT_NEGATIVE,
     WORKERS,
-    Refusal,
     leave,
     refusing,
     seconds,
@@ -28,32 +27,8 @@ from unisono.tools.cli.endings import (
 )
 from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_hosts
 
-_OF_OTHER_LAUNCHERS = {
-    **dict.fromkeys(("nproc-per-node", "num-processes", "np"), "is `-n` here"),
-    **dict.fromkeys(
-        ("standalone", "master-port", "rdzv-backend"),
-        "is not needed: workers of one machine need no address",
-    ),
-    "node-rank": "is `--node-rank` here",
-    "rdzv-endpoint": "is `--rendezvous` here",
-}
-
-
-class _Run(click.Command):
-    """`unisono run`, which knows the options of other launchers."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name.removeprefix("--").replace("_", "-")
-            if name in _OF_OTHER_LAUNCHERS:
-                raise Refusal(f"`{error.option_name}` {_OF_OTHER_LAUNCHERS[name]}.") from None
-            raise
-
 
 @click.command(
-    cls=_Run,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a script on several workers.",
 )

@@ -44,7 +44,6 @@ class Tile:
     label: str
     shown: str
     below: str
-    is_long: bool = False
 
 
 def report(history: History) -> str:
@@ -66,7 +65,6 @@ def report(history: History) -> str:
         where=_where(start) if start else {},
         command=_commands(start) if start else "",
         digest=progress.ended.digest if isinstance(progress.ended, End) else None,
-        left_out=list(_left_out(history)),
     )
 
 
@@ -109,8 +107,6 @@ def _tiles(history: History) -> Iterator[Tile]:
     fits = f"in {progress.num_starts} fits" if progress.num_starts > 1 else ""
     yield Tile("Time in fit", duration(progress.seconds or None), fits)
     yield Tile("Workers lost", count(progress.num_lost), "")
-    if isinstance(progress.ended, End) and progress.ended.digest:
-        yield Tile("Digest", progress.ended.digest[:12], "equal in equal runs", is_long=True)
 
 
 def _learning_tiles(history: History) -> Iterator[Tile]:
@@ -143,6 +139,8 @@ def _counts(history: History) -> Iterator[str]:
     else:
         kept = plural(progress.num_checkpoints, "checkpoint")
         yield f"{kept}, the last after step {count(progress.checkpoint.step)}."
+    if history.num_unreadable:
+        yield f"{plural(history.num_unreadable, 'line')} of the event file could not be read."
 
 
 def _where(start: Start) -> dict[str, object]:
@@ -168,14 +166,6 @@ def command_line(start: Start) -> str:
     threads = start.identity.get("threads", 1)
     before = f"UNISONO_THREADS={threads} " if type(threads) is int and threads > 1 else ""
     return before + shlex.join(start.command)
-
-
-def _left_out(history: History) -> Iterator[str]:
-    if history.num_unreadable:
-        yield f"{plural(history.num_unreadable, 'line')} could not be read."
-    if history.progress.num_again:
-        steps = plural(history.progress.num_again, "step")
-        yield f"{steps} came out of order and are left out."
 
 
 _MISSING = (

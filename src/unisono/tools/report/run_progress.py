@@ -50,7 +50,6 @@ class RunProgress:
     epoch: int | None = None  # of the last of them, counted from 0
     last_step: StepDone | None = None  # that step, where the latest fit has done one
     num_steps: int = 0  # steps in the events, each counted once
-    num_again: int = 0  # how many repeat a step
     evaluation: Evaluation | None = None  # the newest
     checkpoint: CheckpointRequest | None = None  # the newest
     num_checkpoints: int = 0
@@ -115,7 +114,6 @@ class RunProgress:
         self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step
         self.ranks = step.ranks or self.ranks
         if step.step <= self._furthest:
-            self.num_again += 1
             return False
         self._furthest = step.step
         self.num_steps += 1
