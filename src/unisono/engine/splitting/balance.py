@@ -3,11 +3,8 @@
 A place is the number of a device, in the order in which they are given. Pure: numbers and names in,
 the place of each unit out. ::
 
-    costs      3 1 4 │ 1 5 │ 9         the costliest device is as cheap as it can be
-    places     0 0 0   1 1   2
-
-Of all divisions as good as that, one is taken that cuts as far outside as possible: between two
-blocks rather than within one, where more than one activation is on its way.
+    costs      3 1 4 1 │ 5 │ 9         the costliest device is as cheap as it can be
+    places     0 0 0 0   1   2
 
 Which parts of a model can be computed apart? The units that a model can be cut between.
 
@@ -22,7 +19,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -31,12 +27,11 @@ from torch.nn.utils import parametrize
 from unisono.runtime.notices import named
 
 
-def divide(costs: Sequence[int], names: Sequence[str], num_devices: int) -> list[int]:
+def divide(costs: Sequence[int], num_devices: int) -> list[int]:
     """Divide units among devices: consecutive ones for each, and at least one.
 
     Args:
         costs: of each unit, in order; whole numbers from 0 on.
-        names: of each unit, such as ``"blocks.0.norm"``.
         num_devices: how many.
 
     Returns:
@@ -50,67 +45,25 @@ def divide(costs: Sequence[int], names: Sequence[str], num_devices: int) -> list
             f"a model must have a part for each device, but has {len(costs)} parts that can be "
             f"computed apart for {num_devices} devices: pass fewer devices."
         )
-    limit = _smallest_limit(costs, num_devices)
-    starts = _outermost_starts(costs, names, num_devices, limit)
-    return [sum(start <= at for start in starts) for at in range(len(costs))]
-
-
-def _smallest_limit(costs: Sequence[int], num_devices: int) -> int:
-    """Find the smallest sum that no device has to exceed."""
     low, high = max(costs), sum(costs)
     while low < high:
-        middle = (low + high) // 2
-        if _num_devices_within(costs, middle) <= num_devices:
-            high = middle
+        limit = (low + high) // 2
+        if _filled(costs, limit)[-1] < num_devices:
+            high = limit
         else:
-            low = middle + 1
-    return low
+            low = limit + 1
+    return _filled(costs, low, num_devices)
 
 
-def _num_devices_within(costs: Sequence[int], limit: int) -> int:
-    count, total = 1, 0
-    for cost in costs:
+def _filled(costs: Sequence[int], limit: int, at_least: int = 1) -> list[int]:
+    """Fill one device after the other up to a limit, and leave a unit for each that must follow."""
+    places, place, total = [0], 0, costs[0]
+    for at, cost in enumerate(costs[1:], start=1):
+        if total + cost > limit or len(costs) - at < at_least - place:
+            place, total = place + 1, 0
         total += cost
-        if total > limit:
-            count, total = count + 1, cost
-    return count
-
-
-def _outermost_starts(
-    costs: Sequence[int], names: Sequence[str], num_devices: int, limit: int
-) -> list[int]:
-    """Give the first unit of each device but the first: the cuts lie as far outside as they can.
-
-    ``best[n]`` is, with so many devices as there have been rounds, the depth of all cuts together
-    where the newest device's units end before unit n, and where they begin.
-    """
-    num_units, sums = len(costs), [0, *accumulate(costs)]
-    depths = [0, *map(_common_depth, names, names[1:])]  # of the cut before each unit
-    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
-    for _ in range(num_devices):
-        reached: dict[int, tuple[int, int]] = {}
-        for start, (depth, _) in best[-1].items():
-            deeper = depth + (depths[start] if start < num_units else 0)
-            for end in range(start + 1, num_units + 1):
-                if sums[end] - sums[start] > limit:
-                    break
-                if end not in reached or deeper < reached[end][0]:
-                    reached[end] = (deeper, start)
-        best.append(reached)
-    starts = [num_units]
-    for reached in reversed(best[1:]):
-        starts.append(reached[starts[-1]][1])
-    return starts[-2:0:-1]
-
-
-def _common_depth(name: str, other: str) -> int:
-    """Count the modules that two units are both within."""
-    count = 0
-    for one, another in zip(name.split(".")[:-1], other.split(".")[:-1], strict=False):
-        if one != another:
-            break
-        count += 1
-    return count
+        places.append(place)
+    return places
 
 
 def assigned(

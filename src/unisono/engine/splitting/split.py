@@ -115,7 +115,7 @@ def _assign(
             f"`balance` must be {BY_MEMORY!r} or names by device, but is {balance!r}: pass for "
             f'example `{{0: ["embed"], 1: ["blocks", "head"]}}`.'
         )
-    found = divide([unit.num_bytes for unit in units], names, len(devices))
+    found = divide([unit.num_bytes for unit in units], len(devices))
     return dict(zip(names, found, strict=True))
 
 
