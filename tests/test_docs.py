@@ -8,7 +8,6 @@ import inspect
 import pickle
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -110,13 +109,6 @@ def test_every_option_that_is_shown_exists() -> None:
         script = [word.endswith(".py") for word in words]  # what follows it is the script's
         ours = words[: script.index(True)] if any(script) else words
         main.commands[name].make_parser(click.Context(main.commands[name])).parse_args(ours)
-
-
-def test_blocks_of_bash_are_bash() -> None:
-    shown = [block for page in PAGES for block in blocks(page, "bash")]
-    assert shown
-    for block in shown:
-        subprocess.run(["bash", "-nc", block], check=True, timeout=10)
 
 
 def sentences_of_the_package() -> list[str]:

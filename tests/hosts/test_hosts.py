@@ -448,36 +448,6 @@ def trained_here(*options: str) -> set[str]:
     return set(re.findall(r"digest (\w+)", done.stdout))
 
 
-def srun(hosts: Sequence[Host], workers: Sequence[int], *program: str) -> list[Output]:
-    """Start a program with the variables that tasks of Slurm have."""
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(sum(workers))}
-    step |= {"SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, workers))}
-    step |= {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29501"}
-    step |= {"UNISONO_INTERFACE": Host.interface}
-    outputs = []
-    for host, count in zip(hosts, workers, strict=True):
-        for task in range(count):
-            place = {"SLURM_PROCID": str(len(outputs)), "SLURM_LOCALID": str(task)}
-            environ = {**step, **place, "SLURM_NODEID": str(host.number)}
-            outputs.append(Output(host.start(sys.executable, *program, environ=environ)))
-    return outputs
-
-
-def test_a_trainer_under_slurm_evaluates_and_predicts_the_same(
-    make_hosts: MakeHosts, tmp_path: Path
-) -> None:
-    hosts = make_hosts(2)
-    said = []
-    for workers in ([3], [2, 1]):
-        outputs = srun(hosts[: len(workers)], workers, FIT, str(tmp_path / "rows.safetensors"))
-        found = [re.findall("digest .* of .*|rows .*", out.has_ended_well()) for out in outputs]
-        assert found == [found[0]] * 3
-        said.append(found[0])
-    assert said[0] == said[1]
-    assert len(said[0]) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.safetensors"]
-
-
 INIT = """
 import os, torch, unisono
 import torch.distributed as dist
@@ -503,7 +473,6 @@ def test_init_joins_the_workers_of_all_launchers(make_hosts: MakeHosts, tmp_path
     [
         (start, {"29500"}, set()),  # torchrun's agent, at all addresses
         (unisono_run, set(), {"29400", "another"}),  # where our agents meet, and MASTER_PORT
-        (lambda hosts, workers, program: srun(hosts, workers, *program), set(), {"29501"}),
     ],
 )
 def test_what_listens_is_what_the_docs_name(

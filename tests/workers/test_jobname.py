@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from unisono.runtime.workers.job_store import job_name, num_restarts
+from unisono.runtime.workers.job_store import job_name, num_restarts, place_in_slurm, set_master
 from unisono.runtime.world import OPEN_MPI, SLURM, SOMEBODY, TORCHRUN, World
 
 TORCH = {
@@ -82,3 +82,42 @@ def test_a_name_says_what_it_was_made_of_and_is_fit_for_a_file():
 )
 def test_restarts_are_counted_by_the_launcher(environ, expected):
     assert num_restarts(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n[1-2]", "n1"),
+        ("gpu[09,12-14]-ib[1-2],cpu7", "gpu09-ib1"),
+        ("cpu7,gpu[09,12-14]", "cpu7"),
+        ("a-b.c,d", "a-b.c"),
+    ],
+)
+def test_tasks_of_slurm_meet_on_the_first_node_of_their_step(nodes, first):
+    node, port = place_in_slurm({**JOB, "SLURM_STEP_NODELIST": nodes})
+    assert node == first
+    assert 15_000 <= port < 30_000
+
+
+def test_each_step_of_slurm_has_a_port_of_its_own():
+    steps = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in "12" for step in "01"]
+    places = [place_in_slurm({**step, "SLURM_STEP_NODELIST": "n1"}) for step in steps]
+    assert len(set(places)) == 4
+
+
+@pytest.mark.parametrize(
+    ("environ", "local_world_size", "is_set"),
+    [
+        ({"SLURM_STEP_NODELIST": "n[1-2]"}, 2, True),
+        ({"SLURM_STEP_NODELIST": "n[1-2]"}, 4, False),
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary"}, 2, False),
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "MASTER_ADDR": "host"}, 2, False),
+        ({}, 2, False),
+    ],
+)
+def test_where_to_meet_is_set_where_it_is_known_and_needed(environ, local_world_size, is_set):
+    seen = {**JOB, **environ}
+    set_master(seen, World(1, 4, 1, local_world_size, SLURM))
+    assert (seen != {**JOB, **environ}) is is_set
+    assert not is_set or seen["MASTER_ADDR"] == "n1"

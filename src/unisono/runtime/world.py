@@ -108,7 +108,7 @@ def world(environ: Mapping[str, str] | None = None) -> World:
     has_rank, has_size = "RANK" in environ, "WORLD_SIZE" in environ
     if has_rank and has_size:
         return _stated(environ)
-    outer = _open_mpi(environ) or _slurm(environ)
+    outer = cluster_task(environ)
     if has_rank or has_size:
         name = "RANK" if has_rank else "WORLD_SIZE"
         return _agreeing(name, _number(environ, name), outer)
@@ -136,7 +136,7 @@ def _stated(environ: Mapping[str, str]) -> World:
         started_by = TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else SOMEBODY
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     here = _placed(environ, names, _optional(environ, "LOCAL_WORLD_SIZE"), started_by)
-    outer = (_open_mpi(environ) or _slurm(environ)) if started_by == SOMEBODY else None
+    outer = cluster_task(environ) if started_by == SOMEBODY else None
     if outer is not None and outer.world_size == here.world_size and outer.rank != here.rank:
         raise ValueError(
             f"`RANK` must be this process's own, but is {here.rank} where {outer.started_by} says "
@@ -161,6 +161,11 @@ def _agreeing(name: str, value: int, outer: World | None) -> World:
             f"unset {name}, or set {other} too."
         )
     return outer
+
+
+def cluster_task(environ: Mapping[str, str]) -> World | None:
+    """Find this process among those that ``mpirun`` or ``srun`` has started; None: it is none."""
+    return _open_mpi(environ) or _slurm(environ)
 
 
 def _open_mpi(environ: Mapping[str, str]) -> World | None:

@@ -93,11 +93,13 @@ class Context:
             return self._met[here]
 
     def _meet(self, here: World, timeout_s: float | None) -> Rendezvous:
+        from unisono.runtime.workers.job_store import set_master
         from unisono.runtime.workers.rendezvous import meet
 
         # Ranks that a program starts itself are told where to meet.
         if here.world_size > 1 and not os.environ.get("MASTER_PORT"):
             refuse_children(here)
+        set_master(os.environ, here)
         return meet(here, os.environ, RENDEZVOUS.in_s() if timeout_s is None else timeout_s)
 
     def team(self) -> Team:

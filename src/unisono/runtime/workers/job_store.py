@@ -10,7 +10,8 @@ have open::
     rank 1     finds the second ─ opens the first ─── …
 
 Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: torchrun's agent has
-it, or else rank 0, which listens at that address alone.
+it, or else rank 0, which listens at that address alone. Where nothing says them, tasks of Slurm
+meet on the first node of their step.
 
 A job's name is a pure function of the environment: the same for all its workers, and another one
 for each other job on this host, also for an earlier attempt of the same job.
@@ -23,8 +24,10 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -52,6 +55,7 @@ _FIRST_NUMBER = 200
 _TAKEN_AT_MOST_S = 3.0
 _CONNECTS_WITHIN_S = 2.0
 _BACKLOG = 1024
+_FIRST_PORT, _NUM_PORTS = 15_000, 15_000
 
 T = TypeVar("T")
 
@@ -82,6 +86,29 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
     is_counted = here.started_by in (SLURM, OPEN_MPI) or "LOCAL_WORLD_SIZE" in environ
     is_here = environ["MASTER_ADDR"] in _LOOPBACK or is_counted
     return several or not is_here or has_agent(environ)
+
+
+def place_in_slurm(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Say where the tasks of a Slurm step can meet; None where its variables do not say it.
+
+    Returns:
+        Its first node, which has rank 0, and a port below those that the kernel gives out, another
+        one for each job and step.
+    """
+    first = re.match(r"([^,[]|\[[^]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
+    if first is None or environ.get("SLURM_DISTRIBUTION") == "arbitrary":
+        return None
+    node = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])  # "n[01-03,7]" begins with n01
+    step = repr([environ.get(name) for name in _SLURM[:3]])
+    return node, _FIRST_PORT + zlib.crc32(step.encode()) % _NUM_PORTS
+
+
+def set_master(environ: MutableMapping[str, str], here: World) -> None:
+    """Set MASTER_ADDR and MASTER_PORT for tasks on several nodes, where nobody has."""
+    several = here.started_by == SLURM and here.local_world_size != here.world_size
+    place = place_in_slurm(environ) if several else None
+    if place is not None and not any(map(environ.get, _MASTER)):
+        environ.update(zip(_MASTER, map(str, place), strict=True))
 
 
 def has_agent(environ: Mapping[str, str]) -> bool:

@@ -49,7 +49,7 @@ from unisono.runtime.workers.job_store import (
     store_there,
     wait_for_rank_0,
 )
-from unisono.runtime.world import World
+from unisono.runtime.world import SLURM, World
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -219,7 +219,9 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
             number = attempts.join(where, timeout_s, advice)
             own = prefixed(f"unisono/attempt {number}", store)
         else:
-            attempt = f"unisono/{num_restarts(environ)}"
+            # Another job's workers may come to a port that follows from a job's number.
+            name = job.name if here.started_by == SLURM else ""
+            attempt = f"unisono{name}/{num_restarts(environ)}"
             number = store.add(f"{attempt}/arrivals of {here.rank}", 1)
             own = prefixed(f"{attempt}/{number}", store)
 

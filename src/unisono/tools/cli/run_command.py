@@ -155,7 +155,8 @@ def run(
       2     the command line was wrong; nothing was started
       130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
     """
-    hosts = read_hosts(nnodes, node_rank, rendezvous)
+    with refusing():
+        hosts = read_hosts(nnodes, node_rank, rendezvous)
     if hosts is not None:
         with refusing():
             read_faults(os.environ.get(FAULTS_VARIABLE, ""))

@@ -17,8 +17,8 @@ from unisono.errors import RendezvousError
 from unisono.runtime.procfs import NotThereError, wait_for
 from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
-from unisono.runtime.workers.job_store import knock, listen
-from unisono.runtime.world import HOSTS_VARIABLE, num_devices
+from unisono.runtime.workers.job_store import knock, listen, place_in_slurm
+from unisono.runtime.world import HOSTS_VARIABLE, SLURM, cluster_task, num_devices
 from unisono.tools.cli.endings import Refusal, leave
 
 # They belong to our launcher, which starts no workers there.
@@ -50,11 +50,22 @@ class SeveralHosts:
 def read_hosts(
     nnodes: int | None, node_rank: int | None, rendezvous: str | None
 ) -> SeveralHosts | None:
-    """Read the options; None where all workers are on this host.
+    """Read the options, or what Slurm says; None where all workers are on this host.
 
     Raises:
-        Refusal: one is missing, or does not fit.
+        Refusal: one is missing, or does not fit; or each of several would train for itself.
     """
+    task = None if HOSTS_VARIABLE in os.environ else cluster_task(os.environ)
+    if nnodes is None and task is not None and task.world_size > 1:
+        place = place_in_slurm(os.environ) if task.started_by == SLURM else None
+        if place is None or task.local_world_size > 1:
+            raise Refusal(
+                f"`unisono run` must be started once on each host, as it starts the workers there, "
+                f"but {task.started_by} has started {task.world_size} of it that do not know of "
+                f"each other: start the program itself (`python`), one `unisono run` a node of "
+                f"Slurm (`srun --ntasks-per-node=1`), or pass `--nnodes`."
+            )
+        return SeveralHosts(task.world_size, task.rank, f"{place[0]}:{place[1]}")
     if nnodes == 1 and node_rank in (None, 0):
         return None  # of a script that has the number of hosts in a variable
     if nnodes is None:
