@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,24 +141,40 @@ def test_a_release_of_what_is_gone_harms_nobody(memories: SharedMemories) -> Non
     assert memories.mapping(5) is None
 
 
-def test_of_what_loops_have_ended_with_the_newest_snapshot_stays_until_it_is_dropped(
-    memories,
-) -> None:
+def test_what_loops_have_ended_with_moves_to_a_file_and_is_read_as_before(memories) -> None:
+    def read(offset: int, num_bytes: int) -> bytes:
+        mapping = memories.mapping(3)
+        return b"" if mapping is None else mapping[offset : offset + num_bytes]
+
     places = Places(3, 1 << 20, 0, (4096, 8192), 4096, 512)
-    memories.request(0, 3, places.num_bytes)
+    before = os.fstat(memories.request(0, 3, places.num_bytes)).st_dev
     mapping = memories.mapping(3)
     with memoryview(mapping) as whole, whole[8192 : 8192 + 4096] as slot:
         slot[:5] = b"state"
         write_blob(slot, 512, b'{"step": 7}', b"{}")
-    mapping[1 << 19] = 1
     mapping[8:16] = (1).to_bytes(8, "little")
     assert memories.shrink(3, places) == 0  # somebody holds it
-    memories.drop(3)
-    assert mapping[1 << 19] == 1
+    memories.move_to_disk(3, places)
+    assert os.fstat(memories.request(1, 3, places.num_bytes)).st_dev == before
     memories.forget(0)
+    memories.forget(1)
     assert 512 < memories.shrink(3, places) < 4096
-    assert mapping[1 << 19] == 0
-    assert places.newest(lambda at, count: mapping[at : at + count]) == 1
-    assert (mapping[8192:8197], read_facts(mapping[8192:12288], 512)) == (b"state", {"step": 7})
-    memories.drop(3)
+    memories.move_to_disk(3, places)
+    assert os.fstat(memories.request(1, 3, places.num_bytes)).st_dev != before
+    assert (places.newest(read), read(8192, 5)) == (1, b"state")
+    assert read_facts(read(8192, 4096), 512) == {"step": 7}
+    assert memories.shrink(3, places) == 0
+
+
+def test_without_room_for_the_file_nothing_is_kept(memories, monkeypatch) -> None:
+    places = Places(3, 1 << 20, 0, (4096, 8192), 4096, 512)
+    memories.request(0, 3, places.num_bytes)
+    mapping = memories.mapping(3)
+    with memoryview(mapping) as whole, whole[4096:8192] as slot:
+        write_blob(slot, 512, b"{}", b"{}")
+    mapping[0:8] = (1).to_bytes(8, "little")
+    memories.forget(0)
+    memories.shrink(3, places)
+    monkeypatch.setattr(sys.modules[SharedMemories.__module__], "_DISK_SPARE", 1 << 60)
+    memories.move_to_disk(3, places)
     assert memories.mapping(3) is None

@@ -614,6 +614,11 @@ def warming(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 400))
 
 
+def too_short(optimizer):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
+    return unisono.Schedule(schedule, every="step")
+
+
 def steps_of_32(way):
     torch.manual_seed(0)
     model = net()
@@ -638,6 +643,7 @@ def between(change: Any, **options: Any) -> Program:
 
 EACH = "goes on from shard to shard, and each worker computes others"
 RANK = "is another one where RANK and WORLD_SIZE are another worker's"
+SINGLE = r"\(3 samples in 4 shards\) leaves a shard with a single sample: pass `drop_last=True`"
 OTHERS = "the data set is not that of the checkpoint"
 B32 = {"batch_size": 32}
 
@@ -736,6 +742,7 @@ ROWS: dict[str, dict[str, Program]] = {
         "warm-up": Program(
             lambda way: way.train(schedule=warming), says="LambdaLR is stepped once an epoch"
         ),
+        "one cycle": Program(lambda way: way.train(schedule=too_short), "OneCycleLR"),
     },
     "other data": {
         "split": Program(
@@ -745,7 +752,8 @@ ROWS: dict[str, dict[str, Program]] = {
             lambda way: way.train(data=Rows(lambda row, _: row + way.start)), says_again=OTHERS
         ),
     },
-    "last batch": {
+    "single samples": {
+        "last batch": Program(lambda way: way.train(data=by_sign(43)), SINGLE),
         "dropped": Program(lambda way: way.train(data=by_sign(43), reading={"drop_last": True})),
     },
     "default shards": {

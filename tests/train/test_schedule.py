@@ -280,3 +280,34 @@ def test_a_schedule_that_counts_what_it_is_stepped_by_gets_none(name, capsys):
     if every == "epoch" and name != "plateau":
         of(make_schedule, every=every)
     assert "if it counts steps" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("make_schedule", "every", "words"),
+    [
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 11), "step", "after 11 of 12 steps"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 2), "epoch", "after 2 of 3 epochs"),
+        (
+            lambda o: lr_scheduler.ChainedScheduler(
+                [lr_scheduler.ConstantLR(o), lr_scheduler.OneCycleLR(o, 0.1, 11)]
+            ),
+            "step",
+            "after 11 of 12 steps",
+        ),
+        (
+            lambda o: lr_scheduler.SequentialLR(
+                o,
+                [lr_scheduler.ConstantLR(o), lr_scheduler.OneCycleLR(o, 0.1, 9)],
+                [2],
+            ),
+            "step",
+            "after 11 of 12 steps",
+        ),
+    ],
+)
+def test_a_schedule_that_is_too_short_is_refused_before_the_first_step(
+    make_schedule, every, words, capsys
+):
+    with pytest.raises(ValueError, match=f"OneCycleLR must last as long as the run, but .*{words}"):
+        of(make_schedule, every=every)
+    of(make_schedule, every=every, steps=11 if every == "step" else 8)

@@ -124,7 +124,7 @@ class FitUnderWay(Observer):
             self._is_over = True
 
     def _check_schedule(self) -> None:
-        """Say before the first step what a schedule will come to."""
+        """Say before the first step what a schedule will come to; raises what it does."""
         plan, position = self._plan, self._run.position
         num_epochs = 0
         if not plan.samples.is_endless:

@@ -39,6 +39,7 @@ from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary, OpenLoop, gentle_interrupts
 from unisono.training.closure_step import ClosureStep
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
+from unisono.training.first_steps import single_samples_refused
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.mixed_devices import SpeedBalance
 from unisono.training.out_of_memory import memory_explained
@@ -122,6 +123,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     with (
         _under_way(run, plan, entry) as boundary,
         plan.loader(fetch, run.kept.position, run.device) as loader,
+        single_samples_refused(run.kept.model, plan, run.kept.position),
         OpenLoop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,

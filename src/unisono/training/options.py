@@ -104,7 +104,7 @@ class Schedule:
             with the run.
         every: ``"epoch"`` or ``"step"``: when it steps. ReduceLROnPlateau steps after each
             validation. Before the first step, one line says so if a schedule seems to count the
-            other.
+            other; a OneCycleLR that would end before `fit` does is refused.
         monitor: the name of the validation mean that ReduceLROnPlateau watches.
 
     Raises:

@@ -21,7 +21,9 @@ from torch.optim.lr_scheduler import (
     CyclicLR,
     LambdaLR,
     LRScheduler,
+    OneCycleLR,
     ReduceLROnPlateau,
+    SequentialLR,
 )
 
 from unisono.engine.state.optimizers import members_of
@@ -74,20 +76,30 @@ class ScheduleUnderWay:
         return has_one and self._interval == "epoch"
 
     def check(self, num_steps: int, num_epochs: int) -> str:
-        """Look ahead, before the steps of a loop: what does the schedule count?
+        """Look ahead, before the steps of a loop: does the schedule last, and what does it count?
 
         Args:
             num_steps, num_epochs: that are to come.
 
         Returns:
             What is likely wrong, in a line; or nothing.
+
+        Raises:
+            ValueError: it would fail on the way.
         """
         scheduler = self._scheduler
-        if scheduler is None or not self.counts_epochs:
+        if scheduler is None or self.needs_validation:
             return ""
         first = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
         num_done = int(getattr(first, "last_epoch", 0))  # a chain does not count itself
-        if num_done or not 0 < num_epochs < num_steps:
+        calls = num_done + (num_epochs if self.counts_epochs else num_steps)
+        last = _last_call(scheduler)
+        if last is not None and calls > last:
+            raise ValueError(
+                f"OneCycleLR must last as long as the run, but ends after {last} of {calls} "
+                f"{self._interval}s: make it with `total_steps` for all of them."
+            )
+        if not self.counts_epochs or num_done or not 0 < num_epochs < num_steps:
             return ""
         why = _counts_steps(scheduler, num_steps, num_epochs)
         return why and (
@@ -109,6 +121,18 @@ class ScheduleUnderWay:
         """Take notice of what a validation found."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(monitored(means, self._monitor))
+
+
+def _last_call(scheduler: Any) -> int | None:
+    """Count the steps after which a schedule fails; None if it never does."""
+    if isinstance(scheduler, OneCycleLR):
+        return int(scheduler.total_steps)
+    if isinstance(scheduler, ChainedScheduler):
+        return min(filter(None, map(_last_call, scheduler._schedulers)), default=None)
+    if isinstance(scheduler, SequentialLR):
+        last = _last_call(scheduler._schedulers[-1])
+        return None if last is None else scheduler._milestones[-1] + last
+    return None
 
 
 def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:

@@ -7,6 +7,7 @@ ends. Neither leaves anything behind.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -14,11 +15,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unisono.runtime.checkpoint.slots import Places, used_bytes
+from unisono.runtime.checkpoint.slots import MARKS_BYTES, Places, used_bytes
 from unisono.runtime.plainfile import open_plain
 from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers.launcher_messages import DATA_KEYS, ROW_KEYS
 from unisono.runtime.workers.memory import give_pages_back
+
+_DISK_SPARE = 4  # what goes to a temporary file takes a part of its disk's room at most
 
 
 @dataclass(slots=True)
@@ -29,6 +32,7 @@ class _Shared:
     held_by: set[int] = field(default_factory=set)
     mapping: mmap.mmap | None = None
     kept_bytes: int | None = None  # of the one snapshot that is left; None: there is more
+    is_on_disk: bool = False
 
 
 class SharedMemories:
@@ -89,11 +93,11 @@ class SharedMemories:
         """Give all pages back but those of the newest snapshot, if no worker holds the memory.
 
         Returns:
-            How many bytes it takes then, if there is such a snapshot and nothing else.
+            How many bytes it takes in memory then, if there is such a snapshot and nothing else.
         """
         shared = self._by_key.get(key)
         mapping = self.mapping(key)
-        if shared is None or mapping is None or shared.held_by:
+        if shared is None or mapping is None or shared.held_by or shared.is_on_disk:
             return 0
         if shared.kept_bytes is not None:
             return shared.kept_bytes
@@ -112,11 +116,34 @@ class SharedMemories:
             give_pages_back(mapping, first, last)
         return shared.kept_bytes
 
-    def drop(self, key: int) -> None:
-        """Let go of what :meth:`shrink` left."""
+    def move_to_disk(self, key: int, places: Places) -> None:
+        """Have what :meth:`shrink` left in a temporary file; without room, nowhere any more.
+
+        Like the memory, the file has no name, so the kernel removes it with the launcher.
+        """
         shared = self._by_key.get(key)
-        if shared is not None and shared.kept_bytes is not None:
+        mapping = self.mapping(key)
+        if shared is None or mapping is None or shared.kept_bytes is None or shared.is_on_disk:
+            return
+        slot = places.newest(lambda offset, count: mapping[offset : offset + count])
+        assert slot is not None, "what was shrunk has a snapshot"
+        spans = (places.marks_at, MARKS_BYTES), (places.slots_at[slot], shared.kept_bytes)
+        try:
+            with tempfile.TemporaryFile() as file, memoryview(mapping) as whole:
+                room = os.fstatvfs(file.fileno())
+                if room.f_bavail * room.f_frsize < _DISK_SPARE * shared.kept_bytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file.truncate(shared.num_bytes)
+                for start, num_bytes in spans:
+                    file.seek(start)
+                    file.write(whole[start : start + num_bytes])
+                file.flush()
+                fd = os.dup(file.fileno())
+        except OSError:
             self._drop(self._by_key.pop(key))
+            return
+        self._drop(shared)
+        shared.fd, shared.mapping, shared.is_on_disk = fd, None, True
 
     def close(self) -> None:
         """Close everything."""

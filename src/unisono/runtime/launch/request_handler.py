@@ -24,8 +24,10 @@ from unisono.runtime.launch.report import joined_message, loss_message
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
-# What the newest loops have ended with is kept in this part of the machine's memory.
-_ENDED_PART_OF_MEMORY = 1 / 8
+# What loops have ended with stays in memory for so many, and in so much of it; older ones are in
+# temporary files.
+_ENDED_LOOPS_AT_MOST = 8
+_ENDED_PARTS_OF_MEMORY = 8
 
 
 class Staff(Protocol):
@@ -282,9 +284,9 @@ class RequestHandler:
             if entry.loop is not None
         }
         self._memories.drop_unused({*busy, *ended})
-        rest = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _ENDED_PART_OF_MEMORY
-        for key in reversed(ended):
+        rest = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _ENDED_PARTS_OF_MEMORY
+        for number, key in enumerate(reversed(ended)):
             if key not in busy:
                 rest -= self._memories.shrink(key, ended[key])
-                if rest < 0:
-                    self._memories.drop(key)
+                if rest < 0 or number >= _ENDED_LOOPS_AT_MOST:
+                    self._memories.move_to_disk(key, ended[key])
