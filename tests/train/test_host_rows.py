@@ -77,7 +77,8 @@ def test_each_host_gets_the_rows_of_all(hosts, num_samples, chunk):
             assert torch.equal(rows.tensors[name], tensor), name
 
 
-def test_rows_of_another_size_are_refused():
-    rows = file_of(predicted(4))
-    with pytest.raises(OSError, match="4 rows of 15 bytes have 59 bytes"):
-        rows.take(torch.arange(4), bytes(59))
+def test_other_rows_are_refused():
+    rows = predicted(4)
+    others = rows | {"logits": torch.zeros(4, 2)}
+    with pytest.raises(ValueError, match="must have the same names, dtypes and shapes"):
+        file_of(rows).take(torch.arange(4), file_of(others).read(torch.arange(4)))

@@ -35,6 +35,9 @@ from unisono.training.failures import heard_by_all
 from unisono.training.metric_states import MetricState, Reduction, States, merged
 from unisono.training.sweep import Forward
 
+RowFunction = Callable[..., Any]
+_PATH = ""  # of rows among states, where the collection itself would be
+
 
 class Metrics:
     """The metrics of one evaluation. Final.
@@ -50,8 +53,7 @@ class Metrics:
 
     def __init__(self, metrics: Any, forward: Forward) -> None:
         self._forward = forward
-        functions, metrics = _taken_apart(metrics)
-        self._of_rows = RowMetrics(functions) if functions else None
+        self._functions, metrics = _taken_apart(metrics)
         self._template = _collection(metrics) if metrics else None
         if self._template is not None:
             self._template.reset()
@@ -63,15 +65,18 @@ class Metrics:
     def facts(self) -> dict[str, str]:
         """What workers must agree on."""
         kinds = {path: type(metric).__name__ for path, metric in _metrics_in(self._template)}
-        return kinds | ({} if self._of_rows is None else self._of_rows.facts)
+        return kinds | {
+            name: str(getattr(function, "__qualname__", type(function).__name__))
+            for name, function in self._functions.items()
+        }
 
     def start(self, device: Device) -> ShardMetrics:
         """Begin the metrics of one shard, which is computed on `device`."""
         collection = copy.deepcopy(self._template)
         return ShardMetrics(
             None if collection is None else collection.to(device.torch),
-            None if self._of_rows is None else ShardRows(),
             self._forward,
+            has_rows=bool(self._functions),
         )
 
     def finish(self, shards: Mapping[int, States], plan: SamplePlan, team: Team) -> dict[str, Any]:
@@ -87,10 +92,17 @@ class Metrics:
 
         Raises:
             TypeError: a result is nothing of that kind.
-            Exception: what a function has raised.
+            Exception: what a function has raised on the leader.
         """
         found = {} if self._template is None else self._finish_template(shards, plan)
-        return found if self._of_rows is None else found | self._of_rows.finish(shards, plan, team)
+        if self._functions:
+            (results,) = heard_by_all(
+                lambda speak: [team.hear_leader(speak, "metrics")],
+                lambda: self._call_functions(shards, plan),
+                team.world.rank,
+            )
+            found |= results
+        return found
 
     def _finish_template(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
         template: Any = self._template
@@ -107,24 +119,42 @@ class Metrics:
             metric._update_count = num_parts
         return {name: plain(name, value) for name, value in whole.compute().items()}
 
+    def _call_functions(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
+        held = {shard: states[_PATH] for shard, states in sorted(shards.items())}
+        names = list(next(iter(held.values())))
+        order = torch.cat([plan.order(0)[shard :: plan.shards] for shard in held]).argsort()
+        rows = {
+            name: torch.cat([part for of in held.values() for part in of[name].tensors])[order]
+            for name in names
+        }
+        # Positions are numbers, as JSON has them; names come from a dict.
+        is_named = not names[0].isdecimal()
+        return {
+            name: plain(name, function(**rows) if is_named else function(*rows.values()))
+            for name, function in self._functions.items()
+        }
+
 
 class ShardMetrics:
     """The metrics of one shard. Final; made by :meth:`Metrics.start`."""
 
-    def __init__(self, collection: Any, rows: ShardRows | None, forward: Forward) -> None:
-        self._collection, self._rows, self._forward = collection, rows, forward
+    def __init__(self, collection: Any, forward: Forward, *, has_rows: bool) -> None:
+        self._collection, self._forward, self._has_rows = collection, forward, has_rows
+        self._rows: dict[str, list[torch.Tensor]] = {}
 
     def update(self, model: nn.Module, batch: Any, num_samples: int) -> None:
-        """Take notice of a part."""
+        """Take notice of a part.
+
+        Raises:
+            TypeError: functions are to get something else than rows for each sample.
+        """
         found = self._forward(model, batch)
-        if self._rows is not None:
-            self._rows.add(found, num_samples)
-        if self._collection is None:
-            return
-        if isinstance(found, Mapping):
-            self._collection.update(**found)
-        else:
-            self._collection.update(*(found if isinstance(found, (tuple, list)) else (found,)))
+        named: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+        parts = found if isinstance(found, (tuple, list)) else () if named else (found,)
+        if self._has_rows:
+            self._keep(named or {str(at): part for at, part in enumerate(parts)}, num_samples)
+        if self._collection is not None:
+            self._collection.update(*parts, **named)
 
     def states(self) -> States:
         """Give what the metrics hold.
@@ -132,14 +162,26 @@ class ShardMetrics:
         Raises:
             TypeError: a state holds something else than tensors.
         """
-        rows = {} if self._rows is None else self._rows.states()
-        return rows | {
+        rows = {name: MetricState(parts, True) for name, parts in self._rows.items()}
+        return ({_PATH: rows} if rows else {}) | {
             path: {
                 name: _state(path, name, getattr(metric, name), is_list=isinstance(default, list))
                 for name, default in metric._defaults.items()
             }
             for path, metric in _metrics_in(self._collection)
         }
+
+    def _keep(self, rows: Mapping[str, Any], num_samples: int) -> None:
+        """Keep a part's rows."""
+        for name, part in rows.items():
+            if not isinstance(part, torch.Tensor) or part.dim() == 0 or len(part) != num_samples:
+                seen = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
+                raise TypeError(
+                    f"`forward` must give tensors with one row for each of the {num_samples} "
+                    f"samples for metrics that are functions, but {name!r} is {seen}: give "
+                    f"rows, and compute numbers from them in the function."
+                )
+            self._rows.setdefault(name, []).append(part.detach())
 
 
 def _state(path: str, name: str, value: Any, *, is_list: bool) -> MetricState:
@@ -217,97 +259,6 @@ def _reductions(metric: Any) -> dict[str, Reduction]:
         utilities.dim_zero_cat: "cat",
     }
     return {name: words.get(how, how) for name, how in metric._reductions.items()}
-
-
-RowFunction = Callable[..., Any]
-_PATH = "rows"
-
-
-class RowMetrics:
-    """The functions of one evaluation. Final.
-
-    Args:
-        functions: by name; each takes the rows of what `forward` gives, as tensors on the host, to
-            a number or to lists of numbers.
-    """
-
-    def __init__(self, functions: Mapping[str, RowFunction]) -> None:
-        self._functions = dict(functions)
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What workers must agree on."""
-        return {
-            name: str(getattr(function, "__qualname__", type(function).__name__))
-            for name, function in self._functions.items()
-        }
-
-    def finish(self, shards: Mapping[int, States], plan: SamplePlan, team: Team) -> dict[str, Any]:
-        """Call the functions. Collective.
-
-        Args:
-            shards: by shard, the states of those that have samples.
-            plan: of the dataset.
-            team: the workers.
-
-        Returns:
-            By name, a number, or a list where there are several; the same on every worker.
-
-        Raises:
-            Exception: what a function has raised on the leader.
-        """
-        results: dict[str, Any]
-        (results,) = heard_by_all(
-            lambda speak: [team.hear_leader(speak, "metrics")],
-            lambda: self._compute(shards, plan),
-            team.world.rank,
-        )
-        return results
-
-    def _compute(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
-        held = {shard: states[_PATH] for shard, states in sorted(shards.items())}
-        names = list(next(iter(held.values())))
-        order = torch.cat([plan.order(0)[shard :: plan.shards] for shard in held]).argsort()
-        rows = {
-            name: torch.cat([part for of in held.values() for part in of[name].tensors])[order]
-            for name in names
-        }
-        # Positions are numbers, as JSON has them; names come from a dict.
-        is_named = not names[0].isdecimal()
-        return {
-            name: plain(name, function(**rows) if is_named else function(*rows.values()))
-            for name, function in self._functions.items()
-        }
-
-
-class ShardRows:
-    """The rows of one shard. Final."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, list[torch.Tensor]] = {}
-
-    def add(self, found: Any, num_samples: int) -> None:
-        """Keep what `forward` gives for a part.
-
-        Raises:
-            TypeError: it is something else than tensors with a row for each sample.
-        """
-        if not isinstance(found, Mapping):
-            parts = found if isinstance(found, (tuple, list)) else (found,)
-            found = {str(position): part for position, part in enumerate(parts)}
-        for name, part in found.items():
-            if not isinstance(part, torch.Tensor) or part.dim() == 0 or len(part) != num_samples:
-                seen = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
-                raise TypeError(
-                    f"`forward` must give tensors with one row for each of the {num_samples} "
-                    f"samples for metrics that are functions, but {name!r} is {seen}: give rows, "
-                    f"and compute numbers from them in the function."
-                )
-            self._rows.setdefault(str(name), []).append(part.detach())
-
-    def states(self) -> States:
-        """Give what is kept."""
-        return {_PATH: {name: MetricState(parts, True) for name, parts in self._rows.items()}}
 
 
 def plain(name: str, value: Any) -> Any:

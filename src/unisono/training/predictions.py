@@ -22,9 +22,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
 
 from unisono.runtime.arrivals import pinned
-from unisono.runtime.device import HOST, Device, in_rows, on_host
+from unisono.runtime.device import HOST, Device, on_host
 from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
@@ -158,34 +160,14 @@ class Rows:
         for name, tensor in output.items():
             self.tensors[name][indices] = on_host(tensor)
 
-    @property
-    def row_bytes(self) -> int:
-        """What one row takes in all tensors."""
-        return sum(
-            math.prod(tensor.shape[1:]) * tensor.itemsize for tensor in self.tensors.values()
-        )
-
     def read(self, indices: torch.Tensor) -> bytes:
-        """Give the bytes of some samples' rows, tensor by tensor."""
-        rows = (in_rows(tensor[indices]) for tensor in self.tensors.values())
-        return b"".join(rows)
+        """Give some samples' rows, for :meth:`take` on another host."""
+        return to_safetensors({name: tensor[indices] for name, tensor in self.tensors.items()})
 
     def take(self, indices: torch.Tensor, data: bytes) -> None:
-        """Put bytes of :meth:`read` in the place of some samples.
-
-        Raises:
-            OSError: they are of other rows.
-        """
-        if len(data) != len(indices) * self.row_bytes:
-            raise OSError(f"{len(indices)} rows of {self.row_bytes} bytes have {len(data)} bytes")
-        start = 0
-        for tensor in self.tensors.values():
-            rows = tensor[indices]
-            stop = start + rows.numel() * rows.itemsize
-            if stop > start:
-                part = torch.frombuffer(bytearray(data[start:stop]), dtype=tensor.dtype)
-                tensor[indices] = part.view_as(rows)
-            start = stop
+        """Put rows of :meth:`read` in the place of some samples."""
+        found = from_safetensors(data)
+        self.write(indices, {name: found[name] for name in self.tensors})
 
     def check(self, output: Output) -> None:
         """Refuse an output that does not fit.
@@ -269,7 +251,8 @@ def share_rows(
     indices = [order[:0] for _ in team.hosts]
     for shard, host in sorted(host_of.items()):
         indices[host] = torch.cat([indices[host], order[shard :: len(host_of)]])
-    num = max(1, chunk // max(1, rows.row_bytes))
+    row_bytes = sum(tensor[:1].nbytes for tensor in rows.tensors.values())
+    num = max(1, chunk // max(1, row_bytes))
     for start in range(0, max(map(len, indices)), num):
         here = [some[start : start + num] for some in indices]
         while True:
