@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -128,19 +127,6 @@ def test_another_run_is_refused_by_name(tmp_path, options, message):
         fit(tmp_path, 6, **options)
 
 
-@pytest.mark.slow
-def test_a_checkpoint_that_names_no_optimizer_is_taken_up(tmp_path):
-    whole = fit_at_once("adam")
-    fit(tmp_path, 8)
-    path = tmp_path / "checkpoints" / "step-000000000008"
-    files = folder.read_folder(path)
-    facts = json.loads(files["run.json"])
-    del facts["identity"]["optimizer"], facts["identity"]["updated parameters"]
-    shutil.rmtree(path)
-    folder.write_folder(path, files | {"run.json": json.dumps(facts).encode()})
-    assert fit(tmp_path, 17) == (9, whole[1])
-
-
 def make_players(directory):
     """Make two trainers of two parts of one model, as for a GAN."""
     import torch
@@ -245,17 +231,6 @@ def test_a_program_of_two_phases_is_taken_up_in_its_second(tmp_path, capsys, kin
     out = capsys.readouterr().out
     assert ("nothing to do here: the run has come to step 12 already" in out) == (stop == 12)
     assert out.count("resuming from checkpoint") == 1
-
-
-@pytest.mark.slow
-def test_workers_take_a_program_up_in_its_second_phase(tmp_path, monkeypatch):
-    whole = train_in_phases("another group", tmp_path / "whole")
-    train_in_phases("another group", tmp_path / "parts", last=12)
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=14")
-    results = unisono.launch(
-        train_in_phases, "another group", tmp_path / "parts", workers=2, restarts=2
-    )
-    assert results == [whole] * 2
 
 
 @pytest.mark.slow

@@ -97,7 +97,8 @@ OLD = {"processor": "AVX2 x86_64", "torch": "2.13.0", "threads": 1}
     ("old", "new", "words"),
     [
         ({}, {}, []),
-        ({}, {"fingerprint": "b"}, []),  # a checkpoint of before there were any
+        # a checkpoint of before there were any
+        ({}, {"fingerprint": "b", "optimizer": "Adam", "samples": {"sample 0": "a"}}, []),
         ({"fingerprint": "a"}, {"fingerprint": "a"}, []),
         ({"fingerprint": "a"}, {"fingerprint": ""}, []),
         ({"fingerprint": ""}, {"fingerprint": "b"}, []),

@@ -195,34 +195,12 @@ class Least:
         return loss * (1 if self.last <= self.least[0] else 1.1)
 
 
-def least_noted():
-    least = math.inf
-
-    def loss(model, batch):
-        nonlocal least
-        value = cross_entropy(model, batch)
-        least = min(least, value.item())
-        return value
-
-    return loss
-
-
 def samples_seen():
     numbers = set()
 
     def loss(model, batch):
         numbers.update(batch[0][:, 0].tolist())
         return cross_entropy(model, batch) * (1 if len(numbers) < 1000 else 2)
-
-    return loss
-
-
-def rows_noted():
-    rows = torch.zeros(1000)
-
-    def loss(model, batch):
-        rows[(batch[0][:, 0].abs() * 100).long()] = 1
-        return cross_entropy(model, batch)
 
     return loss
 
@@ -247,9 +225,7 @@ def features_of_the_first(model, batch, kept={}):  # noqa: B006
 
 REFUSED = {
     "least": (Least, net, f"`loss.least[0]` {IN_TIME}"),
-    "least noted": (least_noted, net, f"`loss.least` {IN_TIME}"),
     "samples": (samples_seen, net, f"`loss.numbers` {OF_TENSORS}"),
-    "rows": (rows_noted, net, f"`loss.rows` {OF_TENSORS}"),
     "drawn": (lambda: cross_entropy, Drawing, f"`model.matrix` {EACH}"),
     "first": (lambda: features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {EACH}"),
     "object": (Annealed, net, f"`loss.calls` {IN_TIME}"),
@@ -344,17 +320,6 @@ def curriculum():
     return loss, Indexed(lambda index: level)
 
 
-def losses_by_index():
-    losses = {}
-
-    def loss(model, batch):
-        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        losses.update(zip(batch[2].tolist(), each.tolist(), strict=True))
-        return each.mean()
-
-    return loss, Indexed(lambda index: losses.get(index, 1.0))
-
-
 def guessed_labels():
     """Of a `TensorDataset`, whose tensor the loss writes to."""
     labels = torch.zeros(40, dtype=torch.long)
@@ -385,7 +350,6 @@ SHARED = {
     "hard": hard_examples,
     "kept.priority": priorities,
     "level": curriculum,
-    "losses": losses_by_index,
     "labels": guessed_labels,
 }
 

@@ -11,7 +11,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
 from unisono.data import fingerprint
-from unisono.training import boundary
 
 CAUSE = "Most likely it was split without a seed"
 
@@ -174,12 +173,3 @@ def test_another_data_set_is_told_where_a_run_goes_on(tmp_path, capfd, first, th
     told = capfd.readouterr().out
     assert told.count(NEW_DATA) == (words is not None)
     assert words is None or re.search(NEW_DATA + words, told)
-
-
-def test_checkpoints_of_older_versions_say_nothing_of_their_data(tmp_path, capfd, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(boundary, "SAMPLES", "processors")  # which nobody looks for
-        go_on(tmp_path, Custom(range(24)), 3)
-    go_on(tmp_path, Custom(range(1, 25)), 6)
-    assert "resuming from checkpoint" in (told := capfd.readouterr().out)
-    assert NEW_DATA not in told

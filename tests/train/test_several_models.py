@@ -29,14 +29,6 @@ def test_it_is_resumed_at_any_step(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", pairs.PROGRAMS)
-def test_what_carries_gradients_changes_no_bit(name, monkeypatch):
-    digest = pairs.train(name)
-    monkeypatch.setenv("UNISONO_EXCHANGE", "staged")
-    assert pairs.train(name) == digest
-
-
-@pytest.mark.slow
 def test_the_bits_are_the_same_on_accelerators(accelerator):
     for name in ("ActorCritic", "FrozenTeacher"):  # these draw nothing, which differs there
         assert pairs.train(name, device="sim") == pairs.train(name, device="cpu")
