@@ -297,7 +297,8 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(folder, "_write_synced", full)
     assert fit(tmp_path, 6, checkpoint=2) == (6, whole[1])
     out = capsys.readouterr().out
-    assert out.count("no checkpoint: the disk and your quota") == 3  # after 2, 4, and 6, the end
+    # After 2, 4, and 6, the end.
+    assert out.count("no checkpoint: [Errno 28] No space left on device") == 3
     assert "training goes on, the next one is tried" in out
 
 

@@ -4,10 +4,9 @@ They are written from snapshots, by the launcher or, in a process that nobody la
 while training goes on. At the start the leader finds the newest one that is whole; every worker
 then reads it for itself.
 
-Whose is a run directory? Of the trainers of one program, that of one at a time.
-
-A run may go on where an earlier one of the same program has stopped: a cell of a notebook is run
-again. Two that take turns would each take the other's checkpoints for its own.
+Of the trainers of one program a run directory is that of one at a time. A run may go on where an
+earlier one has stopped: a cell of a notebook is run again. Two that take turns would each take the
+other's checkpoints for its own.
 """
 
 from __future__ import annotations
@@ -46,6 +45,13 @@ class FoundCheckpoint:
     is_ahead: bool  # whether it was made in a later loop than the one that is about to begin
 
 
+class _Runs:
+    """How many runs of this process have begun in one directory. Final."""
+
+    def __init__(self, directory: str) -> None:
+        self.num_begun = 0
+
+
 class Checkpoints:
     """Writes and finds the checkpoints of one run. Final.
 
@@ -68,7 +74,7 @@ class Checkpoints:
         self.every = None if saving.every is None else Every.read(saving.every)
         # The program may go to another folder before the first loop.
         self.directory = directory.absolute()
-        self._use = DirectoryUse(self.directory)
+        self._look_at_runs()
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
         self._kept_at_s = time.monotonic()
@@ -89,23 +95,36 @@ class Checkpoints:
     def _run_directory(self) -> RunDirectory:
         return RunDirectory(self.directory, self._saving.keep)
 
+    def _look_at_runs(self) -> None:
+        self._runs = per_process(_Runs, os.path.realpath(self.directory))
+        self._num_seen, self._has_begun = self._runs.num_begun, False
+
     def take_turn(self) -> None:
-        """Go on in the directory, after the first loop; every rank does it.
+        """Begin in the directory, or go on there; every rank does it.
 
         Raises:
-            ValueError: another run of this program has begun there since this one did.
+            ValueError: another run of this program has begun there since this one was made or
+                began.
         """
-        self._use.take()
+        if self._runs.num_begun != self._num_seen:
+            raise ValueError(
+                f"`directory` must be one trainer's alone, but another one of this program has "
+                f"begun in {self.directory} since this one was made: give each its own directory."
+            )
+        if not self._has_begun:
+            self._has_begun = True
+            self._runs.num_begun += 1
+            self._num_seen = self._runs.num_begun
 
     def go_to(self, directory: str) -> None:
         """Begin in the directory that the leader has named; every rank does it.
 
         With a time or a process in its name each worker has made another one of it.
         """
-        if not self._use.has_begun:
+        if not self._has_begun:
             self.directory = Path(directory)
-            self._use = DirectoryUse(self.directory)
-            self._use.take()
+            self._look_at_runs()
+            self.take_turn()
         self._place = file_id_of(self.directory)
 
     def find(
@@ -129,7 +148,7 @@ class Checkpoints:
             ValueError: another run of this program has begun there since this one was made.
             CheckpointError: the run was another one, or another job uses the directory.
         """
-        self._use.take()
+        self.take_turn()
         self._claim()
         if self._saving.resume == "never":
             self.set_aside(-1)
@@ -289,43 +308,3 @@ class Checkpoints:
         """Keep other jobs out of the directory as long as this one lasts."""
         if not self._team.supervisor.lock_directory(str(self.directory)):
             self._writer.locks.hold(self.directory)
-
-
-class _Runs:
-    """How many runs of this process have begun in one directory. Final."""
-
-    def __init__(self, directory: str) -> None:
-        self.num_begun = 0
-
-
-class DirectoryUse:
-    """One run's turn in its directory. Final.
-
-    Args:
-        directory: the run directory, which need not be there.
-
-    Attributes:
-        has_begun: whether the run has begun there.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._runs = per_process(_Runs, os.path.realpath(directory))
-        self._seen = self._runs.num_begun
-        self.has_begun = False
-
-    def take(self) -> None:
-        """Begin, or go on, in the directory.
-
-        Raises:
-            ValueError: another run has begun there since this one was made or began.
-        """
-        if self._runs.num_begun != self._seen:
-            raise ValueError(
-                f"`directory` must be one trainer's alone, but another one of this program has "
-                f"begun in {self._directory} since this one was made: give each its own directory."
-            )
-        if not self.has_begun:
-            self.has_begun = True
-            self._runs.num_begun += 1
-            self._seen = self._runs.num_begun
