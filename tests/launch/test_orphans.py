@@ -89,9 +89,11 @@ def test_a_killed_kernel_takes_a_server_along_that_stands_still(started, state) 
 @pytest.mark.slow
 def test_a_server_that_stands_still_while_it_loads_goes_with_its_launcher() -> None:
     code = (
-        "import os, signal\n"
+        "import os, signal, time\n"
         "from unisono.runtime.launch.forkserver import ForkServer\n"
         "server = ForkServer.start(dict(os.environ))\n"
+        "while 'libtorch' not in open(f'/proc/{server.pid}/maps').read():\n"
+        "    time.sleep(0.001)\n"
         "os.kill(server.pid, signal.SIGSTOP)\n"
         "print(server.pid, flush=True)\n"
         "signal.pause()\n"

@@ -1,8 +1,8 @@
 """The launcher's handle on a fork server: start one, keep it, ask it for workers, end it.
 
-A server is kept for the next job of the same process, as loading torch is the dear part. It is
-lent to one job at a time; a job that finds none idle, or only one whose environment no longer
-fits, starts another.
+A server is kept for the next job of the same thread, with which the kernel ends it, as loading
+torch is the dear part. A job that finds none idle, or one whose environment no longer fits, starts
+another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import ForkWorker, SignalWorkers
-from unisono.runtime.workers.lifeline import Lifeline
 from unisono.runtime.world import per_process
 
 # Native libraries read these when they are loaded, so a running server cannot follow a change.
@@ -52,29 +51,25 @@ class ForkServer:
 
     _process: subprocess.Popen[bytes]
     channel: Channel
-    _lifeline: Lifeline
     _environ: dict[str, str]
 
     @classmethod
     def start(cls, environ: Mapping[str, str]) -> ForkServer:
         """Start a server; returns at once, while it still loads torch."""
         ours, theirs = Channel.pair()
-        lifeline = Lifeline()
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         package_folder = str(Path(__file__).resolve().parents[3])
-        fds = [theirs.fileno(), lifeline.theirs.fileno()]
-        arguments = [package_folder, *map(str, fds)]
+        arguments = [package_folder, str(theirs.fileno()), str(os.getpid())]
         with _without_interrupts():
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _START, *arguments],
                 env={**environ, **_OVERRIDES},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=fds,
+                pass_fds=[theirs.fileno()],
             )
         theirs.close()
-        lifeline.tie(process.pid)
-        return cls(process, ours, lifeline, read_at_load(environ))
+        return cls(process, ours, read_at_load(environ))
 
     @property
     def pid(self) -> int:
@@ -103,7 +98,6 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
         self.channel.close()
-        self._lifeline.close()
 
     def close(self) -> None:
         """End the server: it leaves when it sees the end of the channel, or is made to."""
@@ -114,7 +108,6 @@ class ForkServer:
             # It may be in the middle of loading torch.
             self._process.kill()
             self._process.wait()
-        self._lifeline.close()
 
 
 @contextmanager
@@ -143,27 +136,24 @@ class ServerPool:
     """The idle servers of this process. Final; use :func:`server_pool`."""
 
     def __init__(self) -> None:
-        self._idle: list[ForkServer] = []
+        self._idle: dict[int, ForkServer] = {}  # by the thread that has started it
         self._lock = threading.Lock()
         self._owner_pid = os.getpid()
         atexit.register(self.close)
 
     def borrow(self, environ: Mapping[str, str]) -> ForkServer:
-        """Take an idle server that fits `environ`, or start one; those that do not fit end."""
+        """Take this thread's idle server or start one; those that do not fit `environ` end."""
         with self._lock:
-            fitting = [server for server in self._idle if server.fits(environ)]
-            for server in self._idle:
-                if server not in fitting:
-                    server.close()
-            self._idle = fitting
-            if self._idle:
-                return self._idle.pop()
-        return ForkServer.start(environ)
+            for thread, server in list(self._idle.items()):
+                if not server.fits(environ):
+                    self._idle.pop(thread).close()
+            idle = self._idle.pop(threading.get_native_id(), None)
+        return idle or ForkServer.start(environ)
 
     def give_back(self, server: ForkServer) -> None:
-        """Keep a server whose workers are all gone for the next job."""
+        """Keep a server whose workers are all gone for the next job of this thread."""
         with self._lock:
-            self._idle.append(server)
+            self._idle[threading.get_native_id()] = server
 
     def close(self) -> None:
         """End all idle servers. A fork of this process has none of its own to end."""
@@ -171,7 +161,7 @@ class ServerPool:
             return
         with self._lock:
             while self._idle:
-                self._idle.pop().close()
+                self._idle.popitem()[1].close()
 
 
 def server_pool() -> ServerPool:

@@ -3,9 +3,8 @@
     launcher ──ToServer──► server ──fork──► workers
              ◄─FromServer─
 
-Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
-and it does not outlive its launcher (the kernel sees to that, with a lifeline; and it sees the end
-of the channel).
+Invariant: one thread, so that forking is safe; no worker outlives it and it does not outlive its
+launcher (the kernel sees to both, with parent-death signals; and it sees the end of the channel).
 """
 
 from __future__ import annotations
@@ -20,28 +19,32 @@ import weakref
 from collections import deque
 from typing import NoReturn
 
-from unisono.runtime.launch.worker import be_worker
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers.lifeline import die_with
 
 # What every training script needs; torch loads _dynamo with the first optimizer.
-PRELOADED = ("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.training.trainer")
+PRELOADED = (
+    *("torch", "torch._dynamo", "numpy.random", "cloudpickle"),
+    *("unisono.runtime.launch.worker", "unisono.training.trainer"),
+)
 
 
-def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
+def main(channel_fd: int, launcher_pid: int) -> NoReturn:
     """Load torch, then serve until the launcher is gone.
 
     Args:
         channel_fd: the way to the launcher.
-        lifeline_fd: what is kept open, so that the kernel ends this process with the launcher.
+        launcher_pid: the process with which this one ends.
     """
+    if not die_with(launcher_pid):
+        os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Held back by the launcher since before this process began.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     channel = Channel.from_fd(channel_fd)
-    os.set_inheritable(lifeline_fd, False)
     load()
-    _Server(channel, lifeline_fd).serve()
+    _Server(channel).serve()
 
 
 def load() -> None:
@@ -61,9 +64,8 @@ def load() -> None:
 class _Server:
     """The loop: requests from the launcher, deaths of the children."""
 
-    def __init__(self, channel: Channel, lifeline_fd: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._lifeline_fd = lifeline_fd
         self._rank_of_pid: dict[int, int] = {}
         self._waiting: deque[messages.Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
@@ -103,6 +105,8 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             try:
+                from unisono.runtime.launch.worker import be_worker  # which loads torch
+
                 self._let_go_of_all()
                 be_worker(wanted.rank, wanted.incarnation, wanted.fds, server_pid)
             finally:
@@ -117,7 +121,6 @@ class _Server:
         signal.set_wakeup_fd(-1)
         for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
             owned.close()
-        os.close(self._lifeline_fd)
         # Those of later ranks, whose requests came while torch was loading.
         for message in self._waiting:
             for fd in getattr(message, "fds", ()):
