@@ -46,7 +46,7 @@ def test_launched_workers_are_told_of_their_gpus(
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"workers": 3}, ValueError, r"`workers` must be at most 2 here, one worker for each GPU"),
+        ({"workers": 3}, ValueError, r"at most 2 workers here, one for each GPU"),
         ({"workers_per_gpu": 0}, ValueError, "`workers_per_gpu` must be at least 1, but is 0"),
         ({"workers_per_gpu": "2"}, TypeError, "`workers_per_gpu` must be a whole number"),
     ],

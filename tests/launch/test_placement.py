@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from unisono.runtime.launch.gpus import IN_PYTHON, IN_SHELL
 from unisono.runtime.launch.placement import Machine, Placement, place_workers
 
 CPUS = Machine(num_cores=8)
@@ -27,7 +26,7 @@ def place(
     workers: int | None = None,
     workers_per_gpu: int | None = None,
 ) -> tuple[int, dict[str, str]]:
-    placement = place_workers(IN_SHELL, workers, workers_per_gpu, environ, machine)
+    placement = place_workers(workers, workers_per_gpu, environ, machine)
     return placement.num_workers, dict(placement.variables)
 
 
@@ -36,7 +35,7 @@ def test_without_gpus_there_is_a_worker_for_each_core_and_nothing_is_said(
     environ: dict[str, str],
 ) -> None:
     for workers, expected in ((None, 8), (3, 3), (30, 30)):
-        assert place_workers(IN_SHELL, workers, None, environ, CPUS) == Placement(expected)
+        assert place_workers(workers, None, environ, CPUS) == Placement(expected)
 
 
 @pytest.mark.parametrize(
@@ -78,21 +77,26 @@ def test_workers_and_their_variables(
             ONE,
             {},
             {"workers": 4},
-            "`-n` must be at most 1 here, one worker for each GPU (0), but is 4: start fewer, "
-            "share GPUs with `--workers-per-gpu 4`, or compute on the CPU with "
-            "`CUDA_VISIBLE_DEVICES=` in the environment.",
+            "there must be at most 1 worker here, one for each GPU (0), but 4 are asked for: start "
+            "fewer, share GPUs with `UNISONO_WORKERS_PER_GPU=4` in the environment, or compute on "
+            "the CPU with `CUDA_VISIBLE_DEVICES=` there.",
         ),
-        (FOUR, {}, {"workers": 5}, "(0,1,2,3), but is 5: start fewer, share GPUs with `--workers-"),
-        (FOUR, {}, {"workers": 9}, "share GPUs with `--workers-per-gpu 3`,"),
-        (FOUR, {"CUDA_VISIBLE_DEVICES": "3"}, {"workers": 2}, "one worker for each GPU (3), but"),
+        (FOUR, {}, {"workers": 5}, "(0,1,2,3), but 5 are asked for: start fewer, share"),
+        (FOUR, {}, {"workers": 9}, "share GPUs with `UNISONO_WORKERS_PER_GPU=3` in"),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "3"}, {"workers": 2}, "one for each GPU (3), but"),
         (
             FOUR,
             {},
             {"workers": 9, "workers_per_gpu": 2},
-            "`-n` must be at most 8 here, 2 workers for each GPU (0,1,2,3), but is 9",
+            "at most 8 workers here, 2 for each GPU (0,1,2,3), but 9 are",
         ),
-        (FOUR, {}, {"workers_per_gpu": 1000}, "`-n` must be at most 1,024, but is 4,000: start"),
-        (CPUS, {}, {"workers": 1025}, "`-n` must be at most 1,024, but is 1,025: start about"),
+        (
+            FOUR,
+            {},
+            {"workers_per_gpu": 1000},
+            "at most 1,024 workers, but 4,000 are",
+        ),
+        (CPUS, {}, {"workers": 1025}, "at most 1,024 workers, but 1,025 are asked for"),
         (FOUR, {"UNISONO_WORKERS_PER_GPU": "two"}, {}, "`UNISONO_WORKERS_PER_GPU` must be a whole"),
         (
             FOUR,
@@ -104,8 +108,9 @@ def test_workers_and_their_variables(
             CPUS,
             {},
             {"workers_per_gpu": 2},
-            "`--workers-per-gpu` must be left out where workers get no GPU, but is 2, and NVIDIA's "
-            "driver knows of none here: leave it out, and the workers compute on the CPU.",
+            "`--workers-per-gpu` or `workers_per_gpu` must be left out where workers get no GPU, "
+            "but is 2, and NVIDIA's driver knows of none here: leave it out, and the workers "
+            "compute on the CPU.",
         ),
         (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {"workers_per_gpu": 2}, "CUDA_VISIBLE_DEVICES is ''"),
     ],
@@ -116,13 +121,3 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
     with pytest.raises(ValueError) as raised:
         place(machine, environ, **asked)
     assert words in str(raised.value)
-
-
-def test_in_python_the_way_out_is_python() -> None:
-    with pytest.raises(ValueError) as raised:
-        place_workers(IN_PYTHON, 2, None, {}, ONE)
-    assert str(raised.value) == (
-        "`workers` must be at most 1 here, one worker for each GPU (0), but is 2: start fewer, "
-        "share GPUs with `workers_per_gpu=2`, or compute on the CPU with `CUDA_VISIBLE_DEVICES=` "
-        "in the environment."
-    )

@@ -79,7 +79,7 @@ GLOO = "gloo"
 BACKENDS = (GLOO, NAME)
 
 
-def check_backend(option: str, name: object) -> None:
+def check_backend(name: object) -> None:
     """Check what was passed to ``unisono run --backend`` or ``launch(backend=)``.
 
     Raises:
@@ -87,8 +87,8 @@ def check_backend(option: str, name: object) -> None:
     """
     if name not in BACKENDS:
         raise ValueError(
-            f"`{option}` must be {GLOO} or {NAME}, but is {name!r}: pass {NAME!r} to run the "
-            f"program's gloo groups on Unisono's backend."
+            f"`--backend` or `backend` must be {GLOO} or {NAME}, but is {name!r}: pass {NAME!r} to "
+            f"run the program's gloo groups on Unisono's backend."
         )
 
 

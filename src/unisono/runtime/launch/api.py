@@ -18,7 +18,6 @@ from unisono.runtime.launch.call import name_of, pack_call, unpack_result
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.launch.exceptions import name_cells, unpack_exception
 from unisono.runtime.launch.forkserver import server_pool
-from unisono.runtime.launch.gpus import IN_PYTHON
 from unisono.runtime.launch.job import FUNCTION, Job, launch_environment
 from unisono.runtime.launch.placement import Machine, place_workers
 from unisono.runtime.launch.policy import JobState
@@ -90,13 +89,12 @@ def launch(
         workers = check_whole("workers", workers, at_least=1)
     if workers_per_gpu is not None:
         workers_per_gpu = check_whole("workers_per_gpu", workers_per_gpu, at_least=1)
-    machine = Machine.here()
-    placement = place_workers(IN_PYTHON, workers, workers_per_gpu, os.environ, machine)
+    placement = place_workers(workers, workers_per_gpu, os.environ, Machine.here())
     workers = placement.num_workers
     threads = (
         threads_per_worker() if threads is None else check_whole("threads", threads, at_least=1)
     )
-    check_backend("backend", backend)
+    check_backend(backend)
     _refuse_inside_worker()
     restarts = check_whole("restarts", restarts, at_least=0)
     stall_timeout_s = STALL.in_s() if stall_timeout_s is None else stall_timeout_s

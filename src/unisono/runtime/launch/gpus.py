@@ -13,24 +13,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ON_CPU = f"{VISIBLE_VARIABLE}="  # how to ask for workers that see no GPU
-
-
-@dataclass(frozen=True, slots=True)
-class OptionNames:
-    """What the user calls the options that say how many workers there are."""
-
-    workers: str
-    workers_per_gpu: str
-    sharing: str  # how to ask for several workers on each GPU, with a place for the number
-
-
-IN_SHELL = OptionNames("-n", "--workers-per-gpu", "--workers-per-gpu {}")
-IN_PYTHON = OptionNames("workers", "workers_per_gpu", "workers_per_gpu={}")
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:

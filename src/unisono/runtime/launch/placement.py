@@ -20,10 +20,10 @@ from unisono.runtime.cublas import fix_workspaces
 from unisono.runtime.launch.gpus import (
     ON_CPU,
     VISIBLE_VARIABLE,
-    OptionNames,
     gpus_of_driver,
     visible_gpus,
 )
+from unisono.runtime.notices import plural
 from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE, num_devices, workers_per_gpu
 
 _WORKERS_AT_MOST = 1024
@@ -54,7 +54,6 @@ class Placement:
 
 
 def place_workers(
-    names: OptionNames,
     workers: int | None,
     workers_each: int | None,
     environ: Mapping[str, str],
@@ -66,7 +65,6 @@ def place_workers(
     for each core, at most 8.
 
     Args:
-        names: what the user calls the next two.
         workers: how many the user asks for; None: the default.
         workers_each: how many on each GPU; None: what the environment says.
         environ: the launcher's variables.
@@ -75,25 +73,25 @@ def place_workers(
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.
     """
-    _refuse_too_many(names, workers or 1)
+    _refuse_too_many(workers or 1)
     gpus = visible_gpus(environ, machine.gpus)
     if not gpus:
         if workers_each is not None:
-            raise ValueError(_no_gpu_to_share(names, workers_each, environ, machine))
+            raise ValueError(_no_gpu_to_share(workers_each, environ, machine))
         return Placement(workers or machine.num_cores)
     each = workers_per_gpu(environ) if workers_each is None else workers_each
     num_workers = workers or len(gpus) * each
-    _refuse_too_many(names, num_workers)
+    _refuse_too_many(num_workers)
     if num_workers > len(gpus) * each:
-        raise ValueError(_too_few_gpus(names, gpus, num_workers, each))
+        raise ValueError(_too_few_gpus(gpus, num_workers, each))
     return Placement(num_workers, gpus, _variables(each, environ))
 
 
-def _refuse_too_many(names: OptionNames, num_workers: int) -> None:
+def _refuse_too_many(num_workers: int) -> None:
     if num_workers > _WORKERS_AT_MOST:
         raise ValueError(
-            f"`{names.workers}` must be at most {_WORKERS_AT_MOST:,}, but is {num_workers:,}: "
-            f"start about one worker for each core."
+            f"there must be at most {_WORKERS_AT_MOST:,} workers, but {num_workers:,} are asked "
+            f"for: start about one for each core."
         )
 
 
@@ -104,26 +102,22 @@ def _variables(each: int, environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if environ.get(name) != value}
 
 
-def _too_few_gpus(names: OptionNames, gpus: tuple[str, ...], num_workers: int, each: int) -> str:
-    at_most = len(gpus) * each
-    sharing = names.sharing.format(-(-num_workers // len(gpus)))
-    listed = ",".join(gpus)
-    workers = "one worker" if each == 1 else f"{each} workers"
+def _too_few_gpus(gpus: tuple[str, ...], num_workers: int, each: int) -> str:
+    sharing = f"{WORKERS_PER_GPU_VARIABLE}={-(-num_workers // len(gpus))}"
+    workers = "one" if each == 1 else str(each)
     return (
-        f"`{names.workers}` must be at most {at_most} here, {workers} for each GPU ({listed}), but "
-        f"is {num_workers}: start fewer, share GPUs with `{sharing}`, or compute on the CPU with "
-        f"`{ON_CPU}` in the environment."
+        f"there must be at most {plural(len(gpus) * each, 'worker')} here, {workers} for each GPU "
+        f"({','.join(gpus)}), but {num_workers} are asked for: start fewer, share GPUs with "
+        f"`{sharing}` in the environment, or compute on the CPU with `{ON_CPU}` there."
     )
 
 
-def _no_gpu_to_share(
-    names: OptionNames, workers_each: int, environ: Mapping[str, str], machine: Machine
-) -> str:
+def _no_gpu_to_share(workers_each: int, environ: Mapping[str, str], machine: Machine) -> str:
     if not machine.gpus:
         why = "NVIDIA's driver knows of none here"
     else:
         why = f"{VISIBLE_VARIABLE} is {environ.get(VISIBLE_VARIABLE, '')!r}"
     return (
-        f"`{names.workers_per_gpu}` must be left out where workers get no GPU, but is "
-        f"{workers_each}, and {why}: leave it out, and the workers compute on the CPU."
+        f"`--workers-per-gpu` or `workers_per_gpu` must be left out where workers get no GPU, but "
+        f"is {workers_each}, and {why}: leave it out, and the workers compute on the CPU."
     )

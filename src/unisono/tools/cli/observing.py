@@ -6,11 +6,9 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import click
 
-from unisono.runtime.launch.gpus import IN_SHELL
 from unisono.tools.cli.endings import (
     COUNT,
     WORKERS,
@@ -24,7 +22,6 @@ from unisono.tools.cli.endings import (
     takes_script,
 )
 
-_NAMES = replace(IN_SHELL, workers="--workers", sharing="UNISONO_WORKERS_PER_GPU={}")
 _BANDWIDTH = "10Gbit/s"
 _BITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -140,7 +137,7 @@ def plan(
     with refusing():
         threads = threads or threads_per_worker()
         most = max(counts) if counts else None
-        placement = place_workers(_NAMES, most, None, os.environ, Machine.here())
+        placement = place_workers(most, None, os.environ, Machine.here())
         cores = max(1, len(os.sched_getaffinity(0)) // threads)
         counts = counts or _doubled(placement.num_workers if placement.gpus else cores)
         program = Program(kind, script, args, Path.cwd())

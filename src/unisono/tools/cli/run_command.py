@@ -9,7 +9,6 @@ import click
 
 from unisono.runtime.c10d.registration import GLOO, check_backend
 from unisono.runtime.faults import FAULTS_VARIABLE, read_faults
-from unisono.runtime.launch.gpus import IN_SHELL
 from unisono.runtime.launch.job import MODULE, Job, launch_environment
 from unisono.runtime.launch.placement import Machine, place_workers
 from unisono.runtime.launch.program import run as run_workers
@@ -166,9 +165,8 @@ def run(
         run_on_hosts(context, hosts, called, workers=workers, flags=flags, threads=threads)
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
-        check_backend("--backend", backend)
-        machine = Machine.here()
-        placement = place_workers(IN_SHELL, workers, workers_per_gpu, os.environ, machine)
+        check_backend(backend)
+        placement = place_workers(workers, workers_per_gpu, os.environ, Machine.here())
         threads = threads_per_worker() if threads is None else threads
     command = ["unisono", *sys.argv[1:]]
     job = Job(
