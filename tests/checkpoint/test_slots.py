@@ -205,18 +205,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(missing):
     assert set(small) == {7}
 
 
-@pytest.mark.parametrize("blob_at", [-64, 1, 65, 1 << 40])
-def test_a_blob_lies_at_whole_cache_lines_of_the_slot(blob_at):
-    slot = memoryview(bytearray(4096))
-    for call in (
-        lambda: slots.write_blob(slot, blob_at, b"{}", b"{}"),
-        lambda: slots.read_facts(slot, blob_at),
-        lambda: slots.files_of(slot, blob_at),
-    ):
-        with pytest.raises(ValueError, match="`blob_at` must be a multiple of 64 within"):
-            call()
-
-
 def test_a_blob_that_was_not_finished_is_none():
     slot, blob_at, listed = make_slot({"w": torch.zeros(3)})
     texts = [json.dumps(said).encode() for said in (FACTS, listed)]

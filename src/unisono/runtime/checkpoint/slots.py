@@ -105,7 +105,7 @@ def write_blob(
         ValueError: it does not fit into the slot.
     """
     with memoryview(slot) as view:
-        _check_blob_at(view, blob_at)
+        assert blob_at % ALIGNMENT_BYTES == 0
         needed = blob_bytes(len(facts), len(tensors), [memoryview(data).nbytes for data in extra])
         if blob_at + needed > len(view):
             raise ValueError(
@@ -182,7 +182,6 @@ class _Blob:
 
     def __init__(self, slot: memoryview | mmap.mmap, blob_at: int) -> None:
         view = memoryview(slot)
-        _check_blob_at(view, blob_at)
         magic, json_bytes, extra_bytes = b"", 0, 0
         if blob_at + _HEADER.size <= len(view):
             magic, json_bytes, extra_bytes = _HEADER.unpack_from(view, blob_at)
@@ -242,14 +241,6 @@ def _put(view: memoryview, start: int, data: Data) -> int:
     if raw.nbytes:
         view[start : start + raw.nbytes] = raw.cast("B")
     return start + raw.nbytes
-
-
-def _check_blob_at(view: memoryview, blob_at: int) -> None:
-    if blob_at % ALIGNMENT_BYTES or not 0 <= blob_at <= len(view):
-        raise ValueError(
-            f"`blob_at` must be a multiple of {ALIGNMENT_BYTES} within the slot's {len(view):,} "
-            f"bytes, but is {blob_at}."
-        )
 
 
 def _extra_at(blob_at: int, json_bytes: int) -> int:
