@@ -1,43 +1,14 @@
-"""Why a worker was killed: by what a made-up kernel says, and in a real job."""
+"""Why a worker was aborted: by what ranks have called, and in a real job."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import unisono
-from unisono.runtime.launch.report import Deaths
+from unisono.runtime.launch.report import calls_apart
 from unisono.runtime.workers.control_block import ControlBlock
-
-
-class Bench:
-    """A kernel that says what the test wants."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.control = root, ControlBlock.create(2)
-        self.kills(3)
-        self.deaths = Deaths(self.control, root)
-
-    def kills(self, count: int) -> None:
-        (self.root / "vmstat").write_text(f"nr_free_pages 1\noom_kill {count}\n")
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.control.close()
-
-
-def test_a_kill_for_want_of_memory_is_told_once(bench: Bench) -> None:
-    assert bench.deaths.how(-9) == ""
-    bench.kills(4)
-    assert "as the kernel had run out of memory: use a smaller batch" in bench.deaths.how(-9)
-    assert bench.deaths.how(-9) == ""  # one kill explains one death
 
 
 @pytest.mark.parametrize(
@@ -50,17 +21,13 @@ def test_a_kill_for_want_of_memory_is_told_once(bench: Bench) -> None:
     ],
 )
 def test_an_abort_is_explained_where_calls_differ(
-    bench: Bench, calls: list[tuple[int, bytes]], is_known: bool
+    calls: list[tuple[int, bytes]], is_known: bool
 ) -> None:
+    control = ControlBlock.create(2)
     for rank, call in calls:
-        bench.control.note_call(rank, call)
-    assert bool(bench.deaths.how(-6)) is is_known
-
-
-@pytest.mark.parametrize("exit_code", [0, 1, -11, -15])
-def test_nothing_is_said_of_other_ends(bench: Bench, exit_code: int) -> None:
-    bench.kills(9)
-    assert bench.deaths.how(exit_code) == ""
+        control.note_call(rank, call)
+    assert bool(calls_apart(control)) is is_known
+    control.close()
 
 
 def reduce_different_sizes() -> None:

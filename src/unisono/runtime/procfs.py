@@ -86,7 +86,7 @@ def read_text(path: Path) -> str:
 
 
 def field(text: str, name: str) -> int | None:
-    """Read a number of lines such as ``VmRSS: 1000 kB`` or ``oom_kill 3``; None: not there."""
+    """Read a number of lines such as ``VmRSS: 1000 kB``; None: not there."""
     for line in text.splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdecimal():

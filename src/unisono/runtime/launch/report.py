@@ -1,22 +1,16 @@
 """Words for the end of a job or a lost worker: what must hold, what was seen, what to do.
 
-Only the first failure is reported, not what followed from it. Where more is known of a killed
-worker than its signal, that is added::
-
-    SIGKILL   has the kernel run out of memory since the job began?
-    SIGABRT   did ranks make different calls of torch.distributed?  gloo aborts where sizes differ
+Only the first failure is reported, not what followed from it.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.policy import JobState, WorkerFailure
 from unisono.runtime.notices import listed
-from unisono.runtime.procfs import field, read_text
 from unisono.runtime.workers.control_block import ControlBlock
 
 PLACE = "This was in "  # as what was noted of an exception begins
@@ -221,48 +215,18 @@ def _same_on(state: JobState, cause: WorkerFailure) -> str:
     return f" (the same on {listed('rank', ranks)})" if ranks else ""
 
 
-_OUT_OF_MEMORY = (
-    "was killed by SIGKILL, as the kernel had run out of memory: use a smaller batch or fewer "
-    "workers"
-)
+def calls_apart(control: ControlBlock) -> str:
+    """Say how a worker was aborted, if ranks have called different collectives; else nothing.
 
-
-class Deaths:
-    """Explains how workers of one job end. Final.
-
-    Args:
-        control: their control block.
-        root: where the kernel tells of processes.
+    gloo aborts where sizes differ.
     """
-
-    def __init__(self, control: ControlBlock, root: Path = Path("/proc")) -> None:
-        self._control, self._root = control, root
-        self._num_kills = _out_of_memory_kills(root)
-
-    def how(self, exit_code: int) -> str:
-        """Say how a worker has ended, if more is known than its exit status; else nothing."""
-        match -exit_code:
-            case signal.SIGKILL:
-                num_kills, before = _out_of_memory_kills(self._root), self._num_kills
-                self._num_kills = num_kills
-                return _OUT_OF_MEMORY if num_kills > before else ""
-            case signal.SIGABRT:
-                return self._calls_apart()
+    calls = [control.call_of(rank) for rank in range(control.world_size)]
+    if len({count for count, _ in calls}) > 1 or len({call for _, call in calls}) == 1:
         return ""
-
-    def _calls_apart(self) -> str:
-        calls = [self._control.call_of(rank) for rank in range(self._control.world_size)]
-        if len({count for count, _ in calls}) > 1 or len({call for _, call in calls}) == 1:
-            return ""
-        each = ", ".join(
-            f"rank {rank} `{call.decode(errors='replace')}`" for rank, (_, call) in enumerate(calls)
-        )
-        return (
-            f"was killed by SIGABRT, as ranks called different collectives: {each}. Every rank "
-            "must make the same calls in the same order, with tensors of one shape and dtype"
-        )
-
-
-def _out_of_memory_kills(root: Path) -> int:
-    """Count the processes that the kernel has killed for want of memory. Source: proc(5)."""
-    return field(read_text(root / "vmstat"), "oom_kill") or 0
+    each = ", ".join(
+        f"rank {rank} `{call.decode(errors='replace')}`" for rank, (_, call) in enumerate(calls)
+    )
+    return (
+        f"was killed by SIGABRT, as ranks called different collectives: {each}. Every rank must "
+        "make the same calls in the same order, with tensors of one shape and dtype"
+    )

@@ -27,7 +27,7 @@ from unisono.runtime.launch.hang_watch import HangWatch, Scene
 from unisono.runtime.launch.job import FUNCTION, Job, reserved_port
 from unisono.runtime.launch.outputs import Outputs
 from unisono.runtime.launch.recovery import MarkDeparture
-from unisono.runtime.launch.report import Deaths, ending, spare_message
+from unisono.runtime.launch.report import calls_apart, ending, spare_message
 from unisono.runtime.launch.request_handler import RequestHandler
 from unisono.runtime.launch.signals import AGENT_ENDED, Signals
 from unisono.runtime.launch.stall_watch import StallWatch
@@ -103,7 +103,6 @@ class _Supervision:
         self._is_one_of_several = bool(job.hosts)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
-        self._deaths = Deaths(self._control)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
         self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
@@ -196,7 +195,7 @@ class _Supervision:
         self._requests.close()
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
-        del self._requests, self._hangs, self._watch, self._deaths
+        del self._requests, self._hangs, self._watch
         self._outputs.close()
         self._selector.close()
         self._control.close()
@@ -280,7 +279,8 @@ class _Supervision:
         self._forget_channel(rank)
         condemned = self._condemned.pop(rank, "")
         how = condemned if exit_code == -signal.SIGKILL else ""
-        how = how or self._deaths.how(exit_code)
+        if exit_code == -signal.SIGABRT:
+            how = calls_apart(self._control)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""
