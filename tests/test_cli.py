@@ -29,7 +29,7 @@ from unisono.tools.cli import main
         (["--stall-timeout", "0", "x.py"], "`--stall-timeout` must be a number of seconds above 0"),
         (["--stall-timeout", "nan", "x.py"], "`--stall-timeout` must be a number of seconds above"),
         (["--workers-per-gpu", "0", __file__], "`--workers-per-gpu` must be a whole number of at"),
-        (["--backend", "nccl", __file__], "must be gloo or unisono, but is 'nccl'"),
+        (["--backend", "nccl", __file__], "`--backend` or `backend` must be gloo or"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
         (["/dev/null"], "SCRIPT must be a Python file, but '/dev/null' is a pipe or a device"),

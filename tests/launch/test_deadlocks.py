@@ -154,20 +154,9 @@ def only_one_calls(rank: int) -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def each_calls_another(rank: int) -> None:
-    groups = [dist.new_group([0, 1]) for _ in range(2)]
-    dist.all_reduce(torch.ones(1), group=groups[rank])
-
-
 def one_receives_what_nobody_sends(rank: int) -> None:
     if rank == 1:
         dist.recv(torch.ones(1), 0)
-
-
-def one_makes_a_group_alone(rank: int) -> None:
-    if rank == 1:
-        dist.destroy_process_group()
-        dist.init_process_group("gloo")
 
 
 def one_computes_for_long(rank: int) -> None:
@@ -200,9 +189,7 @@ def train(backend: str, act) -> str:  # type: ignore[no-untyped-def]
     [
         ("gloo", only_one_calls, "worker 0 waits in a collective of torch.distributed, or for a"),
         ("unisono", only_one_calls, r"worker 0 waits in all_reduce\(SUM\) of 1 float32 elements"),
-        ("gloo", each_calls_another, "worker 1 waits in a collective of torch.distributed, or for"),
         ("unisono", one_receives_what_nobody_sends, "a call that waits for rank 0 to send 1 float"),
-        ("gloo", one_makes_a_group_alone, "worker 1 waits in init_process_group"),
     ],
 )
 def test_workers_that_wait_for_each_other_are_told_of_and_ended(

@@ -76,17 +76,6 @@ def test_a_killed_launcher_takes_those_along_who_stand_still(started, who) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", [pytest.param("idle", marks=pytest.mark.long), "busy"])
-def test_a_killed_kernel_takes_a_server_along_that_stands_still(started, state) -> None:
-    launcher, _ = started(PROGRAMS / "cell.py", state, pids=1 + (state == "busy"))
-    server = server_of(launcher)
-    of_the_server = [server, *server.children()]
-    server.suspend()
-    launcher.kill()
-    assert gone_within(of_the_server, WITHIN_S) == []
-
-
-@pytest.mark.slow
 def test_a_server_that_stands_still_while_it_loads_goes_with_its_launcher() -> None:
     code = (
         "import os, signal, time\n"
