@@ -116,13 +116,3 @@ def test_lost_workers_leave_the_same_files(tmp_path, monkeypatch, faults):
     expected, found = files_of(tmp_path / "alone"), files_of(tmp_path / "two")
     for name in expected:
         assert found[name] == expected[name], name
-
-
-@pytest.mark.slow
-def test_a_run_in_parts_leaves_the_same_files(tmp_path):
-    alone = train(tmp_path / "alone")
-    train(tmp_path / "parts", epochs=4)
-    assert train(tmp_path / "parts", epochs=6) == alone
-    expected, found = files_of(tmp_path / "alone"), files_of(tmp_path / "parts")
-    for name in expected:
-        assert found[name] == expected[name], name

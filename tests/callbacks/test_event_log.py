@@ -368,18 +368,6 @@ def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault
     assert means == [step["means"] for step in events(tmp_path / "alone", "step")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [3, 9])
-def test_all_workers_lost_at_once_leave_each_step_once(tmp_path, monkeypatch, step):
-    alone = train(tmp_path / "alone", epochs=4)
-    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=0,step={step};kill:rank=1,step={step}")
-    assert unisono.launch(functools.partial(train, epochs=4), tmp_path / "both", workers=2) == [
-        alone,
-        alone,
-    ]
-    assert numbers(tmp_path / "both") == list(range(16))
-
-
 class Crew:
     """What the log sees of a run on workers 0 and 1, of which 1 has just come."""
 

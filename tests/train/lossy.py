@@ -109,18 +109,6 @@ def named_groups():
     return quietly(lambda: trainer.fit(data, batch_size=16, steps=40).digest)
 
 
-def fails_between_steps():
-    """One worker's own mistake, behind the block."""
-    model, optimizer, data = made()
-    run = unisono.Run(model, optimizer, shards=4)
-    for step in run.steps(data, batch_size=16, steps=40):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(model, batch))
-        if step.number == 5 and unisono.world().rank == 1:
-            raise FileNotFoundError("log of rank 1")
-
-
 def one_loop_inside_of_another():
     """Trains a second model, of the same size, inside of each step of the first."""
     outer, inner = made(), made()

@@ -5,26 +5,16 @@ from tests.train import lossy
 
 import unisono
 
-LONG = pytest.mark.long  # another way to lose a worker of a program than in `make test`
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "faults"),
     [
         (lossy.schedule_behind_the_block, "kill:rank=1,step=25,at=updated"),
-        pytest.param(
-            lossy.schedule_behind_the_block, "kill:rank=0,step=30,at=gradients", marks=LONG
-        ),
-        pytest.param(lossy.k_fold, "kill:rank=1,step=31", marks=LONG),
         (lossy.k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
-        pytest.param(lossy.in_turn, "kill:rank=1,step=5", marks=LONG),
         (lossy.in_turn, "kill:rank=0,step=50,at=update"),
-        pytest.param(lossy.until_it_is_good, "kill:rank=1,step=9", marks=LONG),
         (lossy.until_it_is_good, "kill:rank=0,step=9,at=update"),
-        pytest.param(lossy.left_by_break, "kill:rank=1,step=12", marks=LONG),
         (lossy.left_by_break, "kill:rank=0,step=5; kill:rank=1,step=15"),
-        pytest.param(lossy.named_groups, "kill:rank=1,step=25", marks=LONG),
         (lossy.named_groups, "kill:rank=1,step=25,at=update"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
@@ -33,12 +23,6 @@ def test_a_killed_worker_changes_nothing(monkeypatch, program, faults):
     undisturbed = program()
     monkeypatch.setenv("UNISONO_FAULTS", faults)
     assert unisono.launch(program, workers=2, restarts=9) == [undisturbed] * 2
-
-
-@pytest.mark.slow
-def test_one_workers_own_mistake_is_the_one_that_is_shown():
-    with pytest.raises(FileNotFoundError, match="log of rank 1"):
-        unisono.launch(lossy.fails_between_steps, workers=2)
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import pytest
 import torch
 from tests.accelerator import sim
 from tests.classified import cross_entropy as plain
-from tests.classified import taken
-from tests.once import computed_once
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -136,34 +134,6 @@ def test_a_loop_that_does_not_fit_says_so(accelerator):
     error = caught(lambda: trainer.fit(DATA, batch_size=8, steps=6))
     assert error.phase == "start of the loop"
     assert "`shards=" not in str(error)
-
-
-def test_loops_of_ones_own_are_told_the_same(accelerator):
-    accelerator.limit(0, ROOM)
-    model = torch.nn.Linear(6, 2)
-    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
-
-    def loop():
-        list(taken(run, wide, DATA, batch_size=8, steps=2))
-
-    assert caught(loop).phase == "forward pass"
-
-
-@pytest.mark.slow
-@computed_once()
-def test_a_program_that_catches_torchs_error_inside_still_does(accelerator):
-    accelerator.limit(0, ROOM)
-    seen = []
-
-    def careful(model, batch):
-        try:
-            torch.empty(ROOM, device="sim")
-        except torch.OutOfMemoryError as error:
-            seen.append(error)
-        return plain(model, batch)
-
-    make(loss=careful).fit(DATA, batch_size=8, steps=2)
-    assert len(seen) == 4
 
 
 def test_other_errors_are_left_alone(accelerator):

@@ -21,12 +21,6 @@ def alone():
 
 
 @pytest.mark.slow
-def test_a_program_comes_to_the_same_again(alone):
-    assert drawing.train_all(NAMES[:1]) == alone[:1]
-    assert len({digest for digest, _, _ in alone}) == len(NAMES)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "exchange"), [(2, "gloo"), (4, "shared")])
 def test_any_number_of_workers_comes_to_the_same(monkeypatch, alone, workers, exchange):
     monkeypatch.setenv("UNISONO_EXCHANGE", exchange)

@@ -140,9 +140,3 @@ def test_they_are_the_same_on_any_number_of_workers_and_after_kills(
     kills = (f"kill:rank={rank},step={rank + 2},at={at}" for rank, at in enumerate(places))
     monkeypatch.setenv("UNISONO_FAULTS", "; ".join(kills))
     assert unisono.launch(train, workers=3) == [alone] * 3
-
-
-@pytest.mark.slow
-def test_they_go_on_in_a_resumed_run(tmp_path):
-    unisono.launch(train, 4, tmp_path / "run", workers=3)
-    assert unisono.launch(train, 9, tmp_path / "run", workers=2) == [train()] * 2

@@ -172,16 +172,6 @@ def by_variable(model, batch):
     return {"loss": by_itself, "noticed": noticed}
 
 
-def table_of_centres():
-    return functools.partial(centres_of, table={"centres": torch.zeros(2)})
-
-
-def centres_of(model, batch, table):
-    outputs = model(batch[0])
-    table["centres"] = 0.9 * table["centres"] + outputs.detach().mean(0)
-    return F.cross_entropy(outputs, batch[1])
-
-
 class Least:
     """Weighs a loss by the least one so far, which the same shard leaves as it is."""
 
@@ -236,7 +226,6 @@ REFUSED = {
     "list": (seen, net, f"`loss.kept` {OF_TENSORS}"),
     "queue": (queue, net, f"`loss.negatives` {OF_TENSORS}"),
     "centres": (Centres, net, f"`loss.centres` {OF_TENSORS}"),
-    "partial": (table_of_centres, net, "`loss.keywords['table']['centres']` goes on"),
     "module": (lambda: cross_entropy, within(Counting), f"`model.within.calls` {IN_TIME}"),
     "last": (lambda: cross_entropy, within(Remembering), "computed twice, from the same samples"),
     "class": (lambda: cross_entropy, within(OfTheClass), "`model.within.OfTheClass.steps` goes on"),

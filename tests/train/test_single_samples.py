@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from tests.classified import at_random, taken
+from tests.classified import at_random
 from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,16 +55,16 @@ class Tokens(nn.Module):
         return self.head(self.norm(inputs.reshape(-1, 4)).reshape(-1, 8))
 
 
-def make(kind, shards=4, **options):
+def make(kind, shards=4):
     torch.manual_seed(0)
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return unisono.Trainer(model, optimizer, loss_of, shards=shards, callbacks=[], **options)
+    return unisono.Trainer(model, optimizer, loss_of, shards=shards, callbacks=[])
 
 
-def fitted(kind, *, shards=4, settle=False, loader=False, directory=None, **how):
+def fitted(kind, *, shards=4, settle=False, loader=False, **how):
     with contextlib.redirect_stdout(io.StringIO()):
-        trainer = make(kind, shards, directory=directory)
+        trainer = make(kind, shards)
         if settle:
             for module in trainer.run.model:
                 module.train(not isinstance(module, nn.modules.batchnorm._BatchNorm))
@@ -109,30 +109,13 @@ def test_it_is_refused_before_the_first_step_everywhere():
         (Flat, {"shards": 2}),
         (Flat, {"settle": True}),
         (Flat, {"epochs": None, "steps": 4}),  # the last batch does not come
+        (Flat, {"drop_last": True, "epochs": None, "steps": 10}),
+        (Flat, {"loader": True, "epochs": None, "steps": 10}),
     ],
 )
 def test_what_torch_computes_is_not_refused(kind, how):
     step, _ = fitted(kind, **how)
-    assert step == (4 if how.get("steps") else 10)
-
-
-def without_last(directory=None, epochs=3):
-    with contextlib.redirect_stdout(io.StringIO()):
-        run = make(Pooled).run
-        for _ in taken(run, loss_of, IMAGES, batch_size=10, epochs=2, drop_last=True):
-            pass
-    return fitted(Flat, drop_last=True, epochs=epochs, directory=directory), run.digest()
-
-
-@pytest.mark.slow
-def test_the_last_batch_of_an_epoch_may_be_left_out(monkeypatch, tmp_path):
-    alone = without_last()
-    assert alone[0][0] == 12
-    assert fitted(Flat, loader=True, epochs=3) == alone[0]
-    without_last(tmp_path, epochs=2)
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=6")
-    assert unisono.launch(without_last, workers=2) == [alone] * 2
-    assert unisono.launch(without_last, tmp_path, workers=3) == [alone] * 3
+    assert step == how.get("steps", 10)
 
 
 @pytest.mark.parametrize(

@@ -204,17 +204,6 @@ def test_of_several_the_full_device_is_named(accelerator):
     assert "give sim:1 fewer layers (`balance=` of `unisono.split`)" in str(caught.value)
 
 
-@pytest.mark.slow
-def test_what_is_not_finite_is_found_in_a_split_model(accelerator):
-    class Bad(GPT):
-        def forward(self, tokens):
-            return super().forward(tokens) / (tokens.float().sum() * 0)
-
-    trainer = trainer_of(Bad, ["sim:0", "sim:1"])
-    with pytest.raises(unisono.errors.NonFiniteLossError, match=r"is nan|is inf"):
-        trainer.fit(data(Bad), batch_size=BATCH_SIZE, steps=2)
-
-
 class Layer(nn.Linear):
     def forward(self, x):
         return PutBackward.apply(super().forward(x))
@@ -238,15 +227,6 @@ def test_a_model_that_the_program_has_moved_is_put_back(accelerator):
     trainer.run.model.cpu()
     trainer.fit(data(CNN), batch_size=BATCH_SIZE, steps=2)
     assert {str(p.device) for p in trainer.run.model.parameters()} == {"sim:0", "sim:1"}
-
-
-@pytest.mark.slow
-def test_generators_are_as_before(accelerator):
-    trainer = trainer_of(CNN, ["sim:0", "sim:1"])
-    states = [generator.get_state() for generator in torch.sim.default_generators]
-    trainer.fit(data(CNN), batch_size=BATCH_SIZE, steps=2)
-    after = [generator.get_state() for generator in torch.sim.default_generators]
-    assert all(map(torch.equal, states, after))
 
 
 def make_optimizer(model):

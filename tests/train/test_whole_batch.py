@@ -144,11 +144,6 @@ def test_a_run_is_resumed(tmp_path):
     assert train(directory=tmp_path / "run") == train()
 
 
-@pytest.mark.slow
-def test_half_precision_learns():
-    assert train(precision="bf16") != train()
-
-
 @pytest.mark.parametrize(
     ("embed", "words"),
     [
