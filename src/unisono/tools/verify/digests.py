@@ -103,16 +103,22 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu()
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Walk through the tensors and arrays of a nested value, in a fixed order."""
-    if isinstance(value, torch.Tensor):
+def _leaves(value: Any) -> Iterator[Any]:
+    """Walk through what a nested value consists of, in a fixed order."""
+    if isinstance(value, Mapping | list | tuple):
+        inner = value.values() if isinstance(value, Mapping) else value
+        yield from itertools.chain.from_iterable(map(_leaves, inner))
+    else:
         yield value
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        yield torch.from_numpy(np.ascontiguousarray(value))
-    elif isinstance(value, Mapping):
-        yield from itertools.chain.from_iterable(map(tensors_of, value.values()))
-    elif isinstance(value, list | tuple):
-        yield from itertools.chain.from_iterable(map(tensors_of, value))
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Give the tensors and arrays of a nested value."""
+    for leaf in _leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, np.ndarray) and leaf.dtype != object:
+            yield torch.from_numpy(np.ascontiguousarray(leaf))
 
 
 def rows_of_tensors(value: Any) -> set[str]:
@@ -138,23 +144,18 @@ def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
 
 def hash_of_sample(sample: Any) -> str:
     """Hash one sample: its tensors, arrays, numbers and texts."""
-    return digest_of(_parts(sample))
+    return digest_of(map(_bytes_of, _leaves(sample)))
 
 
-def _parts(value: Any) -> Iterator[bytes]:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        for tensor in tensors_of(value):
-            yield bytes(in_rows(plain(tensor)))
-    elif isinstance(value, Mapping):
-        yield from itertools.chain.from_iterable(map(_parts, value.values()))
-    elif isinstance(value, list | tuple):
-        yield from itertools.chain.from_iterable(map(_parts, value))
-    elif isinstance(value, str | int | float | bool | bytes):
-        yield repr(value).encode()
-    elif hasattr(value, "tobytes"):  # an image
-        yield value.tobytes()
-    else:
-        raise TypeError(f"a {type(value).__name__} cannot be compared")
+def _bytes_of(leaf: Any) -> bytes:
+    if tensors := list(tensors_of(leaf)):
+        return bytes(in_rows(plain(tensors[0])))
+    if isinstance(leaf, str | int | float | bool | bytes):
+        return repr(leaf).encode()
+    if hasattr(leaf, "tobytes") and not isinstance(leaf, np.ndarray):  # an image
+        data: bytes = leaf.tobytes()
+        return data
+    raise TypeError(f"a {type(leaf).__name__} cannot be compared")
 
 
 def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:

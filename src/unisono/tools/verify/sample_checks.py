@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from unisono.tools.verify.findings import OK, WRONG, Finding, in_order, ok, unknown, wrong
+from unisono.tools.verify.findings import WRONG, Finding, in_order, ok, unknown, wrong
 from unisono.tools.verify.trace import EvaluationPass, RankTrace, TwoRuns
 
 
@@ -259,15 +259,10 @@ def _columns(values: Sequence[float], num_ranks: int) -> list[list[float]]:
 def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> list[Finding]:
     """Put a mean of means in an evaluation in the place of the verdict on training.
 
-    Unless training was found equal, models may differ, and with them all evaluations; so may those
-    with batch norm, whose averages ranks may have for themselves.
+    Where training differs, the ranks' numbers are no part of one rank's, so that none is found.
     """
-    verdicts = {finding.check: finding.verdict for finding in findings}
-    states = [step.state for rank in seen.ranks for step in rank.steps]
-    has_batch_norm = any(state is not None and state.has_batch_norm for state in states)
-    is_trained_alike = verdicts.get("parameters-differ") == OK and WRONG not in verdicts.values()
     found = next(_means_of_means(seen), None)
-    if not is_trained_alike or has_batch_norm or found is None:
+    if found is None or WRONG in [finding.verdict for finding in findings]:
         return list(findings)
     return [found if finding.check == found.check else finding for finding in findings]
 
