@@ -47,7 +47,6 @@ class Measured:
     num_shards: int  # S
     batch_size: int  # samples of a step, on any number of workers
     num_samples: int | None  # of an epoch; None: the data have no end
-    gradient_bytes: int  # of all parameters
     steps: tuple[TimedSteps, ...]  # by number of workers, ascending
 
 
