@@ -62,21 +62,6 @@ def commands_that_print(folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_behind_standard_output_is_told_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in commands_that_print(tmp_path):
-        with monkeypatch.context() as patch, open("/dev/full", "w") as full:
-            patch.setattr(sys, "stdout", full)
-            with pytest.raises(SystemExit) as ended:
-                main(arguments)
-        assert ended.value.code == 1
-        said = capsys.readouterr().err
-        assert said.startswith("unisono: standard output must take what is printed, but does not")
-        assert said.count("\n") == 1
-
-
-@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,17 +77,6 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
             pipe.close()
         assert ended.value.code == 1
         assert capsys.readouterr().err == ""
-
-
-def test_a_file_that_fails_is_not_taken_for_standard_output(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "events.jsonl")
-
-    monkeypatch.setattr("unisono.tools.report.top.show", fail)
-    result = CliRunner().invoke(main, ["top", "--once", "."])
-    assert isinstance(result.exception, PermissionError)
 
 
 def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shlex
+import sys
 from typing import Any
 
 import click
@@ -16,10 +18,12 @@ from unisono.tools.cli.views import checkpoints, compare, demo, doctor, new, rep
 
 
 class _Commands(click.Group):
-    """The commands; whatever they do, descriptors 0 to 2 are open before."""
+    """The commands; descriptors 0 to 2 are open, and any encoding takes what is printed."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         open_standard_fds()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         return super().main(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import math
 import os
 import sys
@@ -30,12 +29,6 @@ class Refusal(click.ClickException):
         click.echo(f"unisono: {self.message}", file=file or sys.stderr)
 
 
-class _Unsaid(Refusal):
-    """What was to be printed could not be, told in one sentence."""
-
-    exit_code = 1
-
-
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
     """Say in one sentence what is refused."""
@@ -54,30 +47,6 @@ def copying_folder() -> Iterator[None]:
         raise Refusal(
             f"a folder for temporary files must take a copy of the working folder, but "
             f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
-        ) from None
-
-
-@contextlib.contextmanager
-def saying() -> Iterator[None]:
-    """Tell in one sentence that standard output takes nothing; click is quiet after `| head`.
-
-    What the terminal's encoding does not know is printed as a question mark.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if error.filename is not None:
-            raise  # of a file, and so not of standard output
-        # Else Python would try once more in the end, and complain in its own words.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        raise _Unsaid(
-            f"standard output must take what is printed, but does not ({error.strerror}): make "
-            "room, or lead it elsewhere."
         ) from None
 
 

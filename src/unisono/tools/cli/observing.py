@@ -16,7 +16,6 @@ from unisono.tools.cli.endings import (
     copying_folder,
     leave,
     refusing,
-    saying,
     seconds,
     takes_script,
 )
@@ -115,11 +114,10 @@ def plan(
         with copying_folder():
             measured = measure_steps(program, sorted({1, *counts}), limits, environ, say)
     answer = PlanAnswer(script, measured, max(counts))
-    with saying():
-        if as_json:
-            click.echo(json.dumps(answer.as_json, ensure_ascii=False, allow_nan=False))
-        else:
-            answer.print(Console())
+    if as_json:
+        click.echo(json.dumps(answer.as_json, ensure_ascii=False, allow_nan=False))
+    else:
+        answer.print(Console())
     leave(0)
 
 
@@ -217,9 +215,8 @@ def verify(
         leave(128 + verdict.interrupted_by)
     if verdict.trouble:
         say(verdict.trouble)
-    with saying():
-        if as_json:
-            click.echo(json_of(script, verdict))
-        else:
-            print_table(Console(), script, verdict)
+    if as_json:
+        click.echo(json_of(script, verdict))
+    else:
+        print_table(Console(), script, verdict)
     leave(verdict.status)

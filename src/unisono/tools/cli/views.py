@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from unisono.runtime.launch.gpus import VISIBLE_VARIABLE
-from unisono.tools.cli.endings import Refusal, leave, refusing, saying
+from unisono.tools.cli.endings import Refusal, leave, refusing
 
 
 @click.command(short_help="List the checkpoints of a run.")
@@ -42,14 +42,13 @@ def checkpoints(directory: str) -> None:
             f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
             f"{error.strerror}."
         ) from None
-    with saying():
-        for entry in entries:
-            state = f"whole, {size(entry.num_bytes)}"
-            if entry.trouble:
-                state = f"damaged: {entry.trouble}"
-            click.echo(f"{entry.path.name}  {state}")
-        if not entries:
-            click.echo(f"no checkpoints in {directory}")
+    for entry in entries:
+        state = f"whole, {size(entry.num_bytes)}"
+        if entry.trouble:
+            state = f"damaged: {entry.trouble}"
+        click.echo(f"{entry.path.name}  {state}")
+    if not entries:
+        click.echo(f"no checkpoints in {directory}")
 
 
 @click.command(short_help="Watch a run, live.")
@@ -74,7 +73,7 @@ def top(directory: str, once: bool) -> None:
 
     from unisono.tools.report.top import show
 
-    with refusing(), saying():
+    with refusing():
         show(directory, Console(), once=once)
 
 
@@ -98,8 +97,7 @@ def where(target: str) -> None:
 
     with refusing():
         text = finding.where(_process_of(target), os.getcwd())
-    with saying():
-        click.echo(text)
+    click.echo(text)
 
 
 def _process_of(target: str) -> int:
@@ -149,8 +147,7 @@ def report(directory: str, output: str | None) -> None:
 
     with refusing():
         path = write_report(directory, output)
-    with saying():
-        click.echo(path)
+    click.echo(path)
 
 
 @click.command(short_help="Draw several runs together.")
@@ -177,8 +174,7 @@ def compare(directories: tuple[str, ...], output: str) -> None:
 
     with refusing():
         path = write_comparison(directories, output)
-    with saying():
-        click.echo(path)
+    click.echo(path)
 
 
 @click.command(short_help="Check what this machine offers.")
@@ -216,14 +212,13 @@ def doctor(as_json: bool) -> None:
         seen = examine(os.environ)
     except KeyboardInterrupt:
         leave(130)
-    with saying():
-        if as_json:
-            checks = [asdict(one) for one in seen]
-            click.echo(json.dumps({"checks": checks}, indent=2, ensure_ascii=False))
-        else:
-            console = Console()
-            print_findings(console, seen)
-            console.print(summary(seen), soft_wrap=True, markup=False)
+    if as_json:
+        checks = [asdict(one) for one in seen]
+        click.echo(json.dumps({"checks": checks}, indent=2, ensure_ascii=False))
+    else:
+        console = Console()
+        print_findings(console, seen)
+        console.print(summary(seen), soft_wrap=True, markup=False)
     leave(int(any(one.verdict == WRONG for one in seen)))
 
 
@@ -255,9 +250,8 @@ def demo() -> None:
     # Ctrl-C reaches the command as well, which then ends its workers.
     with subprocess.Popen(command, env=environ) as run, contextlib.suppress(KeyboardInterrupt):
         run.wait()
-    with saying():
-        if run.returncode == 0:
-            click.echo(_NEXT)
+    if run.returncode == 0:
+        click.echo(_NEXT)
     leave(run.returncode if run.returncode >= 0 else 128 - run.returncode)
 
 
@@ -285,5 +279,4 @@ def new(file: Path) -> None:
         raise Refusal(
             f"FILE must be a place to write to, but {str(file)!r} is not: {error.strerror}."
         ) from None
-    with saying():
-        click.echo(f"{file} is written. Run it with `python {name}` or `unisono run -n 2 {name}`.")
+    click.echo(f"{file} is written. Run it with `python {name}` or `unisono run -n 2 {name}`.")
