@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "unisono", "plan"]
     [
         (("--workers", "0,1", "train.py"), "`--workers` must be numbers of workers of at least 1"),
         (("--workers", "1,…,8", "train.py"), "`--workers` must be numbers of workers"),
-        (("--workers", "100000", "train.py"), "`--workers` must be at most"),
+        (("--workers", "100000", "train.py"), "there must be at most 1,024 workers"),
         (("--seconds", "0", "train.py"), "`--seconds` must be a number of seconds above 0"),
     ],
 )
