@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from tests.hangs.planted import PROGRAMS, Planted, explain_all
@@ -59,7 +58,6 @@ def while_loading(program: str, way: str) -> Case:
 
 
 SLEEP = ("sleep_long", "ways.py", "time.sleep(1000)")
-ALONE = ("evaluate", "trained.py", "")
 CASES = [
     while_loading("trained", "lock"),
     while_loading("trained", "debugger"),
@@ -72,14 +70,6 @@ CASES = [
     Case("plain", "evaluates alone", "`barrier`", ("evaluate", "plain.py", ""), COMPUTING, "0"),
     Case("plain", "async", "`all_reduce`", SLEEP, ""),
 ]
-MORE_CASES = [
-    *(while_loading("trained", way) for way in ("asleep", "c loop", "stopped")),
-    while_loading("plain", "debugger"),
-    Case(
-        "trained", "evaluates alone", "`evaluate`", ("evaluate", "trained.py", ""), COMPUTING, "0"
-    ),
-]
-
 # Where no rank is late, but all wait: what is said of each.
 APART = {
     ("plain", "barrier"): (
@@ -102,7 +92,6 @@ APART = {
 }
 
 
-Kinds = list[tuple[str, str]]
 Explained = dict[tuple[str, str], Planted]
 
 
@@ -112,12 +101,9 @@ def name(case: Case) -> str:
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory: pytest.TempPathFactory) -> Explained:
-    """Explain most of them, several at a time: each takes seconds in which nothing happens."""
+    """Explain them, several at a time: each takes seconds in which nothing happens."""
     kinds = [*((case.program, case.way) for case in CASES), *APART]
-    return _explained(kinds, tmp_path_factory.mktemp("planted programs"))
-
-
-def _explained(kinds: Kinds, folder: Path) -> Explained:
+    folder = tmp_path_factory.mktemp("planted programs")
     found = {(program, way): Planted(program, way, 2, folder) for program, way in kinds}
     explain_all(list(found.values()))
     return found
@@ -126,14 +112,6 @@ def _explained(kinds: Kinds, folder: Path) -> Explained:
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_a_hang_is_explained(case: Case, explained: Explained) -> None:
     said = explained[case.program, case.way].said
-    assert re.search(case.pattern, said), said
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", MORE_CASES, ids=name)
-def test_so_are_the_others(case: Case, tmp_path: Path) -> None:
-    kind = case.program, case.way
-    said = _explained([kind], tmp_path)[kind].said
     assert re.search(case.pattern, said), said
 
 
