@@ -115,6 +115,17 @@ def test_tasks_need_no_variables_and_have_the_same_bits(slurm: Slurm) -> None:
     assert "ranks on one host must be neighbours" in told
 
 
+def test_a_node_that_has_a_loopback_address_for_its_own_name(slurm: Slurm) -> None:
+    one = trained(slurm.hosts[:1], [2], "cnn")
+    first, names = slurm.hosts[0], "/dev/shm/names"
+    hosts = first.run("cat", names).replace(f"{first.address} host0", "127.0.1.1 host0")
+    first.run("sh", "-c", f"printf '{hosts}' > {names}")  # as Debian's installer has it
+    interface = f"UNISONO_INTERFACE={Host.interface}"
+    output = slurm.srun("-N2 -n2", "env", interface, sys.executable, TRAIN, "cnn")
+    output.has_ended_well()
+    assert digests([output]) == one
+
+
 def test_evaluation_and_prediction_are_the_same(slurm: Slurm, tmp_path: Path) -> None:
     found = []
     for tasks in ("-N1 -n3", "-N2 -n3 --distribution=block"):

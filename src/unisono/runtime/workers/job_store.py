@@ -33,6 +33,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from unisono.errors import RendezvousError
+from unisono.runtime.notices import say
 from unisono.runtime.procfs import (
     NotThereError,
     memories_of,
@@ -41,6 +42,12 @@ from unisono.runtime.procfs import (
     wait_for,
 )
 from unisono.runtime.workers.gathering import too_late
+from unisono.runtime.workers.interfaces import (
+    INTERFACE_VARIABLE,
+    address_here,
+    address_towards,
+    is_loopback,
+)
 from unisono.runtime.world import OPEN_MPI, SLURM, SOMEBODY, TORCHRUN, World
 
 if TYPE_CHECKING:
@@ -246,6 +253,7 @@ def store_at_master(
         wait_for_rank_0(lambda _: knock(address, port), here, where, advice, timeout_s)
         return TCPStore(address, port, None, False, limit, wait_for_workers=False)
     try:
+        address = _address_of_rank_0(address, here, environ)
         return TCPStore(
             *(address, port, None, True, limit),
             wait_for_workers=False,
@@ -257,6 +265,19 @@ def store_at_master(
             f"rank 0 must listen at MASTER_ADDR and MASTER_PORT ({address}:{port}), but that fails "
             f"with: {error}. Set both to an address of rank 0's host and a free port."
         ) from error
+
+
+def _address_of_rank_0(address: str, here: World, environ: Mapping[str, str]) -> str:
+    """Say where rank 0 listens: Debian has a host know its own name as 127.0.1.1."""
+    if here.local_world_size == here.world_size or not is_loopback(address_towards(address)):
+        return address
+    if environ.get(INTERFACE_VARIABLE):
+        return address_here(environ)
+    say(
+        f"rank 0 listens at {address}, which is a loopback address on its own host: where workers "
+        f"of other hosts do not reach it, name the interface to them in {INTERFACE_VARIABLE}."
+    )
+    return address
 
 
 def _listening_fd(address: str, port: int) -> int | None:
