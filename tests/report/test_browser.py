@@ -101,6 +101,7 @@ def test_curves_and_phases_are_drawn(usual):
     assert plots["loss"]["curves"] == 2  # training, validation
     assert plots["Samples per second"]["curves"] == 1
     assert plots["Learning rate"]["curves"] == 1
+    assert plots["Over the run"]["bars"] > 500
     assert sorted(plots["By worker"]["rows"]) == ["worker 0", "worker 1", "worker 2", "worker 3"]
     assert plots["By worker"]["bars"] == 4 * 6
     watched.check_silence()

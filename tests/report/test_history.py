@@ -19,8 +19,8 @@ def test_a_run_is_gathered(tmp_path):
     assert len(history.marks) == 2
     assert history.marks[0].text == "worker 1 was killed by SIGKILL"
     assert history.validation["loss"].values[-1].last_step == 300
-    assert sorted(history.spent) == [0, 1, 2, 3]
-    assert history.spent[1].num_steps == 288
+    assert sorted(history.phases.by_rank) == [0, 1, 2, 3]
+    assert history.phases.by_rank[1].num_steps == 288
     assert history.progress.ranks == (0, 1, 2, 3)
     assert history.progress.num_checkpoints == 3
 
@@ -31,14 +31,6 @@ def test_the_first_value_that_is_not_finite_is_marked():
     assert [(mark.step, mark.text) for mark in history.marks] == [
         (1, "loss is nan for the first time")
     ]
-
-
-def test_each_worker_spends_its_time_in_the_steps_it_takes_part_in():
-    rows = [[1.0] * 6, [None] * 6], [[2.0] * 6, [3.0] * 6]
-    lines = [step_line(n, ranks=[0, 1], phases=row, seconds=9) for n, row in enumerate(rows)]
-    spent = history_of(*lines, {"event": "step", "step": 2, "ranks": [0, 1]}).spent
-    totals = {rank: (one.phases_s, one.num_steps) for rank, one in spent.items()}
-    assert totals == {0: ([3.0] * 6, 2), 1: ([3.0] * 6, 1)}
 
 
 def test_speed_is_samples_over_seconds_not_a_mean_of_speeds():

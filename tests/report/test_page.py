@@ -70,7 +70,7 @@ def test_what_a_figure_holds_is_data_alone(small_library):
         [start_line(), step_line(0, ranks=[0], phases=[[0.1] * 6], seconds=1, means=means)]
     )
     held = re.findall(r"data-figure='([^'<>&]*)'></div></div>", page)
-    assert len(held) == page.count('class="plot"') == 5
+    assert len(held) == page.count('class="plot"') == 6
     figures = [json.loads(one) for one in held]
     assert [one["data"][0]["y"] for one in figures[:2]] == [[None], [0.333333]]
 
@@ -81,8 +81,8 @@ def test_plots_are_made_of_what_plotly_knows():
 
     history = history_of(*run_lines())
     figures = [*curves.learning(history), *curves.others(history)]
-    figures.append(curves.by_worker(history))
-    assert len(figures) == 6
+    figures += [curves.by_phase(history), curves.by_worker(history)]
+    assert len(figures) == 7
     text = json.dumps([small(figure.spec) for figure in figures])
     for spec in json.loads(re.sub(r"var\(--[a-z0-9]+\)", "#123456", text)):
         PlotlyFigure(spec)  # an unknown name raises
@@ -96,7 +96,7 @@ def test_plots_are_made_of_what_plotly_knows():
 @pytest.mark.parametrize(("num_steps", "tick"), [(1, 1), (3, 1), (100, None)])
 def test_there_is_no_tick_between_two_steps(num_steps, tick):
     history = history_of(*run_lines(num_steps=num_steps, lost_at=-99))
-    figures = curves.learning(history)
+    figures = [*curves.learning(history), curves.by_phase(history)]
     assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
 
 

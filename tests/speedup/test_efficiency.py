@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unisono.tools.plan.efficiency import CAUSES, efficiencies
+from unisono.tools.plan.efficiency import CAUSES, efficiencies, on_hosts
 from unisono.tools.plan.measured_steps import Measured, Seconds, timed_steps, without_pauses
 
 
@@ -18,7 +18,7 @@ def told(*own_s: float, exchange_s: float = 0.0, updating_s: float = 0.0) -> Sec
 
 def measured(*turns: Seconds, shards: int = 4) -> Measured:
     steps = tuple(timed_steps([one, one]) for one in turns)
-    return Measured("cpu", shards, 8 * shards, 320, steps)
+    return Measured("cpu", shards, 8 * shards, 320, 4_000_000, steps)
 
 
 def test_two_workers_that_share_all_work_evenly_are_twice_as_fast() -> None:
@@ -53,7 +53,7 @@ def test_what_costs_most_is_named(cause: str, several: Seconds, cost_s: float) -
 def test_turns_that_differ_are_told() -> None:
     quiet, busy = told(0.04), told(0.05)
     steps = (timed_steps([quiet, busy]),)
-    (row,) = efficiencies(Measured("cpu", 4, 32, None, steps))
+    (row,) = efficiencies(Measured("cpu", 4, 32, None, 0, steps))
     assert row.turns_differ == pytest.approx(0.25)
     assert row.step_s == pytest.approx(0.045)
     assert row.epoch_s is None
@@ -64,3 +64,24 @@ def test_steps_after_a_pause_are_left_out() -> None:
     times[:, :, 0] = 1e-4
     times[3, 0, 0] = 2.0
     assert len(without_pauses(times)) == 7
+
+
+def test_hosts_are_computed_by_the_formula() -> None:
+    found = on_hosts(
+        measured(told(0.04), told(0.02, 0.02, exchange_s=0.001, updating_s=0.002)), 2, 1.25e9
+    )
+    assert (found.workers_per_host, found.shards_of_worker, found.parts_of_host) == (2, 1, 1)
+    assert found.passes_s == pytest.approx(0.01)
+    assert found.update_s == pytest.approx(0.003)
+    assert found.links_s == pytest.approx(4e6 / (1.25e9 * 1448 / 1538))
+    assert found.step_s == pytest.approx(found.passes_s + found.update_s + found.links_s)
+    assert found.speed_up == pytest.approx(0.04 / found.step_s)
+
+
+def test_hosts_have_as_many_workers_as_there_are_shards_for() -> None:
+    timed = measured(told(0.06), told(0.03, 0.03), shards=6)
+    found = on_hosts(timed, 4, 1.25e9)
+    assert (found.workers_per_host, found.shards_of_worker, found.parts_of_host) == (1, 2, 1)
+    assert on_hosts(measured(told(0.06), shards=6), 2, 1.25e9).parts_of_host == 2
+    with pytest.raises(ValueError, match=r"`--hosts` must be at most the program's `shards` \(6\)"):
+        on_hosts(timed, 7, 1.25e9)

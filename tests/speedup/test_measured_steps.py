@@ -51,6 +51,7 @@ def test_steps_are_timed_on_one_worker_and_on_two_and_nothing_is_left(tmp_path: 
         8,
         96,
     )
+    assert found.gradient_bytes == (4 * 64 + 64 + 64 + 1) * 4
     for steps, number in zip(found.steps, (1, 2), strict=True):
         assert steps.num_workers == number
         assert len(steps.turns_s) == 2

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unisono.plan.summation import parts_of
+
 _DEFAULT_AT_MOST, _SAMPLES_AT_LEAST = 8, 8
 
 
@@ -170,3 +172,19 @@ def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
             start = stop
         before += numel
     return pieces
+
+
+def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
+    """Count the parts of each host.
+
+    Args:
+        num_shards: S.
+        workers: how many each host has.
+    """
+    ranges = assign(num_shards, sum(workers))
+    counts, first = [], 0
+    for number in workers:
+        own = range(ranges[first].start, ranges[first + number - 1].stop)
+        counts.append(len(parts_of(own, num_shards)))
+        first += number
+    return counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 
 import click
@@ -20,6 +21,9 @@ from unisono.tools.cli.endings import (
     takes_script,
 )
 
+_BANDWIDTH = "10Gbit/s"
+_BITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
 
 def _counts(text: str) -> tuple[int, ...]:
     """Read numbers of workers; raises ValueError."""
@@ -27,6 +31,14 @@ def _counts(text: str) -> tuple[int, ...]:
     if counts[0] < 1:
         raise ValueError(text)
     return tuple(counts)
+
+
+def _bytes_per_second(text: str) -> float:
+    """Read for example ``10Gbit/s``; raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT])bit/s", text)
+    if match is None or not float(match[1]):
+        raise ValueError(text)
+    return float(match[1]) * _BITS[match[2]] / 8
 
 
 timeout = click.option(
@@ -38,6 +50,7 @@ timeout = click.option(
     help="After how long a run of the program is ended.",
 )
 _WORKERS = Text("list", _counts, "numbers of workers of at least 1", "1,2,4")
+_RATE = Text("rate", _bytes_per_second, "kbit/s, Mbit/s, Gbit/s or Tbit/s above 0", _BANDWIDTH)
 
 
 @click.command(
@@ -50,6 +63,16 @@ _WORKERS = Text("list", _counts, "numbers of workers of at least 1", "1,2,4")
     type=_WORKERS,
     help="On how many workers steps are timed: 1, 2, 4, … and as many as this machine has cores "
     "or GPUs by default. One worker is always timed.",
+)
+@click.option(
+    "--hosts",
+    type=COUNT,
+    help="Also compute, by a formula, what so many hosts like this one bring.",
+)
+@click.option(
+    "--bandwidth",
+    type=_RATE,
+    help=f"Of each host's link, in each direction; {_BANDWIDTH} by default.",
 )
 @click.option(
     "--seconds",
@@ -68,6 +91,8 @@ def plan(
     script: str,
     args: tuple[str, ...],
     counts: Sequence[int] | None,
+    hosts: int | None,
+    bandwidth: float | None,
     timing_s: float,
     timeout_s: float,
     threads: int | None,
@@ -83,6 +108,7 @@ def plan(
     Examples:
       unisono plan train.py --lr 0.1                 --lr goes to the script
       unisono plan --workers 1,2,3 train.py
+      unisono plan --hosts 4 --bandwidth 25Gbit/s train.py
 
     \b
     Exit status:
@@ -97,11 +123,16 @@ def plan(
     from unisono.runtime.launch.placement import Machine, place_workers
     from unisono.runtime.notices import say
     from unisono.runtime.world import threads_per_worker
-    from unisono.tools.plan.efficiency import PlanAnswer
+    from unisono.tools.plan.efficiency import PlanAnswer, on_hosts
     from unisono.tools.plan.measured_steps import measure_steps
     from unisono.tools.verify.recorder import Limits
     from unisono.tools.verify.trials import Program
 
+    if bandwidth is not None and hosts is None:
+        raise Refusal(
+            "`--bandwidth` must be that of links between hosts, but there is one host: add for "
+            "example `--hosts 2`."
+        )
     with refusing():
         threads = threads or threads_per_worker()
         most = max(counts) if counts else None
@@ -113,7 +144,9 @@ def plan(
         environ = {**os.environ, **placement.variables}
         with copying_folder():
             measured = measure_steps(program, sorted({1, *counts}), limits, environ, say)
-    answer = PlanAnswer(script, measured, max(counts))
+        rate = bandwidth or _bytes_per_second(_BANDWIDTH)
+        found = None if hosts is None else on_hosts(measured, hosts, rate)
+    answer = PlanAnswer(script, measured, max(counts), found)
     if as_json:
         click.echo(json.dumps(answer.as_json, ensure_ascii=False, allow_nan=False))
     else:

@@ -3,12 +3,23 @@
 A step of N workers ideally takes the N-th part of a step of one. What it takes beyond that is
 taken apart into causes that add up to it.
 
+What several hosts like this one would bring is told by one formula, whose inputs are printed::
+
+    step = passes · m(H W) / m(W) + update + (k + 1) (H − 1) / H · bytes / link
+
+    H hosts of W workers each, S shards; m(n): the most shards that one of n workers has
+    passes     of the slowest of W workers on this host                           measured
+    update     the optimizer, sums and meetings of W workers on this host         measured
+    k          how many sub-trees of the sum a host's shards are: 1 as in a ring
+    link       bytes a second, without the 6 % that Ethernet, IP and TCP take
+
+Batch, shards and so all bits stay as they are; therefore it ends at S workers.
+
 What `unisono plan` tells, in a terminal and as JSON.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from unisono.runtime.notices import duration, percent
+from unisono.plan.shards import parts_of_hosts
+from unisono.runtime.notices import duration, percent, size
 from unisono.tools.plan.measured_steps import Measured, TimedSteps
 
 _NO_LIMIT = 0.05  # of a step's time: what costs less limits nothing
@@ -81,7 +93,7 @@ def efficiencies(measured: Measured) -> list[Efficiency]:
 
 def _causes(alone: TimedSteps, steps: TimedSteps, num_shards: int) -> dict[str, float]:
     number = steps.num_workers
-    each, most = num_shards / number, math.ceil(num_shards / number)
+    each, most = num_shards / number, most_shards(num_shards, number)
     shard_s, shard_s_alone = steps.own_s / each, alone.own_s / num_shards
     return {
         "shards": shard_s * (most - each),
@@ -92,9 +104,69 @@ def _causes(alone: TimedSteps, steps: TimedSteps, num_shards: int) -> dict[str, 
     }
 
 
+def most_shards(num_shards: int, num_workers: int) -> int:
+    """Count the shards of the worker that has the most."""
+    return -(-num_shards // num_workers)
+
+
+_PAYLOAD = 1448 / 1538  # of a frame of 1,500 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OnHosts:
+    """A step on several hosts."""
+
+    hosts: int  # H
+    workers_per_host: int  # W
+    shards_of_worker: int  # m(H W)
+    parts_of_host: int  # k
+    bandwidth: float  # of each host's link in each direction, in bytes a second
+    passes_s: float  # this and the next two: what a step is made of
+    links_s: float
+    update_s: float
+    step_s: float
+    speed_up: float  # over one worker
+
+
+def on_hosts(measured: Measured, num_hosts: int, bandwidth: float) -> OnHosts:
+    """Compute a step of several hosts, each with the most workers that were timed and that fit.
+
+    Args:
+        measured: on this host.
+        num_hosts: H, at least 2.
+        bandwidth: as in :class:`OnHosts`.
+
+    Raises:
+        ValueError: there are fewer shards than hosts.
+    """
+    shards = measured.num_shards
+    fit = [one for one in measured.steps if one.num_workers * num_hosts <= shards]
+    if not fit:
+        raise ValueError(
+            f"`--hosts` must be at most the program's `shards` ({shards}), but is {num_hosts}: "
+            "pass larger `shards` in the program."
+        )
+    steps, each = fit[-1], fit[-1].num_workers
+    most = most_shards(shards, each * num_hosts)
+    parts = max(parts_of_hosts(shards, [each] * num_hosts))
+    sent_bytes = measured.gradient_bytes * (parts + 1) * (num_hosts - 1) / num_hosts
+    passes_s = steps.slowest_s * most / most_shards(shards, each)
+    links_s = sent_bytes / (bandwidth * _PAYLOAD)
+    update_s = steps.updating_s + steps.exchange_s
+    step_s = passes_s + links_s + update_s
+    speed_up = measured.steps[0].step_s / step_s
+    return OnHosts(
+        num_hosts, each, most, parts, bandwidth, passes_s, links_s, update_s, step_s, speed_up
+    )
+
+
 _HEADS = (
     "workers", "ms a step", "turns differ", "samples/s", "an epoch", "speed-up", "efficiency"
 )  # fmt: skip
+_LEFT_OUT = (
+    "Nothing of this was run. Gradients that leave during the last backward pass make a step "
+    "shorter; latency, what sending costs cores, and the slowest of more workers make it longer."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +176,7 @@ class PlanAnswer:
     program: str  # the script
     measured: Measured
     most_asked: int  # on how many workers it was to be measured
+    on_hosts: OnHosts | None  # None: nobody has asked for several hosts
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -115,6 +188,7 @@ class PlanAnswer:
             "rows": [asdict(row) for row in rows],
             "limit": rows[-1].limit,
             "notes": list(self._notes()),
+            "on_hosts": None if self.on_hosts is None else asdict(self.on_hosts),
         }
 
     def print(self, console: Console) -> None:
@@ -134,7 +208,7 @@ class PlanAnswer:
                 percent(row.efficiency),
             )
         console.print(table, "")
-        for line in (rows[-1].limit, *self._notes()):
+        for line in (rows[-1].limit, *self._notes(), *self._formula()):
             console.print(line, highlight=False, markup=False)
 
     def _notes(self) -> Iterator[str]:
@@ -145,6 +219,23 @@ class PlanAnswer:
         )
         if self.most_asked > most:
             yield f"It ends at {most}: more workers need more `shards`, which give other results."
+
+    def _formula(self) -> Iterator[str]:
+        found = self.on_hosts
+        if found is None:
+            return
+        hosts, each, rate = found.hosts, found.workers_per_host, found.bandwidth * 8 / 1e9
+        gradients = size(self.measured.gradient_bytes)
+        sent = f"({found.parts_of_host} + 1) · {hosts - 1}/{hosts} · {gradients} of gradients"
+        yield f"\n{hosts} hosts like this one, {each} workers on each, by a formula, in ms a step:"
+        for name, taken_s, inputs in (
+            ("passes", found.passes_s, f"as timed, for {found.shards_of_worker} shards a worker"),
+            ("links", found.links_s, f"{sent} at 94 % of {rate:,.4g} Gbit/s"),
+            ("update", found.update_s, f"with sums and meetings, as timed on {each}"),
+            ("together", found.step_s, f"{found.speed_up:.2f} times as fast as one worker"),
+        ):
+            yield f"  {name:9}{_ms(taken_s):>9}  {inputs}"
+        yield _LEFT_OUT
 
 
 def _ms(seconds: float) -> str:

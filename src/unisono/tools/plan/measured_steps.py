@@ -47,6 +47,7 @@ class Measured:
     num_shards: int  # S
     batch_size: int  # samples of a step, on any number of workers
     num_samples: int | None  # of an epoch; None: the data have no end
+    gradient_bytes: int  # of all parameters
     steps: tuple[TimedSteps, ...]  # by number of workers, ascending
 
 

@@ -65,13 +65,14 @@ class StepTimes:
 
     def _begin_loop(self, before: Callable[..., None], boundary: Boundary, *args: Any) -> None:
         before(boundary, *args)
-        run, _, plan, *_ = args
+        run, engine, plan, *_ = args
         if len(self._rows) > _STEPS_AT_LEAST:
             self._recorder.stop()
         self._plan, self._rows, self._warm_rows = plan, [], 0
         self._begun_s = self._ended_s = perf_counter()
         self._facts = {
             "device": run.device.name,
+            "gradient_bytes": sum(p.numel() * p.element_size() for p in engine.exchange.parameters),
             "num_shards": plan.shards,
             "batch_size": plan.batch_size,
             "num_samples": None if plan.is_endless else plan.num_samples,

@@ -156,20 +156,44 @@ def step_axis(low: float, high: float) -> dict[str, Any]:
     return axis | {"dtick": 1} if high - low < _FEW_STEPS else axis
 
 
+def by_phase(history: History) -> Figure:
+    """Return how long each phase of a step took, over the run."""
+    phases = history.phases.over_steps
+    stretches, width = phases["between"].values, phases["between"].width
+    data = [
+        _bars(
+            phase,
+            f"step %{{x:,.0f}}<br>{phase}: %{{y:.3g}} ms",
+            x=[one.first_step for one in stretches],
+            y=[(one.mean or 0.0) * 1e3 for one in series.values],
+            width=[max(one.last_step - one.first_step + 1, 1) for one in stretches],
+            offset=0,
+        )
+        for phase, series in phases.items()
+    ]
+    layout: dict[str, Any] = {
+        "xaxis": step_axis(stretches[0].first_step, stretches[-1].last_step + 1),
+        "yaxis": {"title": {"text": "ms"}},
+        "barmode": "stack",
+        "bargap": 0,
+    }
+    note = "A step's time, in the mean of the workers"
+    note += f" and of {width} steps a bar." if width > 1 else "."
+    return Figure("Over the run", note, data, layout, 300, is_wide=True)
+
+
 def by_worker(history: History) -> Figure:
     """Return how long each phase of a step took in each worker."""
-    spent = history.spent
+    spent = history.phases.by_rank
     ranks = sorted(spent)
     data = [
-        {
-            "type": "bar",
-            "marker": {"color": f"var(--{phase})", "line": {"width": 0}},
-            "hovertemplate": f"%{{y}}<br>{phase}: %{{x:.3g}} ms a step<extra></extra>",
-            "name": phase,
-            "orientation": "h",
-            "y": [f"worker {rank}" for rank in ranks],
-            "x": [spent[rank].phases_s[i] / spent[rank].num_steps * 1e3 for rank in ranks],
-        }
+        _bars(
+            phase,
+            f"%{{y}}<br>{phase}: %{{x:.3g}} ms a step",
+            orientation="h",
+            y=[f"worker {rank}" for rank in ranks],
+            x=[spent[rank].phases_s[i] / spent[rank].num_steps * 1e3 for rank in ranks],
+        )
         for i, phase in enumerate(PHASES)
     ]
     layout = {
@@ -181,3 +205,20 @@ def by_worker(history: History) -> Figure:
     note = "A step's time in each worker, in the mean of the steps that it took part in."
     height_px = 96 + 26 * max(len(ranks), 2)
     return Figure("By worker", note, data, layout, height_px, is_wide=True)
+
+
+def _bars(phase: str, hover: str, **rest: Any) -> dict[str, Any]:
+    """Return a trace of bars, all of one phase.
+
+    Args:
+        phase: which.
+        hover: the text of a bar under the pointer, as plotly's template.
+        rest: where the bars are, in plotly's words.
+    """
+    return {
+        "type": "bar",
+        "marker": {"color": f"var(--{phase})", "line": {"width": 0}},
+        "hovertemplate": f"{hover}<extra></extra>",
+        "name": phase,
+        **rest,
+    }

@@ -9,7 +9,11 @@ neighbours become one, and each new one takes twice as many values. ::
 
     1 2 3 4 │ 5      ─►  12 34 5·      ─►  12 34 56 78 │ 9      ─►  1234 5678 9···
 
-Where does the time of a step go? The sum of the seconds in each phase is kept for each worker.
+Where does the time of a step go, in each worker?
+
+For each stretch of steps, and for each worker, the sum of the seconds in each phase is kept. What a
+step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is lost) is
+called *between*.
 """
 
 from __future__ import annotations
@@ -142,6 +146,31 @@ class Spent:
         return None if share is None else self.total_s * (1 - share) / max(self.num_steps, 1)
 
 
+class PhaseTimes:
+    """Where the time goes, kept small: over the run, and in all of it for each worker. Final.
+
+    Attributes:
+        over_steps: the seconds of each phase and of what is between, in the mean of workers.
+        by_rank: what each worker spent in the whole run.
+    """
+
+    def __init__(self, max_stretches: int = 200) -> None:
+        self.over_steps = {name: Series(max_stretches) for name in (*PHASES, "between")}
+        self.by_rank: dict[int, Spent] = {}
+
+    def add(self, step: StepDone) -> None:
+        """Add a step; one without any columns is passed over."""
+        found = list(spent_by_rank(step))
+        for rank, spent in found:
+            self.by_rank.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(spent)
+        if found:
+            columns = zip(*[spent.phases_s for _, spent in found], strict=True)
+            means = [sum(column) / len(found) for column in columns]
+            between_s = max((step.seconds or 0.0) - sum(means), 0.0)
+            for series, mean_s in zip(self.over_steps.values(), [*means, between_s], strict=True):
+                series.add(step.step, mean_s)
+
+
 def spent_by_rank(step: StepDone) -> Iterator[tuple[int, Spent]]:
     """Give what each worker spent in a step; one without an entry was lost in it."""
     nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
@@ -166,7 +195,7 @@ class History:
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
     gradient_norm: Series = field(default_factory=Series)
     samples_per_second: Series = field(default_factory=Series)
-    spent: dict[int, Spent] = field(default_factory=dict)  # by each worker in the whole run
+    phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
     findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
     num_unreadable: int = 0  # lines that could not be read
@@ -201,8 +230,7 @@ class History:
             self.gradient_norm.add(step.step, step.gradient_norm)
         if step.seconds:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
-        for rank, spent in spent_by_rank(step):
-            self.spent.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(spent)
+        self.phases.add(step)
 
     def _add_evaluation(self, event: Evaluation) -> None:
         for name, value in event.means.items():

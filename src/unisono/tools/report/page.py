@@ -49,6 +49,7 @@ class Tile:
 def report(history: History) -> str:
     """Return the page that tells of a run."""
     progress, start = history.progress, history.progress.first
+    has_times = bool(history.phases.by_rank)
     return rendered(
         "run.html",
         history=history,
@@ -57,8 +58,8 @@ def report(history: History) -> str:
         tiles=list(_tiles(history)),
         learning=curves.learning(history),
         speed=curves.others(history),
-        why=why_not_faster(history) if history.spent else [],
-        phases=[curves.by_worker(history)] if history.spent else [],
+        why=why_not_faster(history) if has_times else [],
+        phases=[curves.by_phase(history), curves.by_worker(history)] if has_times else [],
         counts=list(_counts(history)),
         fixed=identity(history),
         where=_where(start) if start else {},
@@ -122,7 +123,7 @@ def why_not_faster(history: History) -> list[str]:
     """Say in sentences what costs time."""
     if history.findings:
         return [f"{one.line[0].upper()}{one.line[1:]}." for one in history.findings]
-    if len(history.spent) < 2:
+    if len(history.phases.by_rank) < 2:
         return ["Nothing stands out: the time goes into computing."]
     if history.findings is None:
         return ["The steps were too few to tell whether a worker is slow."]
