@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.chaos.exchanges import variables_of
 from tests.hosts.conftest import MakeHosts
-from tests.hosts.test_hosts import TRAIN, Output, srun, start
+from tests.hosts.test_hosts import TRAIN, Output, start
 from tests.hosts.virtual_hosts import torchrun
 from tests.parity.test_changed_parameters import alone
 from tests.test_examples import results
@@ -51,6 +53,10 @@ sys.argv.append("cnn")
 """
 
 
-def test_processors_that_round_differently_are_refused(make_hosts: MakeHosts) -> None:
-    for output in srun(make_hosts(2), [1, 1], "-c", f"{OTHER_PROCESSOR}run_path('{TRAIN}')"):
+def test_processors_that_round_differently_are_refused(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(f"{OTHER_PROCESSOR}run_path('{TRAIN}')")
+    for output in start(make_hosts(2), [1, 1], [str(script)]):
         assert "the processors of all hosts must compute the same bits, but" in output.end()
