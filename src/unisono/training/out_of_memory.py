@@ -126,18 +126,14 @@ class MemoryWatch:
         self._due_s = 0.0
 
     def begin(self) -> None:
-        """Look before the first step; :meth:`look` does again after it."""
+        """Look before the first step, and again after it."""
         self._due_s = 0.0
-        self._look()
+        self.look()
+        self._due_s = 0.0
 
     def look(self) -> None:
         """Look, if the last look was long enough ago."""
         now_s = self._clock()
-        if now_s >= self._due_s:
+        if now_s >= self._due_s and (sizes := self._device.memory()) is not None:
             self._due_s = now_s + EVERY_S
-            self._look()
-
-    def _look(self) -> None:
-        sizes = self._device.memory()
-        if sizes is not None:
             self._team.note_memory(sizes[0])

@@ -53,7 +53,6 @@ _TOLD_WITHIN_S = 2e-2
 _SELDOM_EVERY_S = 0.1
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
-_JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
 
 
 class EventLog(Callback):
@@ -293,11 +292,7 @@ def _signal_of(error: BaseException) -> str:
 def encode(event: str, **facts: Any) -> bytes:
     """Write one line of the file."""
     line = {"event": event, "time_unix_s": time.time(), **facts}
-    try:
-        text = _JSON.encode(line)
-    except ValueError:
-        text = _JSON_OF_WORDS.encode(_in_words(line))
-    return text.encode() + b"\n"
+    return _JSON.encode(_in_words(line)).encode() + b"\n"
 
 
 def step_line(
