@@ -17,6 +17,12 @@ def said(*arguments):
     return result.output.strip()
 
 
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").touch()
+    return str(tmp_path / "train.py")
+
+
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
@@ -55,16 +61,12 @@ def test_everything_else_is_refused_as_ever(arguments):
         ),
     ],
 )
-def test_half_of_what_several_hosts_need_is_refused(options, words, tmp_path):
-    script = tmp_path / "train.py"
-    script.touch()
-    assert words in said("run", *options, str(script))
+def test_half_of_what_several_hosts_need_is_refused(options, words, script):
+    assert words in said("run", *options, script)
 
 
-def test_variables_that_make_no_sense_are_refused_before_others_wait(tmp_path, monkeypatch):
+def test_variables_that_make_no_sense_are_refused_before_others_wait(script, monkeypatch):
     monkeypatch.setenv("UNISONO_INTERFACE", "lo")
-    script = tmp_path / "train.py"
-    script.touch()
     options = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:1"]
     for name, words in (
         ("NOTICE_AFTER", "a number of seconds"),
@@ -72,35 +74,29 @@ def test_variables_that_make_no_sense_are_refused_before_others_wait(tmp_path, m
     ):
         with monkeypatch.context() as patch:
             patch.setenv(f"UNISONO_{name}", "soon")
-            assert words in said("run", *options, str(script))
+            assert words in said("run", *options, script)
 
 
-def test_an_interface_that_is_not_there_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_INTERFACE", "no")
-    script = tmp_path / "train.py"
-    script.touch()
-    options = ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1"]
-    assert "`UNISONO_INTERFACE` must name an interface" in said("run", *options, str(script))
-
-
-def test_loopback_leads_to_no_other_host(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_INTERFACE", "lo")
-    script = tmp_path / "train.py"
-    script.touch()
+@pytest.mark.parametrize(
+    ("interface", "words"),
+    [
+        ("no", "`UNISONO_INTERFACE` must name an interface"),
+        ("lo", "must name an interface that leads to 10.0.0.1, but lo leads nowhere beyond"),
+    ],
+)
+def test_an_interface_that_leads_to_no_other_host_is_refused(interface, words, script, monkeypatch):
+    monkeypatch.setenv("UNISONO_INTERFACE", interface)
     monkeypatch.setattr(interfaces, "address_towards", lambda where, port: "10.0.0.2")
     options = ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "10.0.0.1:1"]
-    words = said("run", *options, str(script))
-    assert "must name an interface that leads to 10.0.0.1, but lo leads nowhere beyond" in words
+    assert words in said("run", *options, script)
 
 
-def test_the_rendezvous_must_be_free_and_on_host_0(tmp_path, monkeypatch):
+def test_the_rendezvous_must_be_free_and_on_host_0(script, monkeypatch):
     monkeypatch.setenv("UNISONO_INTERFACE", "lo")
-    script = tmp_path / "train.py"
-    script.touch()
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = f"127.0.0.1:{other.getsockname()[1]}"
         options = ["--nnodes", "2", "--node-rank", "0", "--rendezvous", place]
-        words = said("run", *options, str(script))
+        words = said("run", *options, script)
     assert "`--rendezvous` must be an address of host 0, which this is, and a free port" in words
     assert "Address already in use" in words
 

@@ -9,14 +9,6 @@ from unisono.tools.report.run_progress import Named
 from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
 
-def test_of_no_events_nothing_is_known():
-    made = status_of()
-    assert made.progress.latest is None
-    assert (made.progress.num_done, len(made.recent)) == (0, 0)
-    assert made.steps_per_s is None
-    assert made.slow_rank is None
-
-
 def test_steps_are_counted_as_done():
     made = status_of(start_line(), step(0, 1), step(1, 2))
     assert made.progress.num_done == 2
@@ -36,18 +28,13 @@ def test_a_clock_that_is_wrong_breaks_nothing(time_unix_s):
     assert made.progress.num_done == 3
 
 
-def test_who_was_lost_is_known_until_another_has_come():
+def test_the_process_of_a_lost_worker_is_known_until_another_has_come():
     lost = workers(1, ranks=[0], pids=[4000], lost=[1], why=["worker 1 was killed by SIGKILL"])
-    made = status_of(start_line(), step(0, 0.5), lost)
-    assert made.progress.lost == {1}
-    assert made.progress.ranks == (0,)
-    assert made.progress.named[1].pid == 4001
+    assert status_of(start_line(), lost).progress.named[1].pid == 4001
     come = workers(5, 9.0, ranks=[0, 1], pids=[4000, 77], joined=[1])
-    made = status_of(start_line(), step(0, 0.5), lost, come)
-    assert made.progress.lost == set()
-    assert made.progress.named[1] == Named(77, BEGAN_UNIX_S + 9.0)
-    assert made.progress.trouble.text == "worker 1 was killed by SIGKILL"
-    assert made.progress.num_lost == 1
+    found = status_of(start_line(), lost, come).progress
+    assert found.named[1] == Named(77, BEGAN_UNIX_S + 9.0)
+    assert found.trouble.text == "worker 1 was killed by SIGKILL"
 
 
 def test_whoever_comes_without_a_process_number_has_not_that_of_the_one_before():
