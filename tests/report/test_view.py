@@ -62,19 +62,18 @@ def test_standing_still_is_told_in_words():
     assert not found.is_over
 
 
-def test_slow_steps_are_no_standing_still():
-    lines = [start_line(), step(0, 0), step(1, 60), step(2, 120)]
-    assert view(*lines, at_s=400).condition is Condition.RUNNING
-    assert view(*lines, at_s=421).condition is Condition.STILL
-
-
-def test_no_first_step_is_told():
-    assert view(start_line(), processes={}, at_s=5).message.startswith("no step yet for 5 s: ")
-
-
-def test_an_evaluation_is_no_standing_still():
-    lines = [start_line(), step(98, 0), step(99, 1), event("evaluation", 100, 30.0, means={})]
-    assert view(*lines, at_s=32).condition is Condition.RUNNING
+@pytest.mark.parametrize(
+    ("lines", "until_s", "words"),
+    [
+        ([], 3, "no step yet for "),
+        ([step(0, 0), step(1, 60), step(2, 120)], 420, "no step for "),  # steps take as long
+        ([step(98, 0), step(99, 1), event("evaluation", 100, 30.0, means={})], 33, "no step for "),
+    ],
+)
+def test_a_run_stands_still_some_time_after_its_last_sign_of_life(lines, until_s, words):
+    assert view(start_line(), *lines, at_s=until_s - 1).condition is Condition.RUNNING
+    still = view(start_line(), *lines, at_s=until_s + 9)
+    assert (still.condition, still.message.startswith(words)) == (Condition.STILL, True)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ def verify(folder: Path, *args: str, **more: str) -> subprocess.CompletedProcess
         ((), "SCRIPT must be a Python file, but none is named"),
         (("missing.py",), "does not exist"),
         (("-n", "1", "train.py"), "`-n` must be at least 2"),
-        (("-n", "two", "train.py"), "`-n` must be a whole number"),
         (("--steps", "0", "train.py"), "`--steps` must be a whole number of at least 1"),
         (("--timeout", "-1", "train.py"), "`--timeout` must be a number of seconds above 0"),
     ],

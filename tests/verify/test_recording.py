@@ -104,23 +104,19 @@ def rank(number, kept, contents, batch_size=2):
     return trace
 
 
-def test_one_rank_reads_what_all_read_together():
-    fed = feed_of([rank(0, [[0, 2], [4]], "abcde"), rank(1, [[1, 3]], "abcde")])
-    assert fed["epochs"]["0/0"] == [[[0, "a"], [2, "c"], [1, "b"], [3, "d"]], [[4, "e"]]]
-    assert fed["batch_sizes"] == {"0": 4}
-    assert fed["lengths"] == {"0": 5}
-
-
-def test_ranks_that_accumulate_less_hand_on_their_batches_one_by_one():
-    fed = feed_of([rank(0, [[0, 2]], "abcd"), rank(1, [[1, 3]], "abcd")], one_by_one=True)
-    assert fed["epochs"]["0/0"] == [[[0, "a"], [2, "c"]], [[1, "b"], [3, "d"]]]
-    assert fed["batch_sizes"] == {"0": 2}
-
-
-def test_what_all_ranks_read_is_read_once():
-    fed = feed_of([rank(0, [[0, 1]], "abcd"), rank(1, [[0, 1]], "abcd")])
-    assert fed["epochs"]["0/0"] == [[[0, "a"], [1, "b"]]]
-    assert fed["batch_sizes"] == {"0": 2}
+@pytest.mark.parametrize(
+    ("kept", "one_by_one", "batches", "size"),
+    [
+        (([[0, 2], [4]], [[1, 3]]), False, [[0, 2, 1, 3], [4]], 4),  # all together
+        (([[0, 2]], [[1, 3]]), True, [[0, 2], [1, 3]], 2),  # one rank accumulates more passes
+        (([[0, 1]], [[0, 1]]), False, [[0, 1]], 2),  # what all ranks read is read once
+    ],
+)
+def test_one_rank_reads_what_all_read(kept, one_by_one, batches, size):
+    ranks = [rank(number, of_rank, "abcde") for number, of_rank in enumerate(kept)]
+    fed = feed_of(ranks, one_by_one=one_by_one)
+    assert fed["epochs"]["0/0"] == [[[at, "abcde"[at]] for at in batch] for batch in batches]
+    assert (fed["batch_sizes"], fed["lengths"]) == ({"0": size}, {"0": 5})
 
 
 def test_parts_that_ranks_made_for_themselves_are_known_by_content():
