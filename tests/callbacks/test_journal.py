@@ -228,14 +228,6 @@ def test_who_notes_something_writes_first_what_another_holds_back(tmp_path, cloc
     assert writer.lines == [*steps(0, 1, 2), "rank 1 failed", *steps(3)]
 
 
-def test_the_next_writer_adds_what_the_last_one_held_back(tmp_path, clock):
-    first, second = Worker(tmp_path / "lines.txt"), Worker(tmp_path / "lines.txt")
-    first.step(*range(16), may_wait=True)  # nine of them are there
-    second.step(*range(16), writes=False)
-    second.step(16, may_wait=True)
-    assert second.lines == steps(*range(17))
-
-
 @pytest.mark.slow
 def test_two_who_write_at_once_write_each_line_once(tmp_path):
     path, both = tmp_path / "lines.txt", threading.Barrier(2, timeout=60)

@@ -30,18 +30,6 @@ def test_few_lines_have_more():
     assert (event.allocated_bytes, event.delayed_s) == ((2**40, None), (0.25, None))
 
 
-def test_without_memory_a_line_is_as_it_always_was():
-    written = (
-        b'{"event":"step","time_unix_s":1.500000,"step":3,"epoch":0,"num_samples":8,'
-        b'"seconds":0.250000,"means":{"loss":0.5},"learning_rates":[0.1],"gradient_norm":null,'
-        b'"ranks":[0,1],"begun_s":[0.500000,null],"loading_s":[0.500000,null],'
-        b'"forward_s":[0.500000,null],"backward_s":[0.500000,null],"waiting_s":[0.500000,null],'
-        b'"summing_s":[0.500000,null],"updating_s":[0.500000,null]}\n'
-    )
-    assert step_line(FACTS, TIMES) == written
-    assert read_event(written).allocated_bytes == ()
-
-
 class Devices(Crew):
     """Two workers whose devices take a byte more after each step, on a clock of its own."""
 

@@ -39,8 +39,3 @@ def test_loops_that_take_turns_are_refused_where_a_run_has_a_directory(tmp_path,
 @pytest.mark.slow
 def test_a_loop_that_ends_within_each_step_of_another_may_have_a_directory(tmp_path):
     assert gan.one_after_the_other(tmp_path) == 6
-
-
-@pytest.mark.slow
-def test_a_loop_that_ends_within_each_step_of_another_may_be_launched():
-    assert unisono.launch(gan.one_after_the_other, workers=2) == [6, 6]

@@ -51,15 +51,6 @@ def test_a_run_on_a_device_tells_of_its_memory(accelerator, tmp_path):
     assert view.workers[0].device_bytes == first["allocated_bytes"][0]
 
 
-@pytest.mark.slow
-def test_a_run_on_the_cpu_tells_nothing(accelerator, tmp_path):
-    fit(tmp_path / "sim")
-    fit(tmp_path / "cpu", device="cpu")  # in the same process, with the same control block
-    assert "allocated_bytes" in events(tmp_path / "sim", "step")[0]
-    assert not any("bytes" in name for step in events(tmp_path / "cpu", "step") for name in step)
-    assert set(events(tmp_path / "cpu", "start")[0]["machine"]) == {"processor", "cores", "system"}
-
-
 def on_each_worker(directory):
     sim.install()
     keep = torch.empty(unisono.world().rank * 10**6 // 4, device=f"sim:{unisono.world().rank}")

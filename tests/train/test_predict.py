@@ -204,21 +204,6 @@ def test_a_worker_that_cannot_open_the_file_is_named_by_all(tmp_path, in_a_file)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_on_the_way_leaves_the_old_file(tmp_path):
-    path = tmp_path / "rows.safetensors"
-    path.write_bytes(b"old")
-
-    def forward(model, batch):
-        if 20 in batch[1]:
-            raise RuntimeError("no such luck")
-        return batch[1]
-
-    with pytest.raises(RuntimeError, match="no such luck"):
-        make().predict(data(30), batch_size=10, forward=forward, path=path)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def die_while_predicting(victim, path):
     trainer = make()
     trainer.digest()
