@@ -234,7 +234,9 @@ def test_nobody_is_looked_at_more_often_than_once_a_second(
     kernel.now_s += 0.9
     assert watch.look(PIDS, ALL) == []
     kernel.now_s += 0.1
+    assert watch.due_s == pytest.approx(kernel.now_s)
     assert [stalled.rank for stalled in watch.look(PIDS, ALL)] == [1]
+    assert watch.due_s == kernel.now_s + LOOK_EVERY_S
 
 
 def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
@@ -245,11 +247,3 @@ def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
     assert seen_in(watch, kernel, 3, ALL) == []
     kernel.now_s += LOOK_EVERY_S
     assert watch.look({1: 21}, ALL) == []
-
-
-def test_the_next_look_is_due_a_second_after_the_last(page: ControlBlock, kernel: Kernel) -> None:
-    watch = StallWatch(page, 60.0)
-    for _ in range(2):
-        assert watch.due_s == kernel.now_s + LOOK_EVERY_S
-        kernel.now_s += LOOK_EVERY_S
-        watch.look(PIDS, ALL)

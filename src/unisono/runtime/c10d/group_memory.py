@@ -148,10 +148,6 @@ def _whole_pages(num_bytes: int) -> int:
 _KEEP_PAGES_UP_TO_BYTES = 64 << 20
 
 
-class HeapFullError(MemoryError):
-    """More was asked for than a heap, which is as large as the machine's memory, has left."""
-
-
 class Blocks:
     """The free and the taken blocks of one heap. Final.
 
@@ -171,7 +167,7 @@ class Blocks:
         """Reserve a block and return where it begins, a multiple of 64.
 
         Raises:
-            HeapFullError: no gap is large enough.
+            MemoryError: no gap is large enough.
         """
         with self._lock:
             self._accept_returned()
@@ -190,7 +186,7 @@ class Blocks:
                 self._size_of[gap.start] = size
                 return gap.start
         taken = sum(self._size_of.values())
-        raise HeapFullError(
+        raise MemoryError(
             f"messages nobody has received must fit into the machine's memory, but {taken:,} bytes "
             f"are taken and no gap holds {size:,} more: receive what was sent."
         )
