@@ -118,18 +118,6 @@ def test_gradients_accumulate_over_passes(set_to_none):
         torch.testing.assert_close(gradients(model.module)[name], plain)
 
 
-def test_it_may_be_called_several_times_before_a_backward_pass():
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False), nn.Tanh())
-    model = wrapped(copy.deepcopy(module).eval(), shards=2)
-    module.eval()
-    x = torch.randn(4, 3)
-    for each in (module, model):
-        (each(each(each(x))).sum() + each(2 * x).square().sum()).backward()
-    for name, plain in gradients(module).items():
-        torch.testing.assert_close(gradients(model.module)[name], plain)
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_without_gradients_nothing_is_recorded(frozen):
     model = wrapped(nn.Linear(3, 1).requires_grad_(not frozen))
@@ -137,13 +125,6 @@ def test_without_gradients_nothing_is_recorded(frozen):
         with mode:
             assert not model(torch.ones(4, 3)).requires_grad
     assert model(torch.ones(4, 3)).requires_grad is not frozen
-
-
-def test_training_and_evaluation_reach_the_replicas():
-    model = wrapped(nn.Dropout(0.5))
-    x = torch.ones(100)
-    assert model.eval()(x).equal(x)
-    assert not model.train()(x).equal(x)
 
 
 def test_chunks_draw_different_numbers_and_so_do_calls():

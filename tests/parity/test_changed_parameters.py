@@ -12,11 +12,18 @@ import torch
 from tests.chaos.exchanges import device_of, install, skip_without, variables_of
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
+from tests.parity.keeping_programs import (
+    Between,
+    averaged_by_numpy,
+    averaged_in_data,
+    clipped,
+    drawn,
+    halved,
+)
 from torch import nn
 from torch.optim import SGD, Adam
 
 import unisono
-from unisono.callbacks import Callback
 
 
 def data():
@@ -50,16 +57,6 @@ def make(model=net, optimizer=Adam, loss=loss_of, device="cpu", **options):
     return unisono.Trainer(model, made, loss, shards=4, device=device, **options)
 
 
-class Between(Callback):
-    """Does something after each step."""
-
-    def __init__(self, change):
-        self.change = change
-
-    def on_step_end(self, fit, step):
-        self.change(fit.model, fit.optimizer)
-
-
 def by_callback(change, device, **options):
     trainer = make(device=device, callbacks=[Between(change)], **options)
     trainer.fit(data(), batch_size=10, steps=4)
@@ -80,26 +77,9 @@ def averaged_without_gradients(model, _):
             target.lerp_(online, 0.2)
 
 
-def averaged_in_data(model, _):
-    for target, online in model.pairs():
-        target.data = target.data * 0.8 + online.data * 0.2
-
-
-def averaged_by_numpy(model, _):
-    for target, online in model.pairs():
-        values = target.detach().cpu().numpy()
-        values[...] = 0.8 * values + 0.2 * online.detach().cpu().numpy()
-        target.data.copy_(torch.from_numpy(values))
-
-
-def clipped(model, _):
+def clamped(model, _):
     for parameter in model.parameters():
         parameter.data.clamp_(-0.2, 0.2)
-
-
-def clipped_anew(model, _):
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clamp(-0.2, 0.2)
 
 
 def decayed(model, _):
@@ -107,21 +87,10 @@ def decayed(model, _):
         model[0].weight.mul_(0.99)
 
 
-def noisy(model, _):
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn(parameter.shape).to(parameter.device), alpha=0.01)
-
-
 def simplex_by_numpy(model, _):
     weight = model[2].weight
     rows = np.abs(weight.detach().cpu().numpy())
     weight.data.copy_(torch.from_numpy(rows / rows.sum(1, keepdims=True)))
-
-
-def momentum_halved(_, optimizer):
-    for state in optimizer.state.values():
-        state["exp_avg"].mul_(0.5)
-        state["step"].mul_(0.5)
 
 
 def momentum_replaced(_, optimizer):
@@ -169,8 +138,8 @@ def noise_on_gradients(device):
     return trainer.digest()
 
 
-TRAINED = [clipped, clipped_anew, decayed, noisy, simplex_by_numpy]
-STATE = [momentum_halved, momentum_replaced, state_forgotten, state_loaded]
+TRAINED = [clamped, clipped, decayed, drawn, simplex_by_numpy]
+STATE = [halved, momentum_replaced, state_forgotten, state_loaded]
 TARGETS = [averaged_without_gradients, averaged_in_data, averaged_by_numpy]
 
 
@@ -214,7 +183,7 @@ def digests(device="cpu"):
     ways = itertools.cycle((by_callback, by_loop))
     found = {each.__name__: next(ways)(each, device) for each in (*TRAINED, *STATE)}
     found |= {each.__name__: next(ways)(each, device, model=Twins) for each in TARGETS}
-    found["whole"] = by_callback(clipped_anew, device, optimizer=Langevin)
+    found["whole"] = by_callback(clipped, device, optimizer=Langevin)
     found["hook"] = noise_on_gradients(device)
     found["moved"] = by_loop(nothing, device, model=Moved)
     found["moved now and then"] = by_callback(nothing, device, model=MovedNowAndThen)
@@ -227,7 +196,7 @@ def digests(device="cpu"):
 @functools.cache
 def alone():
     found = digests()
-    assert found["clipped"] == found["clipped_anew"]
+    assert found["clamped"] == found["clipped"]
     assert found["averaged_in_data"] == found["averaged_by_numpy"]
     assert len(set(found.values())) == len(found) - 2
     return found
@@ -356,10 +325,10 @@ class Killed(Between):
 
 
 KILLED = [
-    (clipped_anew, {}),
-    (momentum_halved, {}),
+    (clipped, {}),
+    (halved, {}),
     (averaged_in_data, {"model": Moved}),
-    (noisy, {"optimizer": Langevin}),
+    (drawn, {"optimizer": Langevin}),
 ]
 
 
