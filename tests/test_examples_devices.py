@@ -69,12 +69,6 @@ def test_the_large_classifier_fits_on_two_devices_and_not_on_one():
     assert "it does not fit on sim:0: sim:0 is out of memory" in refused
 
 
-def test_limits_need_simulated_devices():
-    assert "only simulated devices have limits" in run(
-        "large_classifier.py", "--limit-mb", "40", fails=True
-    )
-
-
 @needs_sim
 def test_a_gpt_in_two_is_on_two_simulated_devices():
     devices = ("--devices", "sim:0,sim:1")

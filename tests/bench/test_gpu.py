@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from bench.gpu.networks import Gpt2, ResNet
 from bench.gpu.peaks import peak_flops
 from bench.gpu.side_program import BARE
 from bench.gpu.summary import rows_of, verdicts_of
-from bench.gpu.turns import OWN, Entry, GpuBlock, SideProcess, Turns
+from bench.gpu.turns import OWN, Entry, GpuBlock, Turns
 from bench.gpu.workloads import GPT2, RESNET, SMALL, workload
 from tests.warm.processes import run
 
@@ -214,15 +213,3 @@ def test_a_sitting_writes_tests_and_figures_into_one_file(tmp_path):
     assert len(content["tests"]) == len(content["facts"]) == 4
     assert {row["side"] for row in content["rows"]} == {"bare", "unisono"}
     assert content["failures"] == []
-
-
-@pytest.mark.slow
-def test_no_side_is_left_behind_where_starting_is_interrupted(tmp_path, monkeypatch):
-    def interrupted(side, timeout_s):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SideProcess, "wait_until_ready", interrupted)
-    turns = Turns(SMALL, "cpu", [BARE, "ddp"], tmp_path, print, tiny=True)
-    with pytest.raises(KeyboardInterrupt):
-        turns.__enter__()
-    assert [side._process.poll() for side in turns._sides.values()] == [-signal.SIGKILL] * 2

@@ -256,13 +256,6 @@ def test_modules_with_a_forward_of_their_own_compute_with_the_replica():
     assert module.weight.grad.tolist() == [[4, 4], [4, 4]]
 
 
-def test_traced_modules_work():
-    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    model, x = wrapped(traced), torch.ones(4, 2)
-    assert model(x).equal(traced(x))
-    model(x).sum().backward()
-
-
 def test_sparse_gradients_are_added_along_the_tree():
     model = wrapped(nn.Embedding(1, 1, sparse=True), shards=6)
     scales = torch.tensor([1e8, 1.0, -1e8, 1.0, 1.0, 0.3])

@@ -194,47 +194,6 @@ def test_gradients_of_a_device_travel_once(accelerator):
         assert travelled(loss.backward) == [20]
 
 
-def write_data(parameter):
-    parameter.data.add_(1)
-
-
-def replace_data(parameter):
-    parameter.data = parameter.data + 1
-
-
-@pytest.mark.parametrize("change", [write_data, replace_data])
-def test_changes_that_torch_does_not_count_travel(change, accelerator):
-    module = nn.Linear(2, 2, bias=False).to("sim:0")
-    model, x = unisono.DataParallel(module, [0, 1]), torch.ones(4, 2)
-    before = model(x).cpu()
-    change(module.weight)
-    assert model(x).cpu().equal(before + 2)
-
-
-@pytest.mark.slow
-def test_a_pass_of_inference_leaves_nothing_that_training_cannot_use(accelerator):
-    module, model = large()
-    with torch.inference_mode():
-        model(torch.ones(4, 1))
-    model(torch.ones(4, 1)).sum().backward()
-    assert module.trained.grad is not None
-
-
-def test_parameters_may_be_replaced_by_others(accelerator):
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to("sim:0")
-    model, x = unisono.DataParallel(module, [0, 1]), torch.ones(4, 2)
-
-    def by_chunks():  # a kernel may round otherwise for another number of rows
-        return torch.cat([module(part.double().to("sim:0")) for part in x.chunk(2)])
-
-    model(x)
-    module[1] = nn.Linear(2, 3, device="sim:0", dtype=torch.float64)
-    module[0].to(torch.float64)
-    assert model(x.double()).equal(by_chunks())
-    module[1] = nn.Identity()
-    assert model(x.double()).equal(by_chunks())
-
-
 # Autograd's threads
 
 
@@ -303,17 +262,3 @@ def test_checkpoints_on_two_devices_leave_the_hosts_generator_alone(accelerator)
     outputs.sum().backward()
     assert all(event.is_set() for event in [*entered, left])
     assert torch.get_rng_state().equal(before)
-
-
-def test_checkpoints_of_the_other_kind_are_right_to_rounding(accelerator):
-    class Net(nn.Sequential):
-        def forward(self, x):
-            return checkpoint(super().forward, x, use_reentrant=True)
-
-    torch.manual_seed(0)
-    module = Net(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
-    model = unisono.DataParallel(copy.deepcopy(module).to("sim:0"), [0, 1])
-    for each in (module, model):
-        each(torch.linspace(-1, 1, 12).view(4, 3).requires_grad_()).sum().backward()
-    for one, other in zip(module.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(other.grad.cpu(), one.grad)

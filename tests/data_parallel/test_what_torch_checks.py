@@ -1,14 +1,13 @@
 """What torch's own tests of DataParallel check, on simulated devices, with tests of ours.
 
-torch's are in ``test/distributed/test_data_parallel.py``, which its wheel does not have. Each has
-its counterpart here, in ``test_behaviour.py``, in ``test_devices.py`` or in ``tests/parity``, but
+torch's are in ``test/distributed/test_data_parallel.py``, which its wheel does not have. Most have
+their counterpart here, in ``test_behaviour.py``, in ``test_devices.py`` or in ``tests/parity``, but
 for those of functions that Unisono has no other of (``parallel_apply``).
 """
 
 from __future__ import annotations
 
 import gc
-import io
 
 import pytest
 import torch
@@ -108,37 +107,6 @@ def test_no_cycle_is_left_behind_on_devices(accelerator):
     gc.collect()
     model(torch.randn(6, 1)).sum().backward()
     assert gc.collect() == 0
-
-
-def replicas_in(model, x):
-    found = []
-    handle = model.module.register_forward_pre_hook(lambda replica, _: found.append(replica))
-    model(x)
-    handle.remove()
-    return found
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_replicas_can_be_saved(mode, accelerator):
-    model = unisono.DataParallel(nn.Linear(8, 8), ["cpu", "cpu"])
-    with mode():
-        for replica in replicas_in(model, torch.randn(4, 8)):
-            file = io.BytesIO()
-            torch.save(replica, file)
-            file.seek(0)
-            loaded = torch.load(file, weights_only=False)
-            assert loaded.weight.equal(model.module.weight)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_zero_grad_in_a_replica_warns(accelerator):
-    class Net(nn.Linear):
-        def forward(self, x):
-            with pytest.warns(UserWarning, match=r"Calling \.zero_grad\(\) from a module created"):
-                self.zero_grad()
-            return x
-
-    parallel(Net(2, 2))(torch.rand(4, 2))
 
 
 @pytest.mark.parametrize("dtypes", ["f f", "f h", "h h"])

@@ -352,25 +352,3 @@ def test_a_rank_that_does_something_else_than_train_is_named_on_all(on_ranks, ca
         assert re.search(
             r"(broadcast|all_reduce\(SUM\)) of [\d,]+ (float32|int64|uint8)", message
         ), rank
-
-
-def change_groups():
-    two, three = dist.new_group([0, 1]), dist.group.WORLD
-    ddp = made(
-        process_group=two
-        if dist.get_rank() < 2
-        else dist.new_group([2], use_local_synchronization=True)
-    )
-    train(ddp, 1)
-    ddp._update_process_group(three)
-    for parameter in ddp.parameters():
-        dist.broadcast(parameter.data, 0)
-    optimizer = train(ddp, 2)
-    del optimizer
-    return [parameter.sum().item() for parameter in ddp.parameters()]
-
-
-def test_the_group_may_be_changed(on_ranks):
-    ours, gloo = (on_ranks(backend, 3, change_groups) for backend in ("unisono", "gloo"))
-    assert ours == gloo
-    assert ours[0] == ours[1] == ours[2]
