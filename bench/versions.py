@@ -2,6 +2,7 @@
 
 Both versions take turns on one machine, A B B A A B …, so that whatever else the machine does meets
 both. The benchmark is this checkout's; what differs is the Unisono that each interpreter imports.
+Both must import one installation of torch: two of the same version have differed by 5 %.
 """
 
 from __future__ import annotations
