@@ -39,7 +39,7 @@ test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Light
 	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q tests/peers
 	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q -m long tests/verify -k with_
 
-test-hosts: .venv/ready    ## several hosts, made of network namespaces: bits, bytes, lost links; up to an hour, skipped without root
+test-hosts: .venv/ready    ## several hosts, made of network namespaces, and Slurm where slurm-wlm and munge are installed; up to an hour, skipped without root
 	$(BIN)/python -m pytest -q -n 3 -m hosts tests/hosts
 
 test-gpu: .venv/ready      ## what needs a GPU, skipped without one; UNISONO_TEST_DEVICE=cpu shows that it runs
