@@ -58,6 +58,9 @@ class Recorder:
         self.note(AFTER[at])
         self._faults.meet(at, step)
 
+    def flips(self, step: int) -> str:
+        return ""  # a fault of the tag `wide`
+
     def note(self, phase: str) -> None:
         if self._file is not None:
             # counted in the file alone, as a number kept here would go on from pass to pass

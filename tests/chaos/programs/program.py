@@ -24,7 +24,11 @@ from torch import nn
 
 import unisono
 from unisono.callbacks import EMA, Callback, EarlyStopping, EventLog
-from unisono.engine.state.contents import digest_of
+
+try:
+    from unisono.engine.state.contents import digest_of
+except ModuleNotFoundError:  # the tag `wide`
+    from unisono.state.digest import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.chaos.exchanges import install
