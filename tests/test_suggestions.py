@@ -38,9 +38,22 @@ def test_what_was_meant_is_said(arguments, meant):
     assert said(*arguments).endswith(f"use `{meant}`.")
 
 
-@pytest.mark.parametrize("arguments", [["--nonsense"], ["nonsense"], ["run", "--nonsense", "a.py"]])
-def test_everything_else_is_refused_as_ever(arguments):
-    assert "nonsense" in said(*arguments)
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+STEP |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {**STEP, "SLURM_STEP_TASKS_PER_NODE": "2"},
+        {**STEP, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PTY_PORT": "9"},
+    ],
+)
+def test_a_launcher_for_each_task_is_refused(task, script, monkeypatch):
+    for name, value in task.items():
+        monkeypatch.setenv(name, value)
+    assert "is one of 2 tasks of" in said("run", "-n", "2", script)
 
 
 @pytest.mark.parametrize(

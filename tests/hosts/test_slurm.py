@@ -144,12 +144,6 @@ def test_one_launcher_a_node_finds_the_others_and_replaces_workers(slurm: Slurm)
     assert digests([output]) == one
 
 
-def test_a_launcher_for_each_task_is_refused(slurm: Slurm) -> None:
-    output = slurm.srun("-N2 -n4", "unisono", "run", "-n", "2", TRAIN, "cnn")
-    assert output.end().count("Slurm has started 4 of it") == 4
-    assert output.process.returncode == 2
-
-
 def test_a_job_that_is_requeued_loses_no_step(slurm: Slurm, tmp_path: Path) -> None:
     one = trained(slurm.hosts[:1], [2], "cnn", "--steps", "16")
     log, run = tmp_path / "log", tmp_path / "a run"

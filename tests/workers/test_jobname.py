@@ -113,6 +113,7 @@ def test_each_step_of_slurm_has_a_port_of_its_own():
         ({"SLURM_STEP_NODELIST": "n[1-2]"}, 4, False),
         ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary"}, 2, False),
         ({"SLURM_STEP_NODELIST": "n[1-2]", "MASTER_ADDR": "host"}, 2, False),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_HET_SIZE": "2"}, 2, False),
         ({}, 2, False),
     ],
 )

@@ -103,7 +103,8 @@ def place_in_slurm(environ: Mapping[str, str]) -> tuple[str, int] | None:
         one for each job and step.
     """
     first = re.match(r"([^,[]|\[[^]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
-    if first is None or environ.get("SLURM_DISTRIBUTION") == "arbitrary":
+    has_other_order = environ.get("SLURM_DISTRIBUTION") == "arbitrary"
+    if first is None or has_other_order or "SLURM_HET_SIZE" in environ:  # a list a component
         return None
     node = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])  # "n[01-03,7]" begins with n01
     step = repr([environ.get(name) for name in _SLURM[:3]])

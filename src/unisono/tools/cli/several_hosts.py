@@ -58,12 +58,14 @@ def read_hosts(
     task = None if HOSTS_VARIABLE in os.environ else cluster_task(os.environ)
     if nnodes is None and task is not None and task.world_size > 1:
         place = place_in_slurm(os.environ) if task.started_by == SLURM else None
-        if place is None or task.local_world_size > 1:
+        # Of the tasks of `srun --pty bash` one alone has a shell.
+        if place is None or task.local_world_size > 1 or "SLURM_PTY_PORT" in os.environ:
             raise Refusal(
                 f"`unisono run` must be started once on each host, as it starts the workers there, "
-                f"but {task.started_by} has started {task.world_size} of it that do not know of "
-                f"each other: start the program itself (`python`), one `unisono run` a node of "
-                f"Slurm (`srun --ntasks-per-node=1`), or pass `--nnodes`."
+                f"but is one of {task.world_size} tasks of {task.started_by}: start the program "
+                f"itself (`python`), or one `unisono run` a node of Slurm "
+                f"(`srun --ntasks-per-node=1`); `--nnodes 1` trains here alone, as in a shell of "
+                f"`srun --pty`."
             )
         return SeveralHosts(task.world_size, task.rank, f"{place[0]}:{place[1]}")
     if nnodes == 1 and node_rank in (None, 0):
