@@ -118,7 +118,3 @@ def test_hosts_are_in_the_order_of_their_numbers():
     assert sizes_of_hosts([(2, 1), (0, 4), (1, 3)]) == [4, 3, 1]
     with pytest.raises(RendezvousError, match="another one on each of 3 hosts, but is 1 on 2"):
         sizes_of_hosts([(1, 1), (0, 4), (1, 3)])
-
-
-def test_options_of_the_script_are_its_own():
-    assert "nobody.py" in said("run", "-n", "1", "nobody.py", "--nproc-per-node", "2")

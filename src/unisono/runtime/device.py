@@ -30,11 +30,7 @@ from unisono.runtime.world import World, workers_per_gpu
 HOST = "cpu"
 """Where tensors lie in the memory of the host."""
 AUTO = "auto"
-_MEMORY_STATS = (
-    "allocated_bytes.all.current",
-    "reserved_bytes.all.current",
-    "allocated_bytes.all.peak",
-)
+_MEMORY_STATS = "allocated_bytes.all.current", "allocated_bytes.all.peak"
 _SPIN_S, _NAP_S = 200e-6, 50e-6
 _NAP_PART = 0.01  # of the time waited so far: a device that never answers costs no processor time
 # torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
@@ -209,27 +205,25 @@ class Device:
         """Begin to bring the tensors of a batch here; see :meth:`~.arrivals.Arrivals.begin`."""
         return (lambda: batch) if self._arrivals is None else self._arrivals.begin(batch)
 
-    def memory(self) -> tuple[int, int, int] | None:
-        """Count what this process takes of the device's memory, without waiting for the device.
+    def memory(self) -> tuple[int, int] | None:
+        """Count what tensors of this process take on the device, without waiting for the device.
 
         Returns:
-            In bytes: what tensors take, what torch's allocator keeps, and the most that tensors
-            took; None on the CPU.
+            In bytes, now and at most so far; None on the CPU.
         """
         if self.is_host:
             return None
         if self.is_divided:
             known = [sizes for part in self.parts if (sizes := part.memory()) is not None]
-            allocated, reserved, peak = map(sum, zip(*known, strict=True))
-            return allocated, reserved, peak
+            allocated, peak = map(sum, zip(*known, strict=True))
+            return allocated, peak
         nested = getattr(self._module, "memory_stats_as_nested_dict", None)
         if nested is not None:  # most of the time goes into flattening it
-            stats = nested(self.torch)
-            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-            return allocated["current"], reserved["current"], allocated["peak"]
+            stats = nested(self.torch)["allocated_bytes"]["all"]
+            return stats["current"], stats["peak"]
         flat = self._module.memory_stats(self.torch)
-        allocated, reserved, peak = (int(flat.get(name, 0)) for name in _MEMORY_STATS)
-        return allocated, reserved, peak
+        allocated, peak = (int(flat.get(name, 0)) for name in _MEMORY_STATS)
+        return allocated, peak
 
     def room(self) -> tuple[int | None, int]:
         """Count the bytes of the device's memory that are free (None: not known), and all."""

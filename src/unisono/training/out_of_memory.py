@@ -77,9 +77,9 @@ def _needed(run: RunContext, device: Device) -> dict[str, int]:
         "gradients": _bytes(parameters, device),
         "optimizer state": _bytes(state, device),
     }
-    if (allocated := device.memory()) is not None:
-        needed["activations"] = max(allocated[2] - sum(needed.values()), 0)
-    return {name: taken for name, taken in needed.items() if taken}
+    if (taken := device.memory()) is not None:
+        needed["activations"] = max(taken[1] - sum(needed.values()), 0)
+    return {name: num_bytes for name, num_bytes in needed.items() if num_bytes}
 
 
 def _bytes(values: Iterable[object], device: Device) -> int:
