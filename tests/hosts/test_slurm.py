@@ -59,8 +59,6 @@ class Slurm:
         # Python's folder is first, as a batch script calls `python`.
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environ = {"SLURM_CONF": str(configuration), "PATH": path}
-        for host in hosts:
-            host.run("mkdir", "-p", "/dev/shm/munge")
         names = {"key-file": "key", "socket": "munge", "pid-file": "pid", "seed-file": "seed"}
         told = [f"--{option}={folder / name}" for option, name in names.items()]
         self._start(
