@@ -20,9 +20,12 @@ atexit.register(print, "bye")
 view = io.BytesIO(b"x").getbuffer()
 readable, _ = (os.fdopen(fd, mode) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
 ours, theirs = socket.socketpair()
-both = ours.makefile("rw")
+raw = ours.makefile("rwb", buffering=0)
+both = io.TextIOWrapper(io.BufferedRWPair(raw, raw))
 both.write("sent")
 for reader in (readable, both):
     threading.Thread(target=reader.read, daemon=True).start()
+flush = sys.stdout.flush  # called last
+sys.stdout.flush = lambda: (raw.closed and sys.stderr.write("closed while it is read"), flush())
 atexit.register(lambda: both.flush() or print(theirs.recv(9).decode()))
 threading.Thread(target=held.write, args=(" by a thread",)).start()

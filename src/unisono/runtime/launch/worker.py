@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 from unisono.runtime.c10d.registration import GLOO, replace_gloo
@@ -217,7 +218,12 @@ def _close_files() -> None:
     files = [file for file in files if id(file) not in ours and _may_hold_something(file)]
     # Wrappers first: closing one writes what it holds into what it wraps.
     for file in sorted(files, key=_depth_of_wrapping):
-        _and_go_on(file.flush if _is_pair(file) else file.close)
+        _and_go_on(partial(_write_out, file))
+
+
+def _write_out(file: Any) -> None:
+    if not file.closed:  # with its wrapper
+        (file.flush if _is_plain(file) else file.close)()
 
 
 def _may_hold_something(file: Any) -> bool:
@@ -230,11 +236,10 @@ def _may_hold_something(file: Any) -> bool:
         return False
 
 
-def _is_pair(file: Any) -> bool:
-    """Tell whether what is read beside what is written would be closed, too."""
-    return isinstance(file, io.BufferedRWPair) or (
-        isinstance(file, io.TextIOWrapper) and isinstance(file.buffer, io.BufferedRWPair)
-    )
+def _is_plain(file: Any) -> bool:
+    """Tell whether a flush writes all; closing it may close what a thread reads beside it."""
+    plain = io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair
+    return type(file) in plain or (type(file) is io.TextIOWrapper and type(file.buffer) in plain)
 
 
 def _depth_of_wrapping(file: object) -> int:
