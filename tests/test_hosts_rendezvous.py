@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from unisono.tools.cli.hosts_rendezvous import HostsBackend, NumHostsError, meet_hosts
+from unisono.tools.cli.several_hosts import NumHosts
 
 KEY = "torch.rendezvous.unisono"
 
@@ -98,15 +99,15 @@ def test_a_pickle_in_the_store_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_it_listens_at_its_address_alone() -> None:
-    handler = meet_hosts(("127.0.0.1", 0), 2, address="127.0.0.1", is_first=True)
+    handler = meet_hosts(("127.0.0.1", 0), NumHosts(2, 2), address="127.0.0.1", is_first=True)
     port = handler._store.port
     socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))
     with pytest.raises(RendezvousConnectionError, match="in use"):
-        meet_hosts(("127.0.0.1", port), 2, address="127.0.0.1", is_first=True)
-    with pytest.raises(NumHostsError, match="is 3 here and 2 on one that came before"):
-        meet_hosts(("127.0.0.1", port), 3, address="127.0.0.1", is_first=False)
+        meet_hosts(("127.0.0.1", port), NumHosts(2, 2), address="127.0.0.1", is_first=True)
+    with pytest.raises(NumHostsError, match="is 1:2 here and '2' on one that came before"):
+        meet_hosts(("127.0.0.1", port), NumHosts(1, 2), address="127.0.0.1", is_first=False)
     workers = handler._create_tcp_store_server("127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", workers.port))

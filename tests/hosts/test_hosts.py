@@ -162,8 +162,12 @@ def unisono_run(
     faults: Sequence[str] = (),
     kills: str = "",
     flags: Sequence[str] = ("--restarts", "3"),
+    nnodes: str = "",
+    numbers: Sequence[int] = range(9),
 ) -> list[Output]:
-    place = ["--nnodes", str(len(hosts)), "--rendezvous", f"{hosts[0].address}:29400"]
+    place = ["--nnodes", nnodes or str(len(hosts)), "--rendezvous", "10.77.0.1:29400"]
+    if hosts[0].number and not nnodes:
+        place[-1] = f"{hosts[0].address}:29400"
     command = (sys.executable, "-m", "unisono", "run", *place, *flags)
     return [
         Output(
@@ -172,7 +176,7 @@ def unisono_run(
                 environ={"UNISONO_FAULTS": "; ".join(faults), "KILLS": kills},
             )
         )
-        for number, (host, count) in enumerate(zip(hosts, workers, strict=True))
+        for number, host, count in zip(numbers, hosts, workers, strict=False)
     ]
 
 
@@ -310,6 +314,46 @@ def test_a_host_that_is_lost_is_not_waited_for_as_a_worker_would_be(make_hosts: 
     named_s = outputs[0].await_line("but rank [23] was lost")
     assert named_s - lost_s < NAMED_WITHIN_S
     hosts[0].kill()
+
+
+# Which host's processes are all killed, for how long, and who comes in its place.
+@pytest.mark.parametrize(
+    ("number", "away_s", "other"), [(1, 0, 1), (1, 3, 1), (1, 3, 2), (0, 0, 0), (0, 20, 0)]
+)
+def test_a_host_that_is_lost_comes_back(
+    make_hosts: MakeHosts, tmp_path: Path, number: int, away_s: float, other: int
+) -> None:
+    hosts, plain = make_hosts(3), [TRAIN, "cnn", "--steps", "40", "--pause", "0.2"]
+    program = [*plain, "--directory", str(tmp_path / "a run"), "--every", "99"]
+    outputs = unisono_run(hosts[:2], [2, 1], program, nnodes="2")
+    outputs[0].await_line("rank 0 step 20")
+    hosts[number].run("sh", "-c", "kill -KILL -1")
+    time.sleep(away_s)
+    outputs += unisono_run([hosts[other]], [2], program, nnodes="2", numbers=[number])
+    del outputs[number]
+    for output in outputs:
+        output.has_ended_well()
+    assert "resuming from checkpoint" in "".join(output.text for output in outputs)
+    assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
+
+
+def test_hosts_go_on_without_one_and_with_it_again(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Host 1 is away for good, as far as host 0 knows; its place in the rendezvous is not 0's."""
+    hosts, plain = make_hosts(3), [TRAIN, "cnn", "--steps", "99", "--pause", "0.3"]
+    program = [*plain, "--directory", str(tmp_path / "a run"), "--every", "99"]
+    outputs = unisono_run(hosts, [1, 1, 2], program, nnodes="1:3")
+    outputs[0].await_line("rank 0 step 9")
+    for host in hosts[1:]:
+        host.run("sh", "-c", "kill -KILL -1")
+    outputs[0].await_line("rank 0 step 19")
+    outputs += unisono_run(hosts[2:], [1], program, nnodes="1:3", numbers=[2])
+    outputs[0].await_line("another host has come")
+    for output in (outputs[0], outputs[3]):
+        output.has_ended_well()
+    assert outputs[3].text.count("rank 1 digest") == 1
+    # What was done when the hosts were lost came from memory.
+    assert outputs[0].text.count("rank 0 step 4\n") == 1
+    assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
 
 
 def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None:

@@ -583,8 +583,7 @@ def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:
 
 
 def test_one_of_several_hosts_ends_once_all_its_workers_stand_still() -> None:
-    kept = began(1, {**FACTS, "is_kept_by_workers": True})
-    events = (AGREED, kept, stop_wanted, *paused(0), *paused(1))
+    events = (AGREED, began(1, KEPT), stop_wanted, *paused(0), *paused(1))
     found = decisions(*events, workers=2, first_rank=4)
     *_, began_it, asked, first, last = found
     assert began_it.state.can_stop_between_steps

@@ -294,10 +294,5 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
         if run.checkpoints is not None:
             run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
     if boundary.begin():
-        where: dict[str, Any] = {"directory": None}
-        if run.checkpoints is not None and len(run.team.hosts) == 1:
-            where = run.checkpoints.facts
-        elif run.checkpoints is not None:
-            # Of several hosts, no launcher can write a last checkpoint by itself.
-            where |= {"is_kept_by_workers": True}
+        where = {"directory": None} if run.checkpoints is None else run.checkpoints.facts
         run.replicated_calls.note_loop({**boundary.facts, **where})

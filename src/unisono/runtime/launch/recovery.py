@@ -85,8 +85,7 @@ class RecoveryState:
     def can_stop_between_steps(self) -> bool:
         """Whether there are steps, and a place to keep what they have led to."""
         facts = self.loop.facts if self.loop is not None else {}
-        is_kept = facts.get("directory") or facts.get("is_kept_by_workers")
-        return bool(self.membership and is_kept)
+        return bool(self.membership and facts.get("directory"))
 
 
 @dataclass(frozen=True, slots=True)

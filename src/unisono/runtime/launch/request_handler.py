@@ -164,13 +164,22 @@ class RequestHandler:
             self._staff.end()
 
     def keep_last(self) -> None:
-        """Write the newest snapshot, if the run wants checkpoints; waits until it is written."""
+        """Write the newest snapshot, if the run wants checkpoints; waits until it is written.
+
+        Of several hosts each has the whole state, and one writes it to a directory that they share.
+        """
         self._writer.wait()
         kept = self._newest_snapshot()
         mapping = None if kept is None else self._memories.mapping(kept.key)
-        if kept is not None and mapping is not None:
-            self._writer.begin(mapping, kept)
-            self._writer.wait()
+        if kept is None or mapping is None:
+            return
+        if self.state.first_rank is not None:
+            try:
+                self._writer.locks.hold(Path(kept.directory))
+            except CheckpointError:  # another host has it, and does
+                return
+        self._writer.begin(mapping, kept)
+        self._writer.wait()
 
     def close(self) -> None:
         """Let go of everything once the workers have ended; remove what they have left half."""
@@ -214,7 +223,7 @@ class RequestHandler:
             case recovery.KeepAndEnd():
                 self._is_ending = True
                 kept = self._newest_snapshot()
-                if kept is not None:
+                if kept is not None and self.state.first_rank is None:  # else workers have asked
                     self._to_write.append((kept, None, False))
                     self._write_next()
                 if self._writing is None:

@@ -177,7 +177,11 @@ class _Supervision:
             self._take(policy.time_passed(self.state, time.monotonic()))
             self._end_stalled()
             self._look_for_hangs()
-        if self.state.cause is not None:
+        # Of several hosts, one that is told to end may wait in vain for another to finish the step.
+        is_cut_off = (
+            self.state.interrupted_by is not None and self._requests.state.first_rank is not None
+        )
+        if self.state.cause is not None or is_cut_off:
             self._requests.keep_last()
 
     def end_workers(self) -> None:

@@ -351,8 +351,8 @@ class _RoundClosedError(BaseException):
 def _ended(rank: int, why: str) -> UnisonoError:
     return PeerLostError(
         f"every worker must stay to the end of the run, but rank {rank} was lost, and {why}: look "
-        f"for what ended it, or its host, and start all again; with a `directory` the run goes on "
-        f"from its newest checkpoint.",
+        f"for what ended it, or its host; with a `directory` the next start goes on from its "
+        f"newest checkpoint.",
         rank=rank,
     )
 

@@ -4,6 +4,8 @@ Rendezvous and restarts are torchrun's own. What is different:
 
 * A run that has ended for good, by an exception or Ctrl-C, is not started again. The rendezvous is
   closed, so that no host waits there for others.
+* A lost host is waited for, host 0 and the rendezvous with it too: all begin again once it, or
+  another in its place, is there. Starts count as long as they follow within a minute.
 * A long wait for other hosts is said; what our launcher says, and its exit status, come last.
 * Signals are passed on to the launcher, which finishes the step. It ends with this process.
 """
@@ -16,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -32,16 +34,26 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from unisono.runtime.launch.recovery import PERIOD_S
 from unisono.runtime.launch.report import TRY_AGAIN
 from unisono.runtime.notices import say
 from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
 from unisono.tools.cli.hosts_rendezvous import NumHostsError, meet_hosts
+from unisono.tools.cli.several_hosts import NumHosts
 
 _LOOK_EVERY_S = 0.5
 # So often is looked whether another host has ended for good before one that misses it begins again,
 # and before a launcher whose workers do not miss it is ended.
 _LOOKS_AFTER_LOSS, _LOOKS = 4, 6
 _STAYS_AT_MOST_S = 5.0
+_BEGINNING_AGAIN = (
+    f"All hosts begin again once they are there, with a `directory` from the newest checkpoint; a "
+    f"lost one is waited for ({RENDEZVOUS.variable})."
+)
+_NO_MORE = (
+    "`--restarts` allows no other start: start all hosts again; with a `directory` the run goes on "
+    "from its newest checkpoint."
+)
 _OTHERS_ENDED = "another host has ended the run: look at what it says."
 _ENDED_WELL = "a host has come to the end of its program"
 _OTHERS_ENDED_WELL = (
@@ -55,10 +67,11 @@ def run_agent(
     *,
     place: str,
     rendezvous: tuple[str, int],
-    num_hosts: int,
+    nnodes: NumHosts,
     is_first: bool,
     address: str,
     restarts: int,
+    await_first: Callable[[], None],
 ) -> int:
     """Run Python on this host with these arguments, when all others do, and again after a loss.
 
@@ -66,50 +79,67 @@ def run_agent(
         arguments: of the interpreter.
         place: of the rendezvous, for messages.
         rendezvous: its address and port.
-        num_hosts: how many there are.
+        nnodes: how many hosts there are.
         is_first: whether the rendezvous is on this host.
         address: where the others reach this one.
         restarts: how often all are started again.
+        await_first: waits until the rendezvous is there.
 
     Returns:
         The exit status.
+
+    Raises:
+        RendezvousError: ours; host 0 was lost, and has not come back.
     """
     logging.disable(logging.ERROR)  # what torch's agent has to say is said here
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
-    try:
-        handler = meet_hosts(rendezvous, num_hosts, address=address, is_first=is_first)
-        spec = api.WorkerSpec(
-            role="unisono",
-            local_world_size=1,
-            rdzv_handler=handler,
-            entrypoint=sys.executable,
-            args=tuple(arguments),
-            max_restarts=restarts,
-            local_addr=address,
-        )
+    num_left = restarts
+    while True:
+        begun_s = time.monotonic()
         try:
-            result = HostAgent(spec, place).run()
-        finally:
-            handler.shutdown()
-        if result is not None:
-            return int(result.is_failed())
-        say(_OTHERS_ENDED)  # while this one waited for them
-    except NumHostsError as error:
-        say(str(error))
-    except RendezvousTimeoutError:
-        say(
-            f"all {num_hosts} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not "
-            f"all have: look whether `unisono run` was started on each, with the same `--nnodes` "
-            f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
-        )
-    except RendezvousClosedError:
-        say(_OTHERS_ENDED)
-    except RendezvousError as error:
-        say(
-            f"the rendezvous at {place} must be there until the run ends, but is not "
-            f"({error.__cause__ or error}): look at what host 0 says."
-        )
-    return 1
+            handler = meet_hosts(rendezvous, nnodes, address=address, is_first=is_first)
+            spec = api.WorkerSpec(
+                role="unisono",
+                local_world_size=1,
+                rdzv_handler=handler,
+                entrypoint=sys.executable,
+                args=tuple(arguments),
+                max_restarts=restarts,
+                local_addr=address,
+            )
+            try:
+                result = HostAgent(spec, place).run()
+            finally:
+                handler.shutdown()
+            if result is not None:
+                return int(result.is_failed())
+            say(_OTHERS_ENDED)  # while this one waited for them
+        except NumHostsError as error:
+            say(str(error))
+        except RendezvousTimeoutError:
+            say(
+                f"{nnodes} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not all "
+                f"have: look whether `unisono run` was started on each, with the same `--nnodes` "
+                f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
+            )
+        except RendezvousClosedError:
+            say(_OTHERS_ENDED)
+        except RendezvousError as error:
+            num_left = _num_left(num_left, restarts, begun_s)
+            if not is_first and num_left >= 0:
+                say(f"host 0 was lost, with the rendezvous at {place}. {_BEGINNING_AGAIN}")
+                await_first()
+                continue
+            say(
+                f"the rendezvous at {place} must be there until the run ends, but is not "
+                f"({error.__cause__ or error}): look at what host 0 says."
+            )
+        return 1
+
+
+def _num_left(num_left: int, restarts: int, begun_s: float) -> int:
+    """Count a start that became needed; one that lasted for a minute makes up for those before."""
+    return (restarts if time.monotonic() - begun_s > PERIOD_S else num_left) - 1
 
 
 class HostAgent(LocalElasticAgent):
@@ -124,6 +154,7 @@ class HostAgent(LocalElasticAgent):
         super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else a folder would be left over
         self._place, self._status = place, 0
         self._look_at_s, self._num_looks_closed = 0.0, 0
+        self._begun_s = time.monotonic()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # by nohup
                 signal.signal(signum, self._pass_on)
@@ -154,6 +185,12 @@ class HostAgent(LocalElasticAgent):
             raise RendezvousConnectionError(str(error)) from error
         finally:
             notice.cancel()
+        self._begun_s = time.monotonic()
+
+    def _restart_workers(self, worker_group: api.WorkerGroup) -> None:
+        if worker_group.state == api.WorkerState.HEALTHY:
+            say("another host has come: all finish the step, and begin again with it.")
+        super()._restart_workers(worker_group)
 
     def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
         """See torch's; raises SystemExit where the run has ended for good."""
@@ -168,12 +205,21 @@ class HostAgent(LocalElasticAgent):
             status = self._status or failure.exitcode
             if status == TRY_AGAIN or status < 0:
                 if not (how := self._how_others_end()):
+                    self._begin_again()
                     return result
                 say(how)
                 status = 1
             self._end_for_good()
             sys.exit(status)
         return result
+
+    def _begin_again(self) -> None:
+        """Say what follows a loss that workers could not make up for."""
+        num_left = _num_left(
+            self._remaining_restarts, self._worker_group.spec.max_restarts, self._begun_s
+        )
+        self._remaining_restarts = num_left + 1  # torch's, which takes one from it
+        say(_BEGINNING_AGAIN if num_left >= 0 else _NO_MORE)
 
     def _end_with_others(self) -> None:
         """End the launcher if another host has ended for good, and workers do not notice."""
@@ -194,8 +240,8 @@ class HostAgent(LocalElasticAgent):
                     return _OTHERS_ENDED
                 if self._store_of_round.check([_ENDED_WELL]):
                     return _OTHERS_ENDED_WELL
-            except DistError:  # the first host has gone
-                return _OTHERS_ENDED
+            except DistError as error:  # the first host has gone
+                raise RendezvousConnectionError(str(error)) from error
             time.sleep(_LOOK_EVERY_S)
         return ""
 
@@ -205,10 +251,7 @@ class HostAgent(LocalElasticAgent):
 
     @property
     def _is_closed(self) -> bool:
-        try:
-            return bool(self._worker_group.spec.rdzv_handler.is_closed())
-        except RendezvousError:  # host 0 has gone, and the rendezvous with it
-            return True
+        return bool(self._worker_group.spec.rdzv_handler.is_closed())
 
     def _end_for_good(self) -> None:
         """Let no other host wait for this one, neither to begin again nor to end."""

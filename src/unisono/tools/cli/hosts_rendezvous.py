@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
+import secrets
 from contextlib import closing
 from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
@@ -19,6 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousError,
+    RendezvousInfo,
     RendezvousStateError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -32,9 +35,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from unisono.runtime.timeouts import RENDEZVOUS
 from unisono.runtime.workers.job_store import listen
+from unisono.tools.cli.several_hosts import NumHosts
 
 _NAME = "unisono"
 _OPERATION_TAKES_AT_MOST = timedelta(seconds=60)
+_OTHERS_MAY_COME = timedelta(seconds=10)  # once there are as many hosts as are needed
 
 
 class NumHostsError(RendezvousError):
@@ -42,13 +47,13 @@ class NumHostsError(RendezvousError):
 
 
 def meet_hosts(
-    place: tuple[str, int], num_hosts: int, *, address: str, is_first: bool
+    place: tuple[str, int], nnodes: NumHosts, *, address: str, is_first: bool
 ) -> DynamicRendezvousHandler:
     """Connect to the rendezvous of the hosts, and have it here on the first one.
 
     Args:
         place: its address and port.
-        num_hosts: how many hosts there are.
+        nnodes: how many hosts there are.
         address: where the others reach this host.
         is_first: whether the rendezvous is here.
 
@@ -58,18 +63,19 @@ def meet_hosts(
     """
     store = _serve(*place) if is_first else _store(*place, is_master=False)
     try:
-        told = int(store.compare_set("num_hosts", "", str(num_hosts)))
+        told = store.compare_set("num_hosts", "", str(nnodes)).decode()
     except (RuntimeError, ValueError) as error:
         raise RendezvousConnectionError(str(error)) from error
-    if told != num_hosts:
+    if told != str(nnodes):
         raise NumHostsError(
-            f"`--nnodes` must be the same on every host, but is {num_hosts} here and {told} on one "
-            f"that came before: start this one again with `--nnodes {told}`, or all others."
+            f"`--nnodes` must be the same on every host, but is {nnodes} here and {told!r} on one "
+            f"that came before: start this one again with that, or all others."
         )
-    timeout = RendezvousTimeout(join=timedelta(seconds=math.ceil(RENDEZVOUS.in_s())))
-    backend, sizes = HostsBackend(C10dRendezvousBackend(store, _NAME)), (num_hosts, num_hosts)
+    join = timedelta(seconds=math.ceil(RENDEZVOUS.in_s()))
+    timeout = RendezvousTimeout(join, _OTHERS_MAY_COME)
+    backend = HostsBackend(C10dRendezvousBackend(store, _NAME))
     handler: DynamicRendezvousHandler = _Handler.from_backend(
-        _NAME, store, backend, *sizes, address, timeout
+        _NAME, store, backend, nnodes.least, nnodes.most, address, timeout
     )
     return handler
 
@@ -93,8 +99,26 @@ def _store(address: str, port: int, **options: Any) -> TCPStore:
         raise RendezvousConnectionError(str(error)) from error
 
 
+class _AnyProcess:
+    """Names processes so that one started again is not taken for the one before.
+
+    torch's names have the process' number, which in a container is the same each time.
+    """
+
+    def generate(self, local_addr: str | None = None) -> _NodeDesc:
+        return _NodeDesc(local_addr or "", os.getpid(), secrets.randbits(62))
+
+
 class _Handler(DynamicRendezvousHandler):
     """Has the store of a job's workers listen at the address of its host, too."""
+
+    _node_desc_generator = _AnyProcess()  # type: ignore[assignment]
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See torch's."""
+        # Hosts that were there before would say nothing to those that have come since.
+        self._bootstrap_store_info = None
+        return super().next_rendezvous()
 
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
         return _serve(master_addr, master_port)

@@ -34,12 +34,13 @@ def main(arguments: Sequence[str]) -> None:
         rendezvous = meet(world(), os.environ, RENDEZVOUS.in_s())
         told = rendezvous.gather("number of workers", [int(number), int(options[1])])
         sizes = sizes_of_hosts([tuple(one) for one in told])
+        place = sorted(other for other, _ in told).index(int(number))  # some may not be there
     except (ValueError, UnisonoError) as error:
         say(str(error))
         sys.exit(TRY_AGAIN if isinstance(error, PeerLostError | WaitTimeoutError) else 1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    own = {"RANK": number, HOSTS_VARIABLE: ",".join(map(str, sizes))}
+    own = {"RANK": str(place), HOSTS_VARIABLE: ",".join(map(str, sizes))}
     environ = {**os.environ, **own, TOKEN_VARIABLE: rendezvous.token}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "unisono", "run", *options], environ)

@@ -24,7 +24,13 @@ from unisono.tools.cli.endings import (
     seconds,
     takes_script,
 )
-from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_hosts
+from unisono.tools.cli.several_hosts import (
+    NUM_HOSTS,
+    NumHosts,
+    one_of_several,
+    read_hosts,
+    run_on_hosts,
+)
 
 
 @click.command(
@@ -78,9 +84,10 @@ from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_h
 )
 @click.option(
     "--nnodes",
-    type=COUNT,
-    help="How many hosts compute together. Run the same command on each, with its own "
-    "`--node-rank`; torch's agent starts a launcher there, and all again after a loss.",
+    type=NUM_HOSTS,
+    help="How many hosts compute together, or as 1:2 how many at least and at most. Run the same "
+    "command on each, with its own `--node-rank`; after a loss all begin again once enough hosts "
+    "are there, and again when another comes.",
 )
 @click.option(
     "--node-rank",
@@ -115,7 +122,7 @@ def run(
     stall_timeout_s: float,
     workers_per_gpu: int | None,
     backend: str,
-    nnodes: int | None,
+    nnodes: NumHosts | None,
     node_rank: int | None,
     rendezvous: str | None,
 ) -> None:

@@ -19,17 +19,40 @@ from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
 from unisono.runtime.workers.job_store import knock, listen, place_in_slurm
 from unisono.runtime.world import HOSTS_VARIABLE, SLURM, cluster_task, num_devices
-from unisono.tools.cli.endings import Refusal, leave
+from unisono.tools.cli.endings import Refusal, Text, leave
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {"replaces", "workers_per_gpu", "backend"}
 
 
 @dataclass(frozen=True, slots=True)
+class NumHosts:
+    """How many hosts compute together: as ``--nnodes`` says it, ``2`` or ``1:2``."""
+
+    least: int
+    most: int
+
+    @staticmethod
+    def read(text: str) -> NumHosts:
+        """Read it; raises ValueError."""
+        least, _, most = text.partition(":")
+        read = NumHosts(int(least), int(most or least))
+        if not 0 < read.least <= read.most:
+            raise ValueError
+        return read
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least}:{self.most}"
+
+
+NUM_HOSTS = Text("n", NumHosts.read, "a number of hosts, or the least and the most", "1:2")
+
+
+@dataclass(frozen=True, slots=True)
 class SeveralHosts:
     """Which of several hosts this is. Final."""
 
-    nnodes: int  # how many there are
+    nnodes: NumHosts  # how many there are
     node_rank: int  # the number of this one
     rendezvous: str  # where host 0 is reached, as ``host:port``
 
@@ -48,7 +71,7 @@ class SeveralHosts:
 
 
 def read_hosts(
-    nnodes: int | None, node_rank: int | None, rendezvous: str | None
+    nnodes: NumHosts | None, node_rank: int | None, rendezvous: str | None
 ) -> SeveralHosts | None:
     """Read the options, or what Slurm says; None where all workers are on this host.
 
@@ -67,8 +90,9 @@ def read_hosts(
                 f"(`srun --ntasks-per-node=1`); `--nnodes 1` trains here alone, as in a shell of "
                 f"`srun --pty`."
             )
-        return SeveralHosts(task.world_size, task.rank, f"{place[0]}:{place[1]}")
-    if nnodes == 1 and node_rank in (None, 0):
+        size = NumHosts(task.world_size, task.world_size)
+        return SeveralHosts(size, task.rank, f"{place[0]}:{place[1]}")
+    if nnodes is not None and nnodes.most == 1 and node_rank in (None, 0):
         return None  # of a script that has the number of hosts in a variable
     if nnodes is None:
         others = {"--node-rank": node_rank, "--rendezvous": rendezvous}
@@ -78,10 +102,10 @@ def read_hosts(
                     f"`{name}` is for several hosts: pass `--nnodes` too, or leave it out."
                 )
         return None
-    if node_rank is None or not 0 <= node_rank < nnodes:
+    if node_rank is None or not 0 <= node_rank < nnodes.most:
         raise Refusal(
-            f"`--node-rank` must be the number of this host, 0 … {nnodes - 1}, another one on each "
-            f"of {nnodes}, but is {'not given' if node_rank is None else node_rank}."
+            f"`--node-rank` must be the number of this host, 0 … {nnodes.most - 1}, another one on "
+            f"each of {nnodes.most}, but is {'not given' if node_rank is None else node_rank}."
         )
     hosts = SeveralHosts(nnodes, node_rank, rendezvous or "")
     host, port = hosts.place
@@ -132,26 +156,27 @@ def run_on_hosts(
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
         where = _listens_at(host, address) if hosts.node_rank == 0 else host
         _check_rendezvous(hosts, where)
+        os.environ.update(environ)
+        from unisono.tools.cli.hosts_agent import (
+            run_agent,  # loads torch, which looks at these variables
+        )
+
+        number = num_devices() if workers is None else workers
+        command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
+        status = run_agent(
+            [*command, *(str(word) for flag in flags.items() for word in flag), *script],
+            place=hosts.rendezvous,
+            rendezvous=(where, int(port)),
+            nnodes=hosts.nnodes,
+            is_first=hosts.node_rank == 0,
+            address=address,
+            restarts=int(str(flags["--restarts"])),
+            await_first=lambda: _check_rendezvous(hosts, where),
+        )
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
     except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
-    os.environ.update(environ)
-    from unisono.tools.cli.hosts_agent import (
-        run_agent,  # loads torch, which looks at these variables
-    )
-
-    number = num_devices() if workers is None else workers
-    command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
-    status = run_agent(
-        [*command, *(str(word) for flag in flags.items() for word in flag), *script],
-        place=hosts.rendezvous,
-        rendezvous=(where, int(port)),
-        num_hosts=hosts.nnodes,
-        is_first=hosts.node_rank == 0,
-        address=address,
-        restarts=int(str(flags["--restarts"])),
-    )
     leave(status)
 
 
