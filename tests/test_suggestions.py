@@ -60,6 +60,10 @@ def test_a_launcher_for_each_task_is_refused(task, script, monkeypatch):
     ("options", "words"),
     [
         (["--node-rank", "1"], "`--node-rank` is for several hosts"),
+        (
+            ["--nnodes", "2:1"],
+            "`--nnodes` must be a number of hosts, or the least and the most, but",
+        ),
         (["--nnodes", "2"], "`--node-rank` must be the number of this host, 0 … 1"),
         (["--nnodes", "2", "--node-rank", "2"], "another one on each of 2, but is 2"),
         (["--nnodes", "2", "--node-rank", "0"], "`--rendezvous` must be the address of host 0"),

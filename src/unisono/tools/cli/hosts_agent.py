@@ -34,6 +34,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from unisono.errors import UnisonoError
 from unisono.runtime.launch.recovery import PERIOD_S
 from unisono.runtime.launch.report import TRY_AGAIN
 from unisono.runtime.notices import say
@@ -83,58 +84,68 @@ def run_agent(
         is_first: whether the rendezvous is on this host.
         address: where the others reach this one.
         restarts: how often all are started again.
-        await_first: waits until the rendezvous is there.
+        await_first: waits until the rendezvous is there, or raises a UnisonoError.
 
     Returns:
         The exit status.
-
-    Raises:
-        RendezvousError: ours; host 0 was lost, and has not come back.
     """
     logging.disable(logging.ERROR)  # what torch's agent has to say is said here
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
+
+    def run() -> int | None:
+        handler = meet_hosts(rendezvous, nnodes, address=address, is_first=is_first)
+        spec = api.WorkerSpec(
+            role="unisono",
+            local_world_size=1,
+            rdzv_handler=handler,
+            entrypoint=sys.executable,
+            args=tuple(arguments),
+            max_restarts=restarts,
+            local_addr=address,
+        )
+        try:
+            result = HostAgent(spec, place).run()
+        finally:
+            handler.shutdown()
+        return result and int(result.is_failed())
+
+    try:
+        if (status := _run_again(run, place, await_first, 0 if is_first else restarts)) is not None:
+            return status
+        say(_OTHERS_ENDED)  # while this one waited for them
+    except (NumHostsError, UnisonoError) as error:
+        say(str(error))
+    except RendezvousTimeoutError:
+        say(
+            f"{nnodes} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not all "
+            f"have: look whether `unisono run` was started on each, with the same `--nnodes` and "
+            f"`--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
+        )
+    except RendezvousClosedError:
+        say(_OTHERS_ENDED)
+    except RendezvousError as error:
+        say(
+            f"the rendezvous at {place} must be there until the run ends, but is not "
+            f"({error.__cause__ or error}): look at what host 0 says."
+        )
+    return 1
+
+
+def _run_again(
+    run: Callable[[], int | None], place: str, await_first: Callable[[], None], restarts: int
+) -> int | None:
+    """Run an agent, and another when host 0 is back after a loss, with the rendezvous."""
     num_left = restarts
     while True:
         begun_s = time.monotonic()
         try:
-            handler = meet_hosts(rendezvous, nnodes, address=address, is_first=is_first)
-            spec = api.WorkerSpec(
-                role="unisono",
-                local_world_size=1,
-                rdzv_handler=handler,
-                entrypoint=sys.executable,
-                args=tuple(arguments),
-                max_restarts=restarts,
-                local_addr=address,
-            )
-            try:
-                result = HostAgent(spec, place).run()
-            finally:
-                handler.shutdown()
-            if result is not None:
-                return int(result.is_failed())
-            say(_OTHERS_ENDED)  # while this one waited for them
-        except NumHostsError as error:
-            say(str(error))
-        except RendezvousTimeoutError:
-            say(
-                f"{nnodes} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not all "
-                f"have: look whether `unisono run` was started on each, with the same `--nnodes` "
-                f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
-            )
-        except RendezvousClosedError:
-            say(_OTHERS_ENDED)
-        except RendezvousError as error:
+            return run()
+        except RendezvousConnectionError:
             num_left = _num_left(num_left, restarts, begun_s)
-            if not is_first and num_left >= 0:
-                say(f"host 0 was lost, with the rendezvous at {place}. {_BEGINNING_AGAIN}")
-                await_first()
-                continue
-            say(
-                f"the rendezvous at {place} must be there until the run ends, but is not "
-                f"({error.__cause__ or error}): look at what host 0 says."
-            )
-        return 1
+            if num_left < 0:
+                raise
+            say(f"host 0 was lost, with the rendezvous at {place}. {_BEGINNING_AGAIN}")
+            await_first()
 
 
 def _num_left(num_left: int, restarts: int, begun_s: float) -> int:

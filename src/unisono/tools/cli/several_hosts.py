@@ -156,27 +156,27 @@ def run_on_hosts(
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
         where = _listens_at(host, address) if hosts.node_rank == 0 else host
         _check_rendezvous(hosts, where)
-        os.environ.update(environ)
-        from unisono.tools.cli.hosts_agent import (
-            run_agent,  # loads torch, which looks at these variables
-        )
-
-        number = num_devices() if workers is None else workers
-        command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
-        status = run_agent(
-            [*command, *(str(word) for flag in flags.items() for word in flag), *script],
-            place=hosts.rendezvous,
-            rendezvous=(where, int(port)),
-            nnodes=hosts.nnodes,
-            is_first=hosts.node_rank == 0,
-            address=address,
-            restarts=int(str(flags["--restarts"])),
-            await_first=lambda: _check_rendezvous(hosts, where),
-        )
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
     except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
+    os.environ.update(environ)
+    from unisono.tools.cli.hosts_agent import (
+        run_agent,  # loads torch, which looks at these variables
+    )
+
+    number = num_devices() if workers is None else workers
+    command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
+    status = run_agent(
+        [*command, *(str(word) for flag in flags.items() for word in flag), *script],
+        place=hosts.rendezvous,
+        rendezvous=(where, int(port)),
+        nnodes=hosts.nnodes,
+        is_first=hosts.node_rank == 0,
+        address=address,
+        restarts=int(str(flags["--restarts"])),
+        await_first=lambda: _check_rendezvous(hosts, where),
+    )
     leave(status)
 
 
