@@ -16,8 +16,8 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
+from unisono.tools.cli.endings import NumHosts
 from unisono.tools.cli.hosts_rendezvous import HostsBackend, NumHostsError, meet_hosts
-from unisono.tools.cli.several_hosts import NumHosts
 
 KEY = "torch.rendezvous.unisono"
 

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
@@ -151,9 +152,30 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
+@dataclass(frozen=True, slots=True)
+class NumHosts:
+    """How many hosts compute together: as ``--nnodes`` says it, ``2`` or ``1:2``."""
+
+    least: int
+    most: int
+
+    @staticmethod
+    def read(text: str) -> NumHosts:
+        """Read it; raises ValueError."""
+        least, _, most = text.partition(":")
+        read = NumHosts(int(least), int(most or least))
+        if not 0 < read.least <= read.most:
+            raise ValueError
+        return read
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least}:{self.most}"
+
+
 _AT_LEAST_1 = "a whole number of at least 1"
 COUNT = Text("n", _positive, _AT_LEAST_1, "2")
 WORKERS = Text("workers", _positive, _AT_LEAST_1, "2")
+NUM_HOSTS = Text("n", NumHosts.read, "a number of hosts, or the least and the most", "1:2")
 NOT_NEGATIVE = Text("n", _not_negative, "a whole number of at least 0", "1")
 
 

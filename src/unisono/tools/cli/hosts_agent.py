@@ -39,8 +39,8 @@ from unisono.runtime.launch.recovery import PERIOD_S
 from unisono.runtime.launch.report import TRY_AGAIN
 from unisono.runtime.notices import say
 from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
+from unisono.tools.cli.endings import NumHosts
 from unisono.tools.cli.hosts_rendezvous import NumHostsError, meet_hosts
-from unisono.tools.cli.several_hosts import NumHosts
 
 _LOOK_EVERY_S = 0.5
 # So often is looked whether another host has ended for good before one that misses it begins again,

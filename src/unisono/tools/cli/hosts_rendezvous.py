@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from unisono.runtime.timeouts import RENDEZVOUS
 from unisono.runtime.workers.job_store import listen
-from unisono.tools.cli.several_hosts import NumHosts
+from unisono.tools.cli.endings import NumHosts
 
 _NAME = "unisono"
 _OPERATION_TAKES_AT_MOST = timedelta(seconds=60)

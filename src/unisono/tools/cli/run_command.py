@@ -18,19 +18,15 @@ from unisono.runtime.world import threads_per_worker
 from unisono.tools.cli.endings import (
     COUNT,
     NOT_NEGATIVE,
+    NUM_HOSTS,
     WORKERS,
+    NumHosts,
     leave,
     refusing,
     seconds,
     takes_script,
 )
-from unisono.tools.cli.several_hosts import (
-    NUM_HOSTS,
-    NumHosts,
-    one_of_several,
-    read_hosts,
-    run_on_hosts,
-)
+from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_hosts
 
 
 @click.command(

@@ -19,33 +19,10 @@ from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
 from unisono.runtime.workers.job_store import knock, listen, place_in_slurm
 from unisono.runtime.world import HOSTS_VARIABLE, SLURM, cluster_task, num_devices
-from unisono.tools.cli.endings import Refusal, Text, leave
+from unisono.tools.cli.endings import NumHosts, Refusal, leave
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {"replaces", "workers_per_gpu", "backend"}
-
-
-@dataclass(frozen=True, slots=True)
-class NumHosts:
-    """How many hosts compute together: as ``--nnodes`` says it, ``2`` or ``1:2``."""
-
-    least: int
-    most: int
-
-    @staticmethod
-    def read(text: str) -> NumHosts:
-        """Read it; raises ValueError."""
-        least, _, most = text.partition(":")
-        read = NumHosts(int(least), int(most or least))
-        if not 0 < read.least <= read.most:
-            raise ValueError
-        return read
-
-    def __str__(self) -> str:
-        return f"{self.least}" if self.least == self.most else f"{self.least}:{self.most}"
-
-
-NUM_HOSTS = Text("n", NumHosts.read, "a number of hosts, or the least and the most", "1:2")
 
 
 @dataclass(frozen=True, slots=True)
