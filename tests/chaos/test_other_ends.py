@@ -195,6 +195,7 @@ def test_a_lost_fork_server_is_told_and_nothing_is_left(started, tmp_path, in_di
 # Asked to end.
 
 INTERRUPTS = [(signal.SIGINT, "by Ctrl-C"), (signal.SIGTERM, "by SIGTERM")]
+INTERRUPTS += [(signal.SIGUSR1, "by SIGUSR1")]
 
 
 def interrupt(job, signum):
@@ -219,6 +220,31 @@ def test_asked_once_the_step_is_finished_and_kept(started, tmp_path, in_director
     (step,) = steps_kept(tmp_path)
     assert 4 < step < NUM_STEPS
     check_goes_on(started, options)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
+def test_every_process_is_told_and_the_step_is_kept(started, tmp_path, in_directory, signum):
+    """Slurm signals all processes of a job, the fork server and workers, too."""
+    options = in_directory()
+    job = started(options, step=4, workers=2)
+    processes = job.processes()
+    assert len(processes) >= 4
+    for process in reversed(processes):
+        process.send_signal(signum)
+    assert job.wait() == 128 + signum
+    assert not gone_within(processes, 30)
+    step = max(steps_kept(tmp_path))  # an earlier call of `fit` may have ended
+    assert 4 < step < NUM_STEPS
+    assert "is starting" not in job.err  # no worker was lost
+    check_goes_on(started, options)
+
+
+def test_a_worker_that_is_told_alone_is_replaced(started, tmp_path, in_directory):
+    job = started(in_directory(), step=4, workers=2)
+    job.workers()[1].terminate()
+    assert job.wait() == 0, job.err
+    assert "was killed by SIGTERM" in job.err
+    assert all(result == undisturbed() for result in job.results)
 
 
 def test_asked_while_a_worker_is_lost(started, tmp_path, in_directory):

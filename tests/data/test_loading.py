@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import traceback
 from unittest import mock
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from tests.data import augmenting
 from tests.loaders import loader_of
+from tests.warm import processes as warm
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
@@ -23,6 +25,7 @@ from unisono.data.loader import Loader, ShardPosition, upcoming
 from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import host, num_threads
+from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.workers.supervisor import is_worker
 
 SHUFFLED = SamplePlan(num_samples=11, batch_size=4, shards=3, seed=1)
@@ -474,6 +477,27 @@ def test_what_a_loader_process_has_read_before_it_died_is_given():
             processes.take()
     finally:
         processes.close()
+
+
+@pytest.mark.parametrize("signum", ENDING_SIGNALS)
+def test_a_notice_to_all_processes_ends_no_loader_process(signum):
+    processes = LoaderProcesses(lambda request: request, 2, iter(range(8)))
+    try:
+        given = [processes.take(), processes.take()]  # one of each
+        for loader in processes._loaders:
+            os.kill(loader.process.pid, signum)
+        assert given + [processes.take() for _ in range(6)] == list(range(8))
+    finally:
+        processes.close()
+
+
+def test_a_worker_leaves_at_once_that_has_not_closed_its_loader_processes():
+    program = (
+        "from unisono.data.loader_processes import LoaderProcesses\n"
+        "processes = LoaderProcesses(lambda request: request, 2, iter(range(8)))\n"
+        "processes.take()"
+    )
+    assert warm.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
 def test_loader_processes_end_when_the_loop_is_left():

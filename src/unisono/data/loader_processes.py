@@ -57,6 +57,7 @@ import torch
 
 from unisono.errors import LoadingError
 from unisono.runtime.device import HOST, array_of, bytes_of, is_on_host
+from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.workers.lifeline import die_with
 
 # Requests that each process has: one is worked on, one is there when that is done.
@@ -197,6 +198,8 @@ class LoaderProcesses:
                 # Python 3.12 warns of the threads of numerical libraries; a loader has one.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
+            # What multiprocessing calls where the worker leaves without having closed this.
+            process._popen.terminate = process._popen.kill  # type: ignore[attr-defined]
         except BaseException:
             os.close(requests_here)
             os.close(results_here)
@@ -229,9 +232,9 @@ def _take_over(not_mine: list[int]) -> None:
     for fd in not_mine:
         os.close(fd)
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Ctrl-C reaches all processes of a terminal, but it is the worker that says when it is over.
-    signal.signal(signal.SIGINT, lambda signum, frame: None)
+    # They reach all processes of a terminal or a job, but the worker says when it is over.
+    for signum in ENDING_SIGNALS:
+        signal.signal(signum, lambda signum, frame: None)
     # A progress bar stands before the streams, with a lock that its thread may have held.
     sys.stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
     sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)

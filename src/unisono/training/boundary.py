@@ -4,10 +4,6 @@ The leader decides while a step is under way and says so before the meeting that
 reads the same plan and acts on it when the next step begins. A snapshot is due when the time since
 the last one is so long that what it costs is a hundredth of it.
 
-Ctrl-C and SIGTERM where no launcher of ours takes them (a bare process, torchrun, srun, mpirun):
-finish the step, keep it, then end. The first asks, be it of one worker alone, and the others hear
-of it at their next meeting; the second ends at once. Some launchers send each signal twice.
-
 Which loops over steps are under way here? Each must end before the one around it goes on.
 
 ::
@@ -16,24 +12,18 @@ Which loops over steps are under way here? Each must end before the one around i
         for b in second.steps(…): …                 …
     one within the other: as it may be          step by step in turns: only without recovery
 
-A replacement joins one loop, and a checkpoint is of one run. Of two that take turns step by step,
-a lost worker could join neither, and a job that is started again would go on with each from a step
-of its own, with other bits and no word. So where either could happen they are refused at once, not
-when a worker is lost after a night.
+A replacement joins one loop, and a checkpoint is of one run; two in turns would have other bits.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-import math
-import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -50,6 +40,7 @@ from unisono.runtime.workers.launcher_messages import NoRecovery
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import per_process
 from unisono.training.identity import SAMPLES, identity
+from unisono.training.interrupts import Interrupts
 from unisono.training.run_context import RunContext
 
 COST_AT_MOST = 0.01
@@ -72,6 +63,7 @@ class Boundary:
         run: whose loop it is.
         engine: computes its steps.
         plan: which samples are computed where.
+        interrupts: what ends the run where workers hear signals.
 
     Attributes:
         run, engine: as above.
@@ -79,8 +71,10 @@ class Boundary:
         has_ended: what the loop has led to is kept.
     """
 
-    def __init__(self, run: RunContext, engine: StepEngine, plan: SamplePlan) -> None:
-        self.engine = engine
+    def __init__(
+        self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
+    ) -> None:
+        self.engine, self._interrupts = engine, interrupts
         self.is_between_steps = True
         self.has_ended = False
         self.run, self._kept, self._team = run, run.kept, run.team
@@ -259,8 +253,8 @@ class Boundary:
             if not self._team.meet("last checkpoint"):
                 return
             if self._ends_here:
-                self._team.pass_on(0)
-                raise interruption(signum)
+                self._interrupts.end(signum)
+                return  # the program's own handler has let it go on
             self._team.await_end()
         if stops:
             self.run.observer.before_pause()
@@ -322,46 +316,6 @@ class Boundary:
                 is_told = True
                 if self._checkpoints is not None:
                     self._checkpoints.tell_slow_disk(notice_after_s)
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_ONE_SIGNAL_S = 2.0  # srun and torchrun send a signal both to the agent, which passes it on
-
-
-def interruption(signum: int) -> BaseException:
-    """Give what Python raises after Ctrl-C, or what a shell would see after another signal."""
-    return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
-
-
-@contextmanager
-def gentle_interrupts(run: RunContext) -> Iterator[None]:
-    """Take note of the first signal instead of ending; where nobody else handles them."""
-    team, before = run.team, dict[int, Any]()
-    asked_at_s = -math.inf
-
-    def ask(signum: int, frame: FrameType | None) -> None:
-        nonlocal asked_at_s
-        now_s = time.monotonic()
-        if asked_at_s == -math.inf:
-            asked_at_s = now_s
-            if team.pass_on(signum):
-                run.say("finishing the step, then writing a checkpoint; once more ends it at once")
-        elif team.supervisor.is_alone or now_s - asked_at_s > _ONE_SIGNAL_S:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            raise interruption(signum)
-
-    if threading.current_thread() is threading.main_thread():
-        for signum in _SIGNALS:
-            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
-                before[signum] = signal.signal(signum, ask)
-    try:
-        yield
-    finally:
-        if team.supervisor.is_alone:
-            team.pass_on(0)  # a notebook goes on
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class OpenLoop:

@@ -36,10 +36,11 @@ from unisono.runtime.training_progress import now
 from unisono.runtime.workers.launcher_messages import Live, Passed
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
-from unisono.training.boundary import Boundary, OpenLoop, gentle_interrupts
+from unisono.training.boundary import Boundary, OpenLoop
 from unisono.training.closure_step import ClosureStep
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
+from unisono.training.interrupts import Interrupts
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.mixed_devices import SpeedBalance
 from unisono.training.out_of_memory import memory_explained
@@ -245,9 +246,10 @@ def _bound(
     with memory_explained(run, "start of the loop"):
         run.engine = engine = _engine(run, plan, live, timers, own)
     stack.callback(engine.exchange.unbind)
+    interrupts = Interrupts(run.team, run.say)
     if run.checkpoints is not None and run.team.supervisor.hears_signals:
-        stack.enter_context(gentle_interrupts(run))
-    return Boundary(run, engine, plan.samples)
+        stack.enter_context(interrupts)
+    return Boundary(run, engine, plan.samples, interrupts)
 
 
 def _engine(

@@ -24,7 +24,7 @@ from unisono.runtime.launch.policy import JobState
 from unisono.runtime.launch.program import open_standard_fds
 from unisono.runtime.launch.recovery import RESTARTS
 from unisono.runtime.launch.report import failure_message
-from unisono.runtime.launch.signals import interrupts
+from unisono.runtime.launch.signals import interruption, interrupts
 from unisono.runtime.launch.supervise import JobResult, supervise
 from unisono.runtime.timeouts import STALL, check_seconds
 from unisono.runtime.whole import check_whole
@@ -82,6 +82,7 @@ def launch(
         Exception: the exception of the worker that failed first, if it can be pickled.
         KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
             `directory`, a checkpoint is written first.
+        SystemExit: likewise SIGTERM, SIGUSR1 or SIGUSR2, unless the program handles them.
     """
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True
@@ -121,7 +122,7 @@ def launch(
     open_standard_fds()
     ended = _supervised(job)
     if ended.state.interrupted_by is not None:
-        raise KeyboardInterrupt
+        raise interruption(ended.state.interrupted_by)
     if ended.state.cause is not None:
         error, cause = _failure(ended.state, workers)
         raise error from cause

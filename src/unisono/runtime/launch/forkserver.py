@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import ForkWorker, SignalWorkers
 from unisono.runtime.world import per_process
@@ -112,11 +113,11 @@ class ForkServer:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Hold SIGINT back, also in what is started meanwhile, until that asks for it again.
+    """Hold signals back, also in what is started meanwhile, until that asks for it again.
 
-    A terminal sends Ctrl-C to the server too, which would show a traceback of its first imports.
+    Terminals and Slurm signal the server too, which would show a traceback of its first imports.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         yield
     finally:

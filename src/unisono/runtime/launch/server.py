@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from typing import NoReturn
 
+from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.lifeline import die_with
@@ -39,9 +40,10 @@ def main(channel_fd: int, launcher_pid: int) -> NoReturn:
     """
     if not die_with(launcher_pid):
         os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in ENDING_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     # Held back by the launcher since before this process began.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     channel = Channel.from_fd(channel_fd)
     load()
     _Server(channel).serve()

@@ -1,18 +1,40 @@
-"""Signals as bytes in a socket, so that a loop over sockets receives them between two turns."""
+"""Signals that end a job; as bytes, so that a loop over sockets receives them between two turns."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from unisono.runtime.procfs import read_text
+
+# What clusters send before they take a machine away.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+ENDING_SIGNALS = (signal.SIGINT, *NOTICES)
+# Slurm and torchrun send a signal both to the agent, which passes it on, and to what it started.
+ONE_SIGNAL_S = 2.0
 # What a launcher of several hosts gets from the kernel, maybe more than once; see
 # ``cli/one_host.py``.
 AGENT_ENDED = signal.SIGHUP
+
+
+def interruption(signum: int) -> BaseException:
+    """Give what Python raises after Ctrl-C, or what a shell would see after another signal."""
+    return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
+
+
+def is_free(signum: int) -> bool:
+    """Tell whether nobody handles a signal here, be it in C, as `faulthandler.register` does."""
+    handler = signal.getsignal(signum)
+    if handler is not signal.SIG_DFL:
+        return handler is signal.default_int_handler
+    caught = re.search(r"SigCgt:\s*([0-9a-f]+)", read_text(Path("/proc/self/status")))
+    return caught is None or not int(caught[1], 16) >> (signum - 1) & 1
 
 
 class Signals:
@@ -58,18 +80,18 @@ def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
 
 @contextmanager
 def interrupts() -> Iterator[Signals | None]:
-    """Receive Ctrl-C as a byte, where Python itself would raise KeyboardInterrupt at any moment."""
+    """Receive Ctrl-C and notices as bytes, where they would end this process at any moment."""
     handler = signal.getsignal(signal.SIGINT)
     is_default = handler is signal.default_int_handler or _is_of_a_kernel(handler)
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield None
         return
-    with signals_as_bytes([signal.SIGINT]) as signals:
+    with signals_as_bytes([signal.SIGINT, *filter(is_free, NOTICES)]) as signals:
         yield signals
         # One that came after the job's end is for the caller.
         with contextlib.suppress(BlockingIOError):
-            if signals.read():
-                raise KeyboardInterrupt
+            for signum in signals.read():
+                raise interruption(signum)
 
 
 def _is_of_a_kernel(handler: object) -> bool:

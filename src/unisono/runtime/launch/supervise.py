@@ -29,7 +29,7 @@ from unisono.runtime.launch.outputs import Outputs
 from unisono.runtime.launch.recovery import MarkDeparture
 from unisono.runtime.launch.report import calls_apart, ending, spare_message
 from unisono.runtime.launch.request_handler import RequestHandler
-from unisono.runtime.launch.signals import AGENT_ENDED, Signals
+from unisono.runtime.launch.signals import AGENT_ENDED, ONE_SIGNAL_S, Signals
 from unisono.runtime.launch.stall_watch import StallWatch
 from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
@@ -98,6 +98,7 @@ class _Supervision:
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
         self._has_groups = False
+        self._told_until_s = -math.inf
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         # Of several hosts, this one alone cannot tell who waits for whom.
         self._is_one_of_several = bool(job.hosts)
@@ -248,10 +249,14 @@ class _Supervision:
     def _read_signals(self) -> None:
         assert self._signals is not None
         for signum in self._signals.read():
-            self._interrupt(signum)
+            # Of several hosts, from an agent as well.
+            is_told = signum == self.state.interrupted_by and time.monotonic() < self._told_until_s
+            if not (is_told and self._is_one_of_several):
+                self._interrupt(signum)
 
     def _interrupt(self, signum: int) -> None:
         # Without an agent nobody would tell other hosts that the run ends: they begin again.
+        self._told_until_s = time.monotonic() + ONE_SIGNAL_S
         can_wait = self.state.interrupted_by is None and signum != AGENT_ENDED
         gently = can_wait and self._requests.want_stop(signum)
         self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
@@ -360,6 +365,7 @@ class _Supervision:
             case MarkDeparture(rank, how):
                 self._control.leave(rank, how)
             case policy.SendSignal(ranks, signum):
+                self._control.head.is_over = 1
                 self._server.signal(ranks, signum)
             case policy.KillServer():
                 self.server_is_usable = False

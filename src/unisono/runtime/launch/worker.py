@@ -16,9 +16,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn
 
 from unisono.runtime.c10d.registration import GLOO, replace_gloo
@@ -40,7 +42,9 @@ from unisono.runtime.launch.process_groups import (
     use_launchers_store,
 )
 from unisono.runtime.launch.program import run_program
+from unisono.runtime.launch.signals import NOTICES
 from unisono.runtime.workers.context import context
+from unisono.runtime.workers.control_block import Head
 from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
 from unisono.runtime.workers.lifeline import die_with
 from unisono.runtime.workers.memory import keep_freed_memory
@@ -55,6 +59,7 @@ from unisono.runtime.workers.supervisor import (
 )
 
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
+_LAUNCHER_HEARS_WITHIN_S = 1.0  # else a signal was meant for this worker alone, which it ends
 
 
 def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
@@ -86,6 +91,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
             RECOVERS_VARIABLE: int(job.recovers),
         }
         link = _take_over_environment(job, rank, names)
+        _leave_to_launcher(link.control.head)
         Faults.from_environment(os.environ, rank, incarnation).meet("start")
         exit_code = _live(job, rank, link)
     except BaseException:
@@ -101,6 +107,23 @@ def _take_over_signals() -> None:
     # Ctrl-C is the launcher's business. A handler, unlike SIG_IGN, is not passed on to programs
     # that the worker starts, so those still end with Ctrl-C.
     signal.signal(signal.SIGINT, lambda signum, frame: None)
+
+
+def _leave_to_launcher(head: Head) -> None:
+    """Leave notices to the launcher where it has got them, too, as Slurm sends them to all."""
+    worker = os.getpid()
+
+    def wait(signum: int, frame: FrameType | None) -> None:
+        until_s = time.monotonic() + _LAUNCHER_HEARS_WITHIN_S
+        while os.getpid() == worker and not head.is_over and time.monotonic() < until_s:
+            if head.end:
+                return
+            time.sleep(0.01)
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    for signum in NOTICES:
+        signal.signal(signum, wait)
 
 
 def _take_over_standard_streams(fds: list[int]) -> None:

@@ -50,12 +50,14 @@ class Head(ctypes.Structure):
         wish: whether it wishes that all workers stop between two steps; where workers hear signals
             themselves, which signal is to end the job.
         end: which signal has the job end after the step under way; 0: none.
+        is_over: whether the launcher ends workers now.
     """
 
     _fields_ = (
         ("wish", ctypes.c_uint32),
         ("end", ctypes.c_uint32),
-        ("unused", ctypes.c_uint64),
+        ("is_over", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
         ("rest_of_line", ctypes.c_uint8 * 48),
     )
 

@@ -37,6 +37,7 @@ from torch.distributed.elastic.rendezvous import (
 from unisono.errors import UnisonoError
 from unisono.runtime.launch.recovery import PERIOD_S
 from unisono.runtime.launch.report import TRY_AGAIN
+from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.notices import say
 from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
 from unisono.tools.cli.endings import NumHosts
@@ -166,7 +167,7 @@ class HostAgent(LocalElasticAgent):
         self._place, self._status = place, 0
         self._look_at_s, self._num_looks_closed = 0.0, 0
         self._begun_s = time.monotonic()
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in (*ENDING_SIGNALS, signal.SIGHUP):
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # by nohup
                 signal.signal(signum, self._pass_on)
 

@@ -135,8 +135,8 @@ def run(
     LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, every `init_method` and every port works, and
     nothing listens beyond this machine.
 
-    Ctrl-C and SIGTERM finish the step, write a checkpoint if the script has a `directory`, and end
-    all workers, with `--nnodes` on all hosts. A second Ctrl-C ends them at once.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 finish the step, write a checkpoint if the script has a
+    `directory`, and end all workers, with `--nnodes` on all hosts. A second one ends them at once.
 
     \b
     Examples:
@@ -155,7 +155,7 @@ def run(
       0     every worker ended well
       1     an uncaught exception, or what the script passed to sys.exit
       2     the command line was wrong; nothing was started
-      130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
+      130   Ctrl-C; 143 SIGTERM; 128 + N signal N, to this command or to a worker that it killed
     """
     with refusing():
         hosts = read_hosts(nnodes, node_rank, rendezvous)

@@ -9,7 +9,7 @@
     workers      other workers compute now, and why
     went_back    steps come again; their lines are removed
     failure      `fit` ended with an exception
-    interrupted  Ctrl-C or SIGTERM ended it
+    interrupted  Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 ended it
     end          `fit` is over
 
 Units are in the names; numbers that JSON lacks are the texts "nan", "inf" and "-inf". The lines of
@@ -23,7 +23,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from types import MappingProxyType
 from typing import Any
 
 from unisono.errors import PeerLostError
+from unisono.runtime.launch.signals import NOTICES
 from unisono.runtime.plainfile import check_plain
 from unisono.runtime.procfs import thread_times
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit, Times
@@ -285,8 +285,8 @@ def _signal_of(error: BaseException) -> str:
     """Name the signal that asked the program to end; empty if it ends by itself."""
     if isinstance(error, KeyboardInterrupt):
         return "SIGINT"
-    is_asked = isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
-    return "SIGTERM" if is_asked else ""
+    status = error.code if isinstance(error, SystemExit) else None
+    return next((notice.name for notice in NOTICES if status == 128 + notice), "")
 
 
 def encode(event: str, **facts: Any) -> bytes:

@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import is_at, open_plain
 from unisono.training.events.events import Evaluation, Event, StepDone
@@ -243,7 +244,7 @@ class _Feed:
 
 def main() -> None:
     """Serve loggers; the end of standard input ends it."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in (*ENDING_SIGNALS, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     said_fd = os.dup(1)
     os.dup2(2, 1)  # loggers print
