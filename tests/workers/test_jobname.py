@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from unisono.runtime.workers.job_store import job_name, num_restarts, place_in_slurm, set_master
+from unisono.runtime.workers.job_store import job_name, num_restarts, place_among_tasks, set_master
 from unisono.runtime.world import OPEN_MPI, SLURM, SOMEBODY, TORCHRUN, World
 
 TORCH = {
@@ -95,14 +95,30 @@ def test_restarts_are_counted_by_the_launcher(environ, expected):
     ],
 )
 def test_tasks_of_slurm_meet_on_the_first_node_of_their_step(nodes, first):
-    node, port = place_in_slurm({**JOB, "SLURM_STEP_NODELIST": nodes})
+    node, port = place_among_tasks({**JOB, "SLURM_STEP_NODELIST": nodes}, SLURM)
     assert node == first
     assert 15_000 <= port < 30_000
 
 
+@pytest.mark.parametrize(
+    ("uri", "address"),
+    [
+        ("463798272.0;tcp://192.0.2.2:57243;tcp6://[fd00::2]:52585", "192.0.2.2"),
+        ("463798272.0;tcp://192.0.2.2,10.0.0.1:57243", "192.0.2.2"),
+        ("463798272.0;tcp6://[fd00::2]:52585", "fd00::2"),
+    ],
+)
+def test_tasks_of_open_mpi_meet_where_mpirun_is(uri, address):
+    job = {"OMPI_MCA_orte_hnp_uri": uri, "PMIX_NAMESPACE": "463798273"}
+    here, port = place_among_tasks(job, OPEN_MPI)
+    assert here == address
+    assert port != place_among_tasks({**job, "PMIX_NAMESPACE": "7"}, OPEN_MPI)[1]
+    assert place_among_tasks({"PMIX_NAMESPACE": "7"}, OPEN_MPI) is None
+
+
 def test_each_step_of_slurm_has_a_port_of_its_own():
     steps = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in "12" for step in "01"]
-    places = [place_in_slurm({**step, "SLURM_STEP_NODELIST": "n1"}) for step in steps]
+    places = [place_among_tasks({**step, "SLURM_STEP_NODELIST": "n1"}, SLURM) for step in steps]
     assert len(set(places)) == 4
 
 

@@ -11,7 +11,7 @@ have open::
 
 Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: torchrun's agent has
 it, or else rank 0, which listens at that address alone. Where nothing says them, tasks of Slurm
-meet on the first node of their step.
+meet on the first node of their step, those of Open MPI where its `mpirun` is.
 
 A job's name is a pure function of the environment: the same for all its workers, and another one
 for each other job on this host, also for an earlier attempt of the same job.
@@ -95,26 +95,41 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
     return several or not is_here or has_agent(environ)
 
 
-def place_in_slurm(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Say where the tasks of a Slurm step can meet; None where its variables do not say it.
+def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str, int] | None:
+    """Say where the tasks of a cluster can meet; None where its variables do not say it.
 
     Returns:
-        Its first node, which has rank 0, and a port below those that the kernel gives out, another
+        The host that should have rank 0, and a port below those that the kernel gives out, another
         one for each job and step.
     """
+    if started_by not in (SLURM, OPEN_MPI):
+        return None
+    is_slurm = started_by == SLURM
+    host = _first_of_slurm(environ) if is_slurm else _host_of_mpirun(environ)
+    step = repr([environ.get(name) for name in (_SLURM[:3] if is_slurm else _OPEN_MPI)])
+    return None if host is None else (host, _FIRST_PORT + zlib.crc32(step.encode()) % _NUM_PORTS)
+
+
+def _first_of_slurm(environ: Mapping[str, str]) -> str | None:
+    """Name the first node of a step, which has rank 0."""
     first = re.match(r"([^,[]|\[[^]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
     has_other_order = environ.get("SLURM_DISTRIBUTION") == "arbitrary"
     if first is None or has_other_order or "SLURM_HET_SIZE" in environ:  # a list a component
         return None
-    node = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])  # "n[01-03,7]" begins with n01
-    step = repr([environ.get(name) for name in _SLURM[:3]])
-    return node, _FIRST_PORT + zlib.crc32(step.encode()) % _NUM_PORTS
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])  # "n[01-03,7]" begins with n01
+
+
+def _host_of_mpirun(environ: Mapping[str, str]) -> str | None:
+    """Give the address of `mpirun`, on whose host rank 0 is unless it runs on others alone."""
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")  # "1.0;tcp://10.0.0.1,10.1.0.1:4000;tcp6://…"
+    found = re.search(r"tcp://([^,:]+)|tcp6://\[([^],]+)", uri)
+    return None if found is None else found[1] or found[2]
 
 
 def set_master(environ: MutableMapping[str, str], here: World) -> None:
     """Set MASTER_ADDR and MASTER_PORT for tasks on several nodes, where nobody has."""
-    several = here.started_by == SLURM and here.local_world_size != here.world_size
-    place = place_in_slurm(environ) if several else None
+    several = here.local_world_size != here.world_size
+    place = place_among_tasks(environ, here.started_by) if several else None
     if place is not None and not any(map(environ.get, _MASTER)):
         environ.update(zip(_MASTER, map(str, place), strict=True))
 

@@ -17,8 +17,8 @@ from unisono.errors import RendezvousError
 from unisono.runtime.procfs import NotThereError, wait_for
 from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
-from unisono.runtime.workers.job_store import knock, listen, place_in_slurm
-from unisono.runtime.world import HOSTS_VARIABLE, SLURM, cluster_task, num_devices
+from unisono.runtime.workers.job_store import knock, listen, place_among_tasks
+from unisono.runtime.world import HOSTS_VARIABLE, cluster_task, num_devices
 from unisono.tools.cli.endings import NumHosts, Refusal, leave
 
 # They belong to our launcher, which starts no workers there.
@@ -50,22 +50,21 @@ class SeveralHosts:
 def read_hosts(
     nnodes: NumHosts | None, node_rank: int | None, rendezvous: str | None
 ) -> SeveralHosts | None:
-    """Read the options, or what Slurm says; None where all workers are on this host.
+    """Read the options, or what Slurm or Open MPI say; None where all workers are on this host.
 
     Raises:
         Refusal: one is missing, or does not fit; or each of several would train for itself.
     """
     task = None if HOSTS_VARIABLE in os.environ else cluster_task(os.environ)
     if nnodes is None and task is not None and task.world_size > 1:
-        place = place_in_slurm(os.environ) if task.started_by == SLURM else None
+        place = place_among_tasks(os.environ, task.started_by)
         # Of the tasks of `srun --pty bash` one alone has a shell.
         if place is None or task.local_world_size > 1 or "SLURM_PTY_PORT" in os.environ:
             raise Refusal(
                 f"`unisono run` must be started once on each host, as it starts the workers there, "
                 f"but is one of {task.world_size} tasks of {task.started_by}: start the program "
-                f"itself (`python`), or one `unisono run` a node of Slurm "
-                f"(`srun --ntasks-per-node=1`); `--nnodes 1` trains here alone, as in a shell of "
-                f"`srun --pty`."
+                f"itself (`python`), or one `unisono run` a node (`srun --ntasks-per-node=1`, "
+                f"`mpirun -N 1`); `--nnodes 1` trains here alone, as in a shell of `srun --pty`."
             )
         size = NumHosts(task.world_size, task.world_size)
         return SeveralHosts(size, task.rank, f"{place[0]}:{place[1]}")
