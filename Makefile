@@ -8,7 +8,7 @@ PEERS := .venv-peers/bin
 TWO := -n 2 --dist worksteal
 THREE := -n 3 --dist worksteal
 
-.PHONY: demo test fast chaos test-verify test-races test-torch test-peers test-hosts test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PHONY: demo test fast chaos test-verify test-races test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono demo
@@ -41,6 +41,11 @@ test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Light
 
 test-hosts: .venv/ready    ## several hosts, made of network namespaces, and Slurm where slurm-wlm and munge are installed; up to an hour, skipped without root
 	$(BIN)/python -m pytest -q -n 3 -m hosts tests/hosts
+
+test-clusters: .venv/ready ## real Slurm and Open MPI on those hosts, installed with apt where root may; about ten minutes, skipped with a reason elsewhere
+	.ci/packages slurmctld slurm-wlm munge
+	.ci/packages mpirun openmpi-bin
+	$(BIN)/python -m pytest -q -n 2 -m hosts $(WHERE) tests/hosts/test_slurm.py
 
 test-gpu: .venv/ready      ## what needs a GPU, skipped without one; UNISONO_TEST_DEVICE=cpu shows that it runs
 	$(BIN)/python -m pytest -q -m gpu -W default tests/gpu
