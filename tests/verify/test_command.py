@@ -124,6 +124,17 @@ def test_what_a_program_did_before_it_failed_is_judged_and_not_called_equal(tmp_
 
 
 @pytest.mark.slow
+def test_what_could_not_be_recorded_is_not_called_equal(tmp_path: Path) -> None:
+    number = "class Number(float):\n    __float__ = None\n"  # torch computes with it all the same
+    odd = 'optimizer.param_groups[0]["lr"] = Number(0.1)\n'
+    (tmp_path / "train.py").write_text(AROUND + number + odd + LOOP)
+    done = verify(tmp_path, "train.py")
+    assert done.returncode == 2
+    assert "not all that it did could be recorded" in done.stderr
+    assert "TypeError: 'NoneType' object is not callable" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_program_without_an_optimizer_is_not_verified(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint(sys.argv)\nsys.exit(0)\n")
     done = verify(tmp_path, "train.py", "-x")

@@ -125,6 +125,9 @@ class Trials:
             failure = failure_message(ended.state, world_size)
             failure = failure.replace(str(copy), str(self._program.folder))
         traces = tuple(read_trace(folder, rank) for rank in range(world_size))
+        troubles = [event["text"] for trace in traces for event in trace.of("trouble")]
+        if troubles and not failure:
+            failure = f"not all that it did could be recorded:\n\n{troubles[0]}"
         return Trial(traces, failure, signum)
 
     def _job(self, world_size: int, folder: Path, copy: Path) -> Job:
