@@ -157,7 +157,7 @@ def _tell_what_a_loss_costs(run: RunContext) -> None:
     way = f"{ways.get(here.started_by, way)} -n {here.local_world_size}"
     since = "the newest checkpoint" if run.checkpoints.every is not None else "the run began"
     run.say_once(
-        f"a lost worker ends this run, and what was computed since {since} is computed again; "
+        f"a lost worker ends all workers, and what was computed since {since} is computed again; "
         f"`{way} {file}` would replace the worker, with the same result"
     )
 
