@@ -30,7 +30,7 @@ from unisono.runtime.plainfile import open_in, sync_folder
 MODEL_FILE, OPTIMIZER_FILE, RUN_FILE = "model.safetensors", "optimizer.safetensors", "run.json"
 FILES = (MODEL_FILE, OPTIMIZER_FILE, RUN_FILE)
 COMMIT = "commit.json"
-_COMMIT_BYTES_AT_MOST = 64 * 1024
+COMMIT_BYTES_AT_MOST = 64 * 1024
 _CHUNK_BYTES = 4 << 20  # at a time, so that other threads get their turn in between
 
 _BYTES_AT_MOST = 1 << 62  # of a file that a commit file may speak of
@@ -142,9 +142,17 @@ def _compared(path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool) -
 
 def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
     with _reading(path, COMMIT) as file:
-        text = file.read(_COMMIT_BYTES_AT_MOST + 1)
+        return parse_commit(file.read(COMMIT_BYTES_AT_MOST + 1))
+
+
+def parse_commit(text: bytes) -> dict[str, dict[str, Any]]:
+    """Understand a commit file: by name of each of :data:`FILES`, its ``bytes`` and ``sha256``.
+
+    Raises:
+        CheckpointError: it is none, or only a part of one.
+    """
     try:
-        facts = json.loads(text) if len(text) <= _COMMIT_BYTES_AT_MOST else None
+        facts = json.loads(text) if len(text) <= COMMIT_BYTES_AT_MOST else None
     except (ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict) or set(facts) != set(FILES):

@@ -30,7 +30,7 @@ from unisono.runtime.plainfile import open_plain, written_whole
 Contents = TypeVar("Contents")
 
 _NAME = re.compile(r"step-(\d{12})")
-_MARK, _MARK_BYTES_AT_MOST = "end-of-loop", 1024
+END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1024
 _ENDS_AT_MOST = 8  # kept beside the newest checkpoints
 # How a loop can end: as it was to, or left by the program before that.
 ENDED, LEFT = "ended ", "left "
@@ -79,7 +79,7 @@ class RunDirectory:
 
     def has(self, step: int) -> bool:
         """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
-        return _is_checkpoint(self._path(step))
+        return _is_checkpoint(self.path_of(step))
 
     def write(self, step: int, files: Mapping[str, Content]) -> Path:
         """Write a checkpoint of step `step`, then remove those beyond `keep` that end no loop.
@@ -95,16 +95,17 @@ class RunDirectory:
         self.folder.mkdir(parents=True, exist_ok=True)
         for unfinished in self.folder.glob(".step-*.part"):  # of a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
-        path = self._path(step)
+        path = self.path_of(step)
         if path.exists():
             raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
         write_folder(path, files)
-        found = [old for _, old in self._found()]
-        ends = [old for old in found if _end_in(old)][-_ENDS_AT_MOST:]
-        for old in found[: -self._keep]:
-            if old not in ends:
-                shutil.rmtree(old, ignore_errors=True)
+        for old in outdated(self.ends(), self._keep):
+            shutil.rmtree(self.path_of(old), ignore_errors=True)
         return path
+
+    def ends(self) -> dict[int, str]:
+        """Tell by step of each checkpoint which loop has ended with it; empty: none has."""
+        return {step: _end_in(path) for step, path in self._found()}
 
     def mark_end(self, step: int, end: str) -> None:
         """Note that a loop has ended with the checkpoint of step `step`.
@@ -115,7 +116,7 @@ class RunDirectory:
         Raises:
             OSError: it cannot be written.
         """
-        with written_whole(self._path(step) / _MARK) as file:
+        with written_whole(self.path_of(step) / END_MARK) as file:
             file.write(end.encode())
 
     def end_of(self, loop: str, step: int) -> Path | None:
@@ -123,8 +124,8 @@ class RunDirectory:
 
         A loop that was left early goes on if nothing was done behind it.
         """
-        if _end_in(self._path(step)) == LEFT + loop:
-            (self._path(step) / _MARK).unlink()
+        if _end_in(self.path_of(step)) == LEFT + loop:
+            (self.path_of(step) / END_MARK).unlink()
         ends = (ENDED + loop, LEFT + loop)
         found = [path for at, path in self._found() if at < step and _end_in(path) in ends]
         return found[-1] if found else None
@@ -137,10 +138,7 @@ class RunDirectory:
         """
         later = [path for number, path in self._found() if number > step]
         for path in later:
-            number = 1
-            while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
-                number += 1
-            path.rename(aside)
+            rename_aside(path)
         return [path.name for path in later]
 
     def newest(
@@ -173,8 +171,9 @@ class RunDirectory:
                 passed_over.append(CheckpointEntry(path, step, 0, str(error)))
         return None, None, passed_over
 
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:012}"
+    def path_of(self, step: int) -> Path:
+        """Name the folder of a checkpoint."""
+        return self.folder / name_of(step)
 
     def _check_no_link(self) -> None:
         """Refuse a folder of checkpoints that is a link: it may be another run's."""
@@ -191,10 +190,41 @@ class RunDirectory:
             children = list(self.folder.iterdir())
         except FileNotFoundError:
             return []
-        named = [(_NAME.fullmatch(child.name), child) for child in children]
+        named = [(step_of(child.name), child) for child in children]
         return sorted(
-            (int(match[1]), child) for match, child in named if match and _is_checkpoint(child)
+            (step, child) for step, child in named if step is not None and _is_checkpoint(child)
         )
+
+
+def name_of(step: int) -> str:
+    """Name the folder of a checkpoint."""
+    return f"step-{step:012}"
+
+
+def step_of(name: str) -> int | None:
+    """Read the step from the name of a checkpoint's folder; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def rename_aside(path: Path) -> None:
+    """Give a file or folder a name under which a run does not look for it."""
+    number = 1
+    while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
+        number += 1
+    path.rename(aside)
+
+
+def outdated(ends: Mapping[int, str], keep: int) -> list[int]:
+    """Name the steps whose checkpoints nobody needs any more.
+
+    Args:
+        ends: by step of each checkpoint, which loop has ended with it, or an empty text.
+        keep: how many of the newest stay.
+    """
+    steps = sorted(ends)
+    of_loops = [step for step in steps if ends[step]][-_ENDS_AT_MOST:]
+    return [step for step in steps[:-keep] if step not in of_loops]
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -204,7 +234,7 @@ def _is_checkpoint(path: Path) -> bool:
 def _end_in(path: Path) -> str:
     """Read which loop has ended with a checkpoint; empty if none has, or nobody can tell."""
     try:
-        with os.fdopen(open_plain(path / _MARK, os.O_RDONLY), "rb") as file:
-            return file.read(_MARK_BYTES_AT_MOST).decode(errors="replace")
+        with os.fdopen(open_plain(path / END_MARK, os.O_RDONLY), "rb") as file:
+            return file.read(END_MARK_BYTES_AT_MOST).decode(errors="replace")
     except (OSError, NotPlainFileError):
         return ""
