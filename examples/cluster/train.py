@@ -21,7 +21,7 @@ def loss(model, batch):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", help="of checkpoints; all hosts must see the same folder")
+    parser.add_argument("--directory", help="of checkpoints: a folder that all hosts see, or a URL")
     parser.add_argument("--shards", type=int, default=8, help="at least as many as workers")
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()

@@ -630,3 +630,20 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(
     for output in start(hosts, [1, 1], [*program, "9"]):
         assert "but host 0 has those of steps 4, 6, 8; host 1 has none: copy" in output.end()
         assert output.process.returncode == 1
+
+
+@pytest.mark.parametrize("wiped", [(1,), (0, 1)])
+def test_a_run_resumes_from_a_url_where_disks_are_new(
+    make_hosts: MakeHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wiped: Sequence[int]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/shm/cache")  # each host has one
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--directory", f"file://{tmp_path}/there"]
+    for output in unisono_run(hosts, [1, 1], [*program, "--steps", "4"], faults=[]):
+        output.has_ended_well()
+    for host in wiped:
+        hosts[host].run("rm", "-r", "/dev/shm/cache")
+    outputs = start(hosts, [1, 1], [*program, "--steps", "8"])
+    for output in outputs:
+        output.has_ended_well()
+    assert "resuming from checkpoint step-000000000004 in" in outputs[0].text
+    assert digests(outputs) == trained(hosts[:1], [2], "cnn", "--steps", "8")

@@ -62,4 +62,7 @@ GROUP = Timeout("UNISONO_GROUP_TIMEOUT", 1800.0)
 STALL = Timeout("UNISONO_STALL_TIMEOUT", 60.0)
 # The end of a run stops waiting for loggers (TensorBoard, W&B, …) to send the rest.
 LOGGER = Timeout("UNISONO_LOGGER_TIMEOUT", 30.0)
-TIMEOUTS = (NOTICE, RENDEZVOUS, MEETING, GROUP, STALL, LOGGER)
+# A run whose `directory` is a URL gives up on that when it begins, and no longer waits for copies
+# when it has ended.
+REMOTE = Timeout("UNISONO_REMOTE_TIMEOUT", 300.0)
+TIMEOUTS = (NOTICE, RENDEZVOUS, MEETING, GROUP, STALL, LOGGER, REMOTE)

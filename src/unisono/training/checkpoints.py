@@ -12,6 +12,7 @@ other's checkpoints for its own.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.checkpoint.directory_lock import FileId, file_id_of
 from unisono.runtime.checkpoint.folder import read_folder
+from unisono.runtime.checkpoint.remote import await_answer, local_folder, url_of
 from unisono.runtime.checkpoint.run_directory import CheckpointEntry, RunDirectory
 from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
+from unisono.runtime.timeouts import REMOTE
 from unisono.runtime.workers.job_store import num_restarts
 from unisono.runtime.workers.team import Team
 from unisono.runtime.world import per_process
@@ -57,23 +60,30 @@ class Checkpoints:
 
     Args:
         team: the workers.
-        directory: the run directory.
+        directory: the run directory, or its URL.
         saving: how often, how many stay, and whether to resume.
         say: shows messages to the user.
 
     Attributes:
         every: the interval; None: only at the end.
+        url: of the run directory; empty if it is a folder.
+        directory: the run directory; of a URL, the local folder that is copied there.
         is_on_each_host: whether each of several hosts writes them to a directory of its own.
         kept_step: the steps that the run had done at its newest checkpoint; None before the first.
     """
 
     def __init__(
-        self, team: Team, directory: Path, saving: Checkpoint, say: Callable[[str], None]
+        self,
+        team: Team,
+        directory: str | os.PathLike[str],
+        saving: Checkpoint,
+        say: Callable[[str], None],
     ) -> None:
         self._team, self._saving, self._say = team, saving, say
+        self.url = url_of(directory)
         self.every = None if saving.every is None else Every.read(saving.every)
         # The program may go to another folder before the first loop.
-        self.directory = directory.absolute()
+        self.directory = (local_folder(self.url) if self.url else Path(directory)).absolute()
         self._look_at_runs()
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
@@ -83,6 +93,7 @@ class Checkpoints:
         self._place: FileId | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
         self._misses_end = False  # and that was told
+        self._is_open = False  # the URL is, if this worker has opened it
         # The newest checkpoint, read and told once, if it is of a later loop than the first.
         self._ahead: tuple[Snapshot, CheckpointEntry, list[CheckpointEntry]] | None = None
 
@@ -304,7 +315,36 @@ class Checkpoints:
             f"look at {self.directory}, or let checkpoints be rarer."
         )
 
-    def _claim(self) -> None:
+    def open_remote(self, url: str, at_most: Mapping[str, int], *, owns: bool) -> None:
+        """Bring the directory up to what is at a URL, as the leader or the first of a host.
+
+        Args:
+            url: the leader's.
+            at_most: by file of a checkpoint, how many bytes there is a use for.
+            owns: whether the directory is copied there from now on.
+
+        Raises:
+            ValueError: another run of this program has begun there since this one was made.
+            CheckpointError: another job uses it, or it cannot be read or written.
+        """
+        self.take_turn()
+        resumes = self._saving.resume != "never"
+        if (resumes or owns) and not self._is_open:
+            work = {
+                "url": url,
+                "session": secrets.token_hex(8),
+                "owns": owns,
+                "resumes": resumes,
+                "keep": self._saving.keep,
+                "at_most": dict(at_most),
+                "timeout_s": REMOTE.in_s(),
+            }
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._claim(work)
+            await_answer(self.directory, work)
+            self._is_open = True
+
+    def _claim(self, remote: Mapping[str, Any] | None = None) -> None:
         """Keep other jobs out of the directory as long as this one lasts."""
-        if not self._team.supervisor.lock_directory(str(self.directory)):
-            self._writer.locks.hold(self.directory)
+        if not self._team.supervisor.lock_directory(str(self.directory), remote):
+            self._writer.hold(self.directory, remote)

@@ -36,6 +36,7 @@ from unisono.engine.state.optimizers import kind_of
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime import __version__
+from unisono.runtime.checkpoint.remote import masked
 from unisono.runtime.device import HOST, Device, in_rows, num_threads
 from unisono.runtime.procfs import read_text
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
@@ -249,7 +250,7 @@ def environment_facts(device: Device) -> dict[str, Any]:
     """
     uname = platform.uname()
     return {
-        "command": _command(),
+        "command": [masked(word) for word in _command()],
         "folder": _folder(),
         "host": uname.node,
         "versions": {

@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,8 @@ _PURPOSE = "run directory"
 def settle_directory(run: RunContext) -> None:
     """Find out whether hosts share the run directory; if not, agree on a checkpoint that all have.
 
+    Of a URL, the directory is brought up to what is there first.
+
     Collective: every rank calls it before the leader looks for a checkpoint.
 
     Raises:
@@ -148,10 +150,11 @@ def settle_directory(run: RunContext) -> None:
             checkpoint in common; on every worker.
     """
     checkpoints = run.checkpoints
-    if checkpoints is None or len(run.team.hosts) == 1:
+    if checkpoints is None or not (checkpoints.url or len(run.team.hosts) > 1):
         return
-    mine = str(checkpoints.directory).encode()
-    checkpoints.go_to(run.replicated_calls.hear_leader(lambda: mine, _PURPOSE).decode())
+    if len(run.team.hosts) > 1:
+        mine = str(checkpoints.directory).encode()
+        checkpoints.go_to(run.replicated_calls.hear_leader(lambda: mine, _PURPOSE).decode())
     said = run.replicated_calls.together(_PURPOSE, lambda: _settle(run))
     checkpoints.is_on_each_host = bool(said)
 
@@ -170,11 +173,17 @@ def _settle(run: RunContext) -> bytes:
     """Give something if each host has a directory of its own."""
     team, checkpoints = run.team, run.checkpoints
     assert checkpoints is not None
-    if _is_shared(team, checkpoints.directory):
+    is_shared = len(team.hosts) == 1 or _is_shared(team, checkpoints.directory)
+    url, at_most = "", bytes_at_most(run.kept.model)
+    if checkpoints.url:
+        url = _opened(team, checkpoints, at_most)
+    if is_shared:
         return b""
     said: dict[str, object] = {}
     if team.leads_host:
         try:
+            if url and not team.is_leader:
+                checkpoints.open_remote(url, at_most, owns=False)
             said["held"] = checkpoints.held_here()
         except (CheckpointError, OSError) as error:
             said["error"] = str(error)
@@ -194,6 +203,23 @@ def _settle(run: RunContext) -> bytes:
     if team.leads_host:
         checkpoints.set_aside(-1 if newest is None else newest)
     return b"on each host"
+
+
+def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) -> str:
+    """Open the leader's URL, and return it. Collective."""
+
+    def open_it() -> str:
+        try:
+            checkpoints.open_remote(checkpoints.url, at_most, owns=True)
+        except OSError as error:
+            raise CheckpointError(f"the copy of `directory` must be a folder: {error}.") from None
+        return checkpoints.url
+
+    def hear(speak: Callable[[], bytes]) -> list[bytes]:
+        return [team.hear_leader(speak, _PURPOSE)]
+
+    url: str = heard_by_all(hear, open_it, team.world.rank)[0]
+    return url
 
 
 def _nothing_in_common(directory: Path, held: Sequence[HostCheckpoints]) -> str:

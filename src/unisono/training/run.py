@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -202,8 +201,8 @@ class Run:
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state
         if options.directory is not None:
-            folder, say = Path(options.directory), self._context.say
-            self._context.checkpoints = Checkpoints(team, folder, options.saving, say)
+            given, say = options.directory, self._context.say
+            self._context.checkpoints = Checkpoints(team, given, options.saving, say)
 
     @property
     def shards(self) -> int | None:

@@ -89,7 +89,8 @@ class Trainer:
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`, which steps after each
             epoch and is saved with the run; or a :class:`unisono.Schedule`.
         directory: where checkpoints and the event file are written; None: nowhere. If workers
-            pass different ones, for example with a time in the name, rank 0's is used.
+            pass different ones, for example with a time in the name, rank 0's is used. A URL such
+            as ``"s3://bucket/run"`` is copied to in the background, from a local folder.
         checkpoint: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``; or a
             :class:`unisono.Checkpoint`, which also says how many are kept and where the run
             resumes. With a directory, a checkpoint is always written when `fit` ends.
@@ -382,7 +383,10 @@ class Trainer:
 
     @property
     def directory(self) -> Path | None:
-        """Where checkpoints are kept; from the first `fit` on the same on every worker."""
+        """Where checkpoints are kept; from the first `fit` on the same on every worker.
+
+        Of a URL, the local folder that is copied there.
+        """
         checkpoints = self._context.checkpoints
         return None if checkpoints is None else checkpoints.directory
 

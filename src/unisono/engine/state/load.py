@@ -34,6 +34,7 @@ from unisono.runtime.checkpoint.folder import (
     check_size,
     read_folder,
 )
+from unisono.runtime.checkpoint.remote import refuse_url
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 from unisono.runtime.device import HOST, is_on_host
 from unisono.runtime.dtypes import CODES
@@ -64,6 +65,7 @@ def load_weights(
         FileNotFoundError: there is no such file.
         CheckpointError: the file is of another format, or does not fit the model.
     """
+    refuse_url(path)
     path = Path(path)
     tensors = tensors_of(model)
     where = shown(path, 1000)

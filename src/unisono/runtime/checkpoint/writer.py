@@ -19,6 +19,7 @@ from typing import Any
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.directory_lock import DirectoryLocks
 from unisono.runtime.checkpoint.folder import RUN_FILE
+from unisono.runtime.checkpoint.remote import finish_copying, start_copying
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 from unisono.runtime.checkpoint.slots import Data, Places, files_of, read_facts
 
@@ -87,6 +88,7 @@ class CheckpointWriter:
         self._is_full = is_full
         self._thread: threading.Thread | None = None
         self._num_begun = 0
+        self._copied: set[str] = set()
 
     def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
         """Begin to write a snapshot, after the one before is written.
@@ -102,6 +104,26 @@ class CheckpointWriter:
             target=self._write, args=(memory, kept, done, self._num_begun), name="unisono-writer"
         )
         self._thread.start()
+
+    def hold(self, directory: Path, remote: Mapping[str, Any] | None) -> None:
+        """Lock a directory, and begin to copy it to and from a URL if it has one.
+
+        Args:
+            remote: the work of ``remote_process.py``.
+
+        Raises:
+            CheckpointError: another process has it.
+        """
+        self.locks.hold(directory)
+        if remote is not None:
+            self._copied.add(str(directory))
+            start_copying(str(directory), remote)
+
+    def close(self, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait until nothing is being written or copied, then release the directories."""
+        self.wait()
+        finish_copying(self._copied, is_enough)
+        self.locks.let_go()
 
     def wait(self) -> None:
         """Wait until nothing is being written."""

@@ -99,8 +99,8 @@ class RequestHandler:
                 self._tidy_memories()
             case messages.Begun():
                 self._begun.add(rank)
-            case messages.LockRequest(directory):
-                self._staff.send(rank, self._locked(Path(directory)))
+            case messages.LockRequest(directory, remote):
+                self._staff.send(rank, self._locked(Path(directory), remote))
             case messages.RemoveAtEnd(path):
                 self._to_remove.add(path)
             case messages.KeepFile(path):
@@ -181,11 +181,15 @@ class RequestHandler:
         self._writer.begin(mapping, kept)
         self._writer.wait()
 
-    def close(self) -> None:
-        """Let go of everything once the workers have ended; remove what they have left half."""
+    def close(self, is_enough: Callable[[], bool]) -> None:
+        """Let go of everything once the workers have ended; remove what they have left half.
+
+        Args:
+            is_enough: whether to wait no longer for what is being copied to a URL.
+        """
         self._writer.wait()
         self._memories.close()
-        self._writer.locks.let_go()
+        self._writer.close(is_enough)
         for path in self._to_remove:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -237,10 +241,10 @@ class RequestHandler:
         if self._writing is not None and self._writing[1] == rank:
             self._writing = (self._writing[0], None)
 
-    def _locked(self, directory: Path) -> messages.ToWorker:
+    def _locked(self, directory: Path, remote: Mapping[str, Any] | None) -> messages.ToWorker:
         try:
-            self._writer.locks.hold(directory)
-        except CheckpointError as error:
+            self._writer.hold(directory, remote)
+        except (CheckpointError, OSError) as error:
             return messages.Refused(str(error), is_of_checkpoint=True)
         return messages.Acknowledged()
 

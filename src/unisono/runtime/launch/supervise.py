@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import selectors
@@ -197,7 +198,7 @@ class _Supervision:
         self._hangs.close()
         if self._port is not None:
             self._port.close()
-        self._requests.close()
+        self._requests.close(self._is_asked_again)
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
         del self._requests, self._hangs, self._watch
@@ -213,6 +214,11 @@ class _Supervision:
 
     def _wake(self) -> None:
         self._waking.send(b"w")
+
+    def _is_asked_again(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return self._signals is not None and bool(self._signals.read())
+        return False
 
     def _end_stalled(self) -> None:
         working = self.state.alive - self.state.done

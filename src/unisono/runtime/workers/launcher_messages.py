@@ -177,6 +177,7 @@ class LockRequest(Request):
     """Keep other jobs out of a run directory. Answer: Acknowledged."""
 
     directory: str
+    remote: Mapping[str, Any] | None  # of a URL: the work of the process that copies
 
 
 class Acknowledged(ToWorker):

@@ -128,8 +128,11 @@ class Supervisor(Protocol):
         """
         return False
 
-    def lock_directory(self, directory: str) -> bool:
+    def lock_directory(self, directory: str, remote: Mapping[str, Any] | None = None) -> bool:
         """Keep other jobs out of a run directory; False if this process has to do it itself.
+
+        Args:
+            remote: see :meth:`unisono.runtime.checkpoint.writer.CheckpointWriter.hold`.
 
         Raises:
             CheckpointError: another job is in it.
@@ -254,9 +257,9 @@ class LauncherLink(Supervisor):
         self._ask(messages.WriteRequest(kept, wait), messages.Acknowledged)
         return True
 
-    def lock_directory(self, directory: str) -> bool:
+    def lock_directory(self, directory: str, remote: Mapping[str, Any] | None = None) -> bool:
         """See :meth:`Supervisor.lock_directory`; the launcher holds the lock."""
-        self._ask(messages.LockRequest(directory), messages.Acknowledged)
+        self._ask(messages.LockRequest(directory, remote), messages.Acknowledged)
         return True
 
     def _ask(self, request: messages.Request, *kinds: type[Answer]) -> Answer:

@@ -37,6 +37,11 @@ def run_folder(directory: str | os.PathLike[str]) -> Path:
         ValueError: there is no such folder.
     """
     folder = Path(directory)
+    if "://" in os.fspath(directory):
+        raise ValueError(
+            "DIRECTORY must be a run's folder, but is a URL: name the folder that is copied there, "
+            "`trainer.directory`, or copy the run to a folder first."
+        )
     if not folder.is_dir():
         raise ValueError(
             f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "

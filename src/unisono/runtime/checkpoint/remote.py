@@ -1,0 +1,179 @@
+"""A run directory that outlives the machine: `directory` is a URL, and a local folder is its copy.
+
+::
+
+    workers, launcher ──► local folder ──► a process (remote_process.py) ──► URL
+
+Training reads and writes the local folder and nothing else. Whoever writes checkpoints there, the
+launcher or a process without one, starts the process that copies them and waits for it at its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from unisono.errors import CheckpointError
+from unisono.runtime.notices import say, shown
+from unisono.runtime.plainfile import open_plain
+from unisono.runtime.procfs import NotThereError, wait_for
+from unisono.runtime.timeouts import REMOTE
+
+LEASE_S = 60.0  # without a sign of life, after which a job elsewhere is taken for dead
+GRACE_S = 5.0
+_URL = re.compile(r"[a-z][\w+.-]+:/", re.ASCII | re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
+_ANSWER_BYTES_AT_MOST, _SECRET_LETTERS, _LOOK_EVERY_S = 1 << 16, 8, 0.05
+_START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
+    "from unisono.runtime.checkpoint.remote_process import main; main()"
+)
+_processes: dict[str, subprocess.Popen[bytes]] = {}  # by local folder
+
+
+def url_of(directory: str | os.PathLike[str]) -> str:
+    """Return the URL that a run directory is; empty if it is a folder.
+
+    Raises:
+        ValueError: it was a URL before it became a path, which has lost a slash.
+    """
+    text = os.fspath(directory)
+    if _URL.match(text) and "://" not in text:
+        raise ValueError(f"`directory` must be a text if it is a URL, but is a path: {shown(text)}")
+    return text if _URL.match(text) else ""
+
+
+def refuse_url(directory: str | os.PathLike[str]) -> None:
+    """Refuse a URL, with a ValueError, where files are read."""
+    if url := url_of(directory):
+        raise ValueError(
+            f"what is read here must be a folder or a file, but {masked(url)} is a URL: pass "
+            f"{local_folder(url)} if the run was on this machine, or copy it first."
+        )
+
+
+def masked(text: str, url: str = "") -> str:
+    """Hide in a text what of URLs in it, of `url` or of the environment lets somebody in."""
+    parts = urlsplit(url)
+    secrets = [value for _, value in parse_qsl(parts.query)]
+    secrets += [parts.password or "", unquote(parts.password or "")]
+    known = [value for name, value in os.environ.items() if _SECRET.search(name)]
+    text = _without_secrets(text)
+    for secret in filter(None, secrets + [one for one in known if len(one) >= _SECRET_LETTERS]):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _without_secrets(text: str) -> str:
+    """Cut passwords and queries out of the URLs in a text."""
+    return re.sub(r"(://[^\s?#]*)[?#]\S*", r"\1", re.sub(r"(://[^\s/:]*):[^\s/]*@", r"\1@", text))
+
+
+def local_folder(url: str) -> Path:
+    """Name the local copy of a URL, which follows from it, in the user's folder for caches."""
+    cache, place = os.environ.get("XDG_CACHE_HOME", ""), _without_secrets(url).rstrip("/")
+    root = Path(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"))
+    name = re.sub(r"[^\w.-]", "-", place.rpartition("/")[2], flags=re.ASCII)[:60]
+    return root / "unisono" / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+
+
+def start_copying(folder: str, work: Mapping[str, Any]) -> None:
+    """Start the process of a folder, in the place of the one that it may have.
+
+    It is waited for when this process ends, if :func:`finish_copying` has not done so before.
+
+    Args:
+        folder: the local one.
+        work: what the process is to do, see ``remote_process.py``.
+    """
+    if (before := _processes.pop(folder, None)) is not None:
+        _end(before)
+    process = _processes[folder] = subprocess.Popen(
+        [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the program
+    )
+    assert process.stdin is not None, "a pipe"
+    # In the environment, all processes could read it.
+    process.stdin.write(json.dumps({**work, "folder": folder, "pid": os.getpid()}).encode() + b"\n")
+    process.stdin.flush()
+
+
+def finish_copying(
+    folders: Collection[str] | None = None, is_enough: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until all is copied; the process says what is not when UNISONO_REMOTE_TIMEOUT is over.
+
+    Args:
+        folders: the local ones; None: all of this process's.
+        is_enough: asked again and again, whether to end at once.
+    """
+    ours = [_processes.pop(one) for one in list(_processes) if folders is None or one in folders]
+    for process in ours:
+        assert process.stdin is not None, "a pipe"
+        with suppress(OSError):  # it has ended
+            process.stdin.write(b"\n")  # what this process has forked may hold the other end
+            process.stdin.close()
+    until_s = time.monotonic() + REMOTE.in_s() + GRACE_S
+    for process in ours:
+        try:
+            while process.poll() is None and not is_enough():
+                if time.monotonic() > until_s:
+                    say("the process that copies `directory` hangs: what is there may be old")
+                    break
+                time.sleep(_LOOK_EVERY_S)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it at once: what is half copied counts for nothing."""
+    process.kill()
+    process.wait()
+    assert process.stdin is not None, "a pipe"
+    with suppress(OSError):
+        process.stdin.close()
+
+
+atexit.register(finish_copying)
+os.register_at_fork(after_in_child=_processes.clear)
+
+
+def answer_path(folder: Path, session: str) -> Path:
+    """Name the file in which the process says that the folder is up to what is at the URL."""
+    return folder / f".remote-{session}.json"
+
+
+def await_answer(folder: Path, work: Mapping[str, Any]) -> None:
+    """Wait until the process of a folder has brought it up to what is at the URL.
+
+    Raises:
+        CheckpointError: it cannot, for the reason that the message gives.
+    """
+    path = answer_path(folder, work["session"])
+
+    def look(waited_s: float) -> str:
+        try:
+            with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
+                return str(json.loads(file.read(_ANSWER_BYTES_AT_MOST)))
+        except FileNotFoundError:
+            raise NotThereError(str(path)) from None
+
+    late = CheckpointError("the process that reads `directory` must answer, but does not.")
+    error = wait_for(look, REMOTE.in_s() + LEASE_S + 2 * GRACE_S, lambda _: late)
+    path.unlink()
+    if error:
+        raise CheckpointError(error)

@@ -1,0 +1,340 @@
+"""What a local folder and a URL have of a run, which of it counts, and what is to be copied.
+
+::
+
+    s3://bucket/run/
+      owner.json               who copies there: its session, its beat
+      events.jsonl, …          the plain files of the run directory
+      checkpoints/step-…/      the three files, end-of-loop, and then commit.json
+
+What is there counts if its commit file is whole and tells the truth. A local folder continues what
+is there if it knows the session that was there last; else the run has gone on elsewhere meanwhile,
+what is there counts, and what the folder has besides is set aside.
+
+Of what is there, only files with these names are read, and no more of them than the commit file
+says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import CheckpointError, NotPlainFileError
+from unisono.runtime.checkpoint import folder as files
+from unisono.runtime.checkpoint.remote import LEASE_S, masked
+from unisono.runtime.checkpoint.remote_files import SMALL_BYTES, RemoteFiles
+from unisono.runtime.checkpoint.run_directory import (
+    END_MARK,
+    RunDirectory,
+    name_of,
+    outdated,
+    rename_aside,
+    step_of,
+)
+from unisono.runtime.notices import listed, say
+from unisono.runtime.plainfile import open_plain, written_whole
+from unisono.runtime.procfs import host_name, started_at
+
+OWNER, NOTE, CHECKPOINTS = "owner.json", ".remote.json", "checkpoints"
+BEAT_S, SETTLE_S, PAUSE_S = 15.0, 0.5, 2.0
+_FILE_BYTES_AT_MOST = 1 << 34
+_FILE = re.compile(r"(?!owner\.json$|aside-)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+_Stored = tuple[bytes, str]  # of a checkpoint: its commit file, and which loop ended with it
+
+
+class TakenError(Exception):
+    """Another job copies there now. Final."""
+
+
+class Copy:
+    """A local folder and what is at the URL. Final.
+
+    Args:
+        work: see ``remote_process.py``.
+    """
+
+    def __init__(self, work: dict[str, Any]) -> None:
+        self._work, self._folder = work, Path(work["folder"])
+        self.place = masked(work["url"])
+        self._local = RunDirectory(self._folder, work["keep"])
+        self._remote = RemoteFiles(work["url"])
+        self._there: dict[int, _Stored] = {}
+        self._copied: dict[str, tuple[int, int]] = {}  # other files, as they were when copied
+        self._found: set[int] = set()  # steps that were here before the job wrote any
+        self._owner: dict[str, Any] = {}
+        self._beating = threading.Lock()
+
+    def open(self) -> None:
+        """Bring the local folder up to what is there, and become its owner.
+
+        Raises:
+            CheckpointError: another job owns it, or what is there is of no use.
+        """
+        before = self._left().get("session") if self._work["owns"] else None
+        known = self._note()
+        is_continued = before in known
+        self._there = self._found_there()
+        if self._work["resumes"] and not is_continued:
+            self._set_aside_here()
+        if self._work["owns"]:
+            known = [*(known if is_continued else []), self._work["session"]]
+            with written_whole(self._folder / NOTE) as file:
+                file.write(json.dumps(known).encode())
+            self._claim()
+        if self._work["resumes"]:
+            self._fetch()
+        else:
+            self._set_aside_there(list(self._there))
+            self._local.set_aside(-1)
+        self._found = set(self._here())
+
+    def round(self, *, is_last: bool) -> None:
+        """Copy what is new, remove what is outdated; raises a TakenError of another owner."""
+        if is_last:
+            self.beat()
+        here = self._here()
+        new = [step for step in sorted(here, reverse=True) if self._there.get(step) != here[step]]
+        if new or is_last:
+            self.beat()
+            self._put_files()  # before the checkpoint that they lead to
+        for step in new:
+            self._put(step, *here[step])
+        written = max(here.keys() - self._found, default=None)
+        if written is not None and new:
+            self._set_aside_there([step for step in self._there if step > written])
+            self._remove_outdated()
+        if is_last:
+            self.beat(has_left=True)
+
+    def missing(self) -> str:
+        """Say what is not there; empty if all is."""
+        steps = [step for step, one in self._here().items() if self._there.get(step) != one]
+        what = [f"the checkpoints of {listed('step', steps)}"] if steps else []
+        what += [name for name, seen in self._files().items() if self._copied.get(name) != seen]
+        return ", ".join(what)
+
+    def beat(self, **facts: Any) -> None:
+        """Give a sign of life; raises a TakenError of another owner."""
+        with self._beating:
+            there = self._read_owner()
+            if there.get("session", self._owner["session"]) != self._owner["session"]:
+                raise TakenError
+            if not there:  # all was removed
+                self._there, self._copied = self._found_there(), {}
+            self._owner |= {"beat": self._owner["beat"] + 1, **facts}
+            self._remote.write(OWNER, json.dumps(self._owner).encode())
+
+    def keep_beating(self, is_over: threading.Event) -> None:
+        """Give signs of life, also while something large is copied."""
+        while not is_over.wait(BEAT_S):
+            with suppress(Exception):  # the rounds say what is wrong
+                self.beat()
+
+    def _note(self) -> list[Any]:
+        """Read which sessions the local folder knows."""
+        with suppress(OSError, NotPlainFileError, ValueError, RecursionError):
+            known = json.loads(_read(self._folder / NOTE))
+            return known if isinstance(known, list) else []
+        return []
+
+    def _left(self) -> dict[str, Any]:
+        """Read who has owned it, once that one has left or is dead."""
+        first, until_s = self._read_owner(), time.monotonic() + LEASE_S
+        if first and not self._is_over(first):
+            who = f"process {first.get('pid')} on {first.get('name')}"
+            say(f"{self.place} was in use by {who}: waiting up to {LEASE_S:.0f} s for its word")
+            while time.monotonic() < until_s and not self._is_over(now := self._read_owner()):
+                if now != first:
+                    raise self._in_use(now)
+                time.sleep(min(PAUSE_S, LEASE_S / 4))
+        return first
+
+    def _is_over(self, owner: dict[str, Any]) -> bool:
+        """Tell whether an owner's job has left, has died on this machine, or is this one."""
+        pid = owner.get("pid")
+        if not owner or owner.get("has_left"):
+            return True
+        if owner.get("host") != host_name() or type(pid) is not int:
+            return False
+        return pid == self._work["pid"] or started_at(pid) != owner.get("started")
+
+    def _claim(self) -> None:
+        pid, session = self._work["pid"], self._work["session"]
+        process = {"host": host_name(), "pid": pid, "started": started_at(pid)}
+        self._owner = {"session": session, "name": os.uname().nodename, **process, "beat": 0}
+        self._remote.write(OWNER, json.dumps(self._owner).encode())
+        time.sleep(SETTLE_S)  # of two that come at once the later writes over the other
+        there = self._read_owner()
+        if there.get("session") != session:
+            raise self._in_use(there)
+
+    def _in_use(self, owner: dict[str, Any]) -> CheckpointError:
+        return CheckpointError(
+            f"a run directory must belong to one job at a time, but {self.place} is in use by "
+            f"process {owner.get('pid')} on {owner.get('name')}: wait until that has ended, or "
+            f"pass another `directory`."
+        )
+
+    def _read_owner(self) -> dict[str, Any]:
+        with suppress(ValueError, RecursionError):
+            owner = json.loads(self._remote.read(OWNER))
+            return owner if isinstance(owner, dict) else {}
+        return {}
+
+    def _found_there(self) -> dict[int, _Stored]:
+        """Find the checkpoints whose commit file is whole."""
+        found = {}
+        for step in map(step_of, self._remote.names(CHECKPOINTS, "directory")):
+            with suppress(CheckpointError):
+                if step is not None:
+                    files.parse_commit(commit := self._remote.read(_in(step, files.COMMIT)))
+                    end = self._remote.read(_in(step, END_MARK)).decode(errors="replace")
+                    found[step] = commit, end
+        return found
+
+    def _here(self) -> dict[int, _Stored]:
+        here = {}
+        for step, end in self._local.ends().items():
+            with suppress(OSError, NotPlainFileError):  # it was removed meanwhile
+                here[step] = _read(self._local.path_of(step) / files.COMMIT), end
+        return here
+
+    def _files(self) -> dict[str, tuple[int, int]]:
+        """List the other plain files here, each with what changes when it is written."""
+        found = {}
+        for one in os.scandir(self._folder):
+            if _FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    found[one.name] = one.stat().st_mtime_ns, one.stat().st_size
+        return found
+
+    def _set_aside_here(self) -> None:
+        others = [step for step, one in self._here().items() if self._there.get(step) != one]
+        for path in [*map(self._local.path_of, others), *map(self._folder.joinpath, self._files())]:
+            rename_aside(path)
+        if others:
+            say(
+                f"{self._folder} has checkpoints of {listed('step', others)} that are not of the "
+                f"run at {self.place}: they are set aside"
+            )
+
+    def _set_aside_there(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            taken, name = self._remote.names(CHECKPOINTS, "directory"), name_of(step)
+            asides = (f"aside-{number}-{name}" for number in itertools.count(1))
+            aside = next(one for one in asides if one not in taken)
+            self._remote.move(f"{CHECKPOINTS}/{name}", f"{CHECKPOINTS}/{aside}")
+            self._there.pop(step, None)
+            say(f"checkpoint {name} at {self.place} is of another past or damaged: set aside")
+
+    def _fetch(self) -> None:
+        """Fetch the newest checkpoint, unless it is here, and what loops before have ended with."""
+        newest = next(filter(self._is_whole, sorted(self._local.ends(), reverse=True)), -1)
+        for step in sorted(self._there, reverse=True):
+            if step <= newest or self._download(step):
+                newest = max(step, newest)
+                break
+        for step, (_, end) in list(self._there.items()):
+            if end and step < newest and not self._local.has(step):
+                self._download(step)
+        if self._work["owns"]:
+            for name in self._remote.names("", "file"):
+                if _FILE.fullmatch(name) and not (self._folder / name).exists():
+                    with written_whole(self._folder / name) as file:
+                        file.writelines(self._remote.chunks(name, _FILE_BYTES_AT_MOST))
+
+    def _is_whole(self, step: int) -> bool:
+        with suppress(CheckpointError):
+            return bool(files.check_folder(self._local.path_of(step)))
+        return False
+
+    def _download(self, step: int) -> bool:
+        """Fetch a checkpoint; one that is not what its commit file says is passed over."""
+        (commit, end), path = self._there[step], self._local.path_of(step)
+        facts, at_most = files.parse_commit(commit), self._work["at_most"]
+        for name, fact in facts.items():
+            files.check_size(name, fact["bytes"], at_most.get(name, fact["bytes"]))
+        if path.exists():  # damaged
+            rename_aside(path)
+        try:
+            contents = {name: self._checked(step, name, fact) for name, fact in facts.items()}
+            files.write_folder(path, contents)
+        except CheckpointError as error:
+            say(f"checkpoint {path.name} at {self.place} is passed over: {error}")
+            self._set_aside_there([step] * self._work["owns"])
+            return False
+        if end:
+            self._local.mark_end(step, end)
+        say(f"checkpoint {path.name} was fetched from {self.place}")
+        return True
+
+    def _checked(self, step: int, name: str, fact: dict[str, Any]) -> Iterator[bytes]:
+        digest, num_bytes = hashlib.sha256(), 0
+        with suppress(FileNotFoundError):
+            for chunk in self._remote.chunks(_in(step, name), fact["bytes"]):
+                digest.update(chunk)
+                num_bytes += len(chunk)
+                yield chunk
+        if (num_bytes, digest.hexdigest()) != (fact["bytes"], fact["sha256"]):
+            raise CheckpointError(f"{name} must be what commit.json says, but is not.")
+
+    def _put_files(self) -> None:
+        copy = self._folder / ".remote-file"
+        for name, seen in self._files().items():
+            if self._copied.get(name) != seen:
+                shutil.copyfile(self._folder / name, copy)  # the run may cut it meanwhile
+                self._remote.write(name, copy)
+                self._copied[name] = seen
+        copy.unlink(missing_ok=True)
+
+    def _put(self, step: int, commit: bytes, end: str) -> None:
+        """Copy a checkpoint, its commit file last."""
+        path = self._local.path_of(step)
+        is_new = self._there.get(step, (b"", ""))[0] != commit
+        try:
+            if is_new and step in self._there:
+                del self._there[step]
+                self._remote.remove(_in(step, files.COMMIT))
+            for name in files.FILES if is_new else ():
+                self._remote.write(_in(step, name), path / name)
+            if end:
+                self._remote.write(_in(step, END_MARK), end.encode())
+            else:
+                self._remote.remove(_in(step, END_MARK))
+            self.beat()  # it may be another job's by now
+            if is_new:
+                self._remote.write(_in(step, files.COMMIT), commit)
+            self._there[step] = commit, end
+        except FileNotFoundError:
+            if all((path / name).exists() for name in files.FILES):
+                raise  # else it is being removed here
+
+    def _remove_outdated(self) -> None:
+        """Remove what is outdated, and what is half there of earlier steps."""
+        old = outdated({step: end for step, (_, end) in self._there.items()}, self._work["keep"])
+        newest = max(self._there, default=-1)
+        for step in map(step_of, self._remote.names(CHECKPOINTS, "directory")):
+            if step is not None and step < newest and (step in old or step not in self._there):
+                self._there.pop(step, None)
+                self._remote.remove(_in(step, files.COMMIT))
+                self._remote.remove(_in(step, ""))
+
+
+def _in(step: int, name: str) -> str:
+    return f"{CHECKPOINTS}/{name_of(step)}/{name}"
+
+
+def _read(path: Path) -> bytes:
+    with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
+        return file.read(SMALL_BYTES)

@@ -1,0 +1,151 @@
+"""The process that keeps a local folder and a URL alike: no step ever waits for it.
+
+It gets its work as a line of JSON: ``url``, ``folder``, ``session``, ``pid`` of who asks, ``owns``
+(whether it copies; else it only fetches, for a host beside the owner's), ``resumes``, ``keep``,
+``at_most`` (bytes of which there is a use, by file) and ``timeout_s``. It answers in a file. When
+its standard input has more, or ends, it copies the rest and ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.remote import LEASE_S, answer_path, masked
+from unisono.runtime.checkpoint.remote_copy import PAUSE_S, Copy, TakenError
+from unisono.runtime.notices import say
+from unisono.runtime.plainfile import written_whole
+from unisono.runtime.timeouts import NOTICE
+
+LOOK_S = 0.5
+_NO_USE = (PermissionError, FileNotFoundError, NotImplementedError, ImportError, ValueError)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Keeper:
+    """Copies until the job has ended, and no longer than it may, whatever hangs. Final."""
+
+    def __init__(self, work: dict[str, Any]) -> None:
+        self._work, self._place = work, masked(work["url"])
+        self.copied: Copy | None = None
+        self._trouble = "it has not answered yet"
+        self._ends = threading.Event()  # the job has, so the rest is to be copied
+
+    def open(self) -> str:
+        """Open the copy, trying again and again; gives why it cannot be used, or nothing."""
+        until_s, is_told = time.monotonic() + self._work["timeout_s"], False
+        while True:
+            try:
+                copy = Copy(self._work)
+                copy.open()
+                self.copied, self._trouble = copy, ""
+                return ""
+            except CheckpointError as error:
+                return masked(str(error), self._work["url"])
+            except Exception as error:
+                trouble = self._in_words(error)
+                is_final = isinstance(error, _NO_USE) or getattr(error, "errno", None) in _FULL
+                if is_final or "redential" in trouble or time.monotonic() > until_s:
+                    return self._refusal(trouble)
+                if not is_told:
+                    say(f"{self._place} cannot be reached ({trouble}): it is tried again")
+                self._trouble, is_told = trouble, True
+                time.sleep(PAUSE_S)
+
+    def copy(self, copy: Copy) -> None:
+        """Copy whatever is new, until all is there when the job has ended."""
+        is_over = threading.Event()
+        threading.Thread(target=copy.keep_beating, args=(is_over,), daemon=True).start()
+        while not is_over.is_set():
+            is_last = self._ends.is_set()
+            try:
+                copy.round(is_last=is_last)
+                if self._trouble:
+                    say(f"{self._place} is reached again")
+                self._trouble = ""
+                if is_last:
+                    is_over.set()
+            except TakenError:
+                if not self._ends.is_set():
+                    say(f"{self._place} is another job's now: nothing more is copied there")
+                is_over.set()
+            except Exception as error:
+                if not self._trouble:
+                    say(
+                        f"{self._place} cannot be written ({self._in_words(error)}): training goes "
+                        f"on, and it is tried again"
+                    )
+                self._trouble = self._in_words(error)
+            if not self._trouble:
+                self._ends.wait(LOOK_S)
+            else:
+                time.sleep(PAUSE_S)
+
+    def watch(self, answer: Path) -> None:
+        """Answer where opening hangs; wait for the job's end, and then no longer than it may be."""
+        until_s = time.monotonic() + self._work["timeout_s"] + LEASE_S
+        while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+            if self.copied is None and time.monotonic() > until_s:
+                write_answer(answer, self._refusal(self._trouble))
+                os._exit(0)
+        self._ends.set()
+        first_s = min(NOTICE.in_s(), self._work["timeout_s"])
+        rest_s = self._work["timeout_s"] - first_s
+        if self.copied is not None:
+            time.sleep(first_s)
+            self._tell_missing(f"waiting up to {rest_s:.0f} s")
+            time.sleep(rest_s)
+            self._tell_missing(
+                f"{self._trouble or 'it takes long'}; that is in {self._work['folder']}: start "
+                f"the program again on this machine, or copy that folder"
+            )
+        os._exit(0)
+
+    def _tell_missing(self, rest: str) -> None:
+        with suppress(OSError):
+            if self.copied is not None and (missing := self.copied.missing()):
+                say(f"{self._place} lacks {missing}: {rest}")
+
+    def _refusal(self, trouble: str) -> str:
+        return (
+            f"`directory` must be a URL that can be read and written when a run begins, but "
+            f"{self._place} cannot: {trouble}: set it right, or pass another `directory`."
+        )
+
+    def _in_words(self, error: Exception) -> str:
+        words = (str(error).splitlines() or [""])[0]
+        return masked(f"{type(error).__name__}: {words}".rstrip(". :"), self._work["url"])
+
+
+def write_answer(path: Path, error: str) -> None:
+    """Say that the folder is up to what is at the URL, or why it cannot be."""
+    with written_whole(path) as file:
+        file.write(json.dumps(error).encode())
+
+
+def main() -> None:
+    """Be the process that copies."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all of a job may get them
+        signal.signal(signum, signal.SIG_IGN)
+    work = json.loads(sys.stdin.readline())
+    answer, keeper = answer_path(Path(work["folder"]), work["session"]), Keeper(work)
+    threading.Thread(target=keeper.watch, args=(answer,), daemon=True).start()
+    try:
+        error = keeper.open()
+        write_answer(answer, error)
+        if work["owns"] and keeper.copied is not None:
+            keeper.copy(keeper.copied)
+    except OSError as error:
+        say(f"the copy of `directory` must be a folder that can be written, but {error}")
+    finally:
+        os._exit(0)  # a thread may hang
