@@ -35,7 +35,7 @@ def train(directory, epochs, steps=None):
 
 def main(folder):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--directory", help="train here, or at a URL; resume if there are checkpoints")
+    parser.add_argument("--directory", help="train and resume here: a folder, or a URL")
     parser.add_argument("--epochs", type=int, default=3)
     args = parser.parse_args()
     if args.directory:
