@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,8 +135,11 @@ def test_wrong_credentials_are_refused_at_once_and_shown_nowhere(server: Server)
 
 def test_a_second_job_on_another_machine_is_refused(server: Server, tmp_path: Path) -> None:
     first = start(URL, *LAUNCHED)
-    while not server.names():
+    while not any(server.names()):
         time.sleep(0.1)
+    first.send_signal(
+        signal.SIGSTOP
+    )  # so that it does not end; the process that copies gives signs
     second = start(URL, PYTHON, XDG_CACHE_HOME=str(tmp_path / "other"))
     refusal = second.communicate(timeout=100)[1]
     kill_all(first)
