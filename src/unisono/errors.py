@@ -23,8 +23,10 @@ Every message says what must hold, what was seen, and what to do.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 
 class UnisonoError(Exception):
@@ -35,6 +37,12 @@ class UnisonoError(Exception):
         # Tracebacks show notes below the message; `str(error)` stays the message.
         described = next(each for each in type(self).__mro__ if each.__module__ == __name__)
         self.add_note(f"Causes and remedies: docs/errors.md#{described.__name__.lower()}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to other processes with all fields, as Ray and pools of processes send errors."""
+        names = type(self).__init__.__code__.co_varnames
+        fields = {name: value for name, value in self.__dict__.items() if name in names}
+        return functools.partial(type(self), *self.args, **fields), (), self.__dict__
 
 
 class WorkerError(UnisonoError):
