@@ -227,6 +227,13 @@ def length_of(dataset: Any) -> int:
         TypeError: it has no length or gives no samples, so no sample plan can be made for it.
     """
     kind = type(dataset).__name__
+    held = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
+    if any(type(each).__module__.startswith("ray.data.") for each in (dataset, *held)):
+        raise TypeError(
+            f"the dataset must be the same on every worker, in one order, but {kind} reads Ray "
+            f"Data, which gives each worker another part: pass a dataset that each worker opens "
+            f"itself, such as the files that Ray Data reads or writes."
+        )
     if is_stream(dataset):
         try:
             return len(dataset)
