@@ -35,7 +35,7 @@ test-races: .venv/ready    ## every test, three times, with threads that take tu
 test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all
 
-test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, from .venv-peers
+test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, and Ray Train, from .venv-peers
 	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q tests/peers
 	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q -m long tests/verify -k with_
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unisono.training.callbacks.ema import EMA as EMA
     from unisono.training.callbacks.event_log import EventLog as EventLog
     from unisono.training.callbacks.progress import Progress as Progress
+    from unisono.training.callbacks.ray_train import RayTrain as RayTrain
     from unisono.training.callbacks.trackers import MLflow as MLflow
     from unisono.training.callbacks.trackers import TensorBoard as TensorBoard
     from unisono.training.callbacks.trackers import Trackio as Trackio
@@ -41,6 +42,7 @@ _HOMES = {
     "Fit": "callback",
     "MLflow": "trackers",
     "Progress": "progress",
+    "RayTrain": "ray_train",
     "TensorBoard": "trackers",
     "Times": "callback",
     "Trackio": "trackers",

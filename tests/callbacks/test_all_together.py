@@ -20,6 +20,7 @@ from unisono.callbacks import (
     EventLog,
     MLflow,
     Progress,
+    RayTrain,
     TensorBoard,
     Trackio,
     WandB,
@@ -92,7 +93,7 @@ def test_all_of_them_are_here():
     usual = {Progress, EventLog, EMA, BestCheckpoint, CSVLog, EarlyStopping, TensorBoard}
     public = {getattr(module, name) for name in module.__all__}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Callback)}
-    of_others = {MLflow, Trackio, WandB}
+    of_others = {MLflow, RayTrain, Trackio, WandB}
     assert kinds - of_others - {Callback} == usual
 
 

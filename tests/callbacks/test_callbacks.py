@@ -1,6 +1,7 @@
 """When the methods of callbacks run, and what becomes of what they raise."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -67,6 +68,23 @@ def test_the_moments_of_a_run(tmp_path):
         "checkpoint 4 4",
         "end 4",
     ]  # fmt: skip
+
+
+class Brings(Callback):
+    """Brings a checkpoint of another folder, and finds the newest one in the end."""
+
+    def before_resume(self, directory):
+        shutil.copytree(directory.with_name("other"), directory)
+
+    def on_end(self, fit, summary):
+        self.name_in_the_end = fit.written_checkpoint().name
+
+
+def test_a_run_resumes_from_what_a_callback_has_put_into_its_directory(tmp_path):
+    make(directory=tmp_path / "other").fit(data(), batch_size=6, epochs=1)
+    brings = Brings()
+    summary = make(brings, directory=tmp_path / "one").fit(data(), batch_size=6, epochs=2)
+    assert (summary.steps, brings.name_in_the_end) == (2, "step-000000000004")
 
 
 def test_a_call_with_nothing_to_do_calls_nothing():

@@ -288,6 +288,12 @@ class Checkpoints:
         if wait:
             self._writer.wait()
 
+    def written(self) -> Path | None:
+        """Wait for this process's writer; give the newest checkpoint's folder, if it is there."""
+        self._writer.wait()
+        step, found = self.kept_step, self._run_directory
+        return found.path_of(step) if step is not None and found.has(step) else None
+
     def hold(self) -> str:
         """See that the run directory is the one that the run has begun in; any rank may ask.
 

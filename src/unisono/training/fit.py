@@ -214,6 +214,10 @@ class FitUnderWay(Observer):
 
         return self._context.replicated_calls.hear_leader(speak, purpose).decode()
 
+    def written_checkpoint(self) -> Path | None:
+        """See :class:`Fit`."""
+        return None if self._context.checkpoints is None else self._context.checkpoints.written()
+
     def check_directory(self) -> str:
         """See :class:`Fit`."""
         return "" if self._context.checkpoints is None else self._context.checkpoints.hold()

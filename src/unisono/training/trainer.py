@@ -259,6 +259,9 @@ class Trainer:
                 validation.must_be(f"{callback.name}, which looks at validations")
         self._forget_other_runs()
         self._keep_states()
+        if (directory := self.directory) is not None:
+            for callback in callbacks:
+                callback.before_resume(directory)
         fit = FitUnderWay(
             run,
             plan,

@@ -173,6 +173,12 @@ class Fit(Protocol):
             What `work` said, on every worker, once it is done.
         """
 
+    def written_checkpoint(self) -> Path | None:
+        """Wait until the leader's newest checkpoint is written, and give its folder.
+
+        None: there is none, it could not be written, or a launcher of ours still writes it.
+        """
+
     def check_directory(self) -> str:
         """See, before something is written there, that the run directory is still the run's.
 
@@ -231,6 +237,9 @@ class Callback:
         Called only on one with ``state_dict``, when ``fit`` begins; not by a call that goes on with
         the run of the call before.
         """
+
+    def before_resume(self, directory: Path) -> None:
+        """Before ``fit`` looks for checkpoints in the run directory, where one may be put now."""
 
     def on_begin(self, fit: Fit) -> None:
         """Before the first step of a call of ``fit`` here; not if there is nothing to do.
