@@ -5,4 +5,4 @@ import sys
 from tests.parity.test_changed_parameters import digests
 
 for name, digest in digests(*sys.argv[1:]).items():
-    print(f"{name}: digest {digest}", flush=True)
+    print(f"{name}: digest {digest}\n", end="", flush=True)

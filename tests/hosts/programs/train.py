@@ -88,11 +88,12 @@ def main() -> None:
             if unisono.world().rank == given.raises and run.position.step == 3:
                 raise RuntimeError("bad luck")
             time.sleep(given.pause)
-            print(f"rank {unisono.world().rank} step {run.position.step}", flush=True)
+            print(f"rank {unisono.world().rank} step {run.position.step}\n", end="", flush=True)
         loop.close()
     took_s = time.monotonic() - begun_s
     print(
-        f"rank {unisono.world().rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s",
+        f"rank {unisono.world().rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s\n",
+        end="",  # torchrun's `python -u` writes it by itself, after what others write meanwhile
         flush=True,
     )
 
