@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from unisono.runtime.checkpoint.folder import FILES, MODEL_FILE
 from unisono.runtime.checkpoint.remote_copy import Copy, TakenError
 from unisono.runtime.checkpoint.remote_process import Keeper
 from unisono.runtime.checkpoint.run_directory import ENDED, RunDirectory, name_of
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.tools.report.files import write_report
 
 
@@ -207,6 +209,17 @@ def test_a_folder_whose_run_went_on_elsewhere_is_set_aside(
     assert one.steps() == [1, 2]
     assert one.model(2) == b"2 other"
     assert "has checkpoints of step 9 that are not of the run" in capfd.readouterr().err
+
+
+def test_a_signal_to_all_processes_of_a_job_ends_no_copying(one: Machine, there: Path) -> None:
+    work = one.work("first", url=f"file://{there}")
+    remote.start_copying(str(one.folder), work)
+    remote.await_answer(one.folder, work)
+    for signum in (*ENDING_SIGNALS, signal.SIGHUP):
+        remote._processes[str(one.folder)].send_signal(signum)
+    one.write(7)
+    remote.finish_copying()
+    assert (there / "checkpoints" / name_of(7) / "commit.json").exists()
 
 
 def test_what_another_past_has_left_there_is_set_aside(

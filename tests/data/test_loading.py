@@ -25,7 +25,7 @@ from unisono.data.loader import Loader, ShardPosition, upcoming
 from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import host, num_threads
-from unisono.runtime.launch.signals import ENDING_SIGNALS
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.workers.supervisor import is_worker
 
 SHUFFLED = SamplePlan(num_samples=11, batch_size=4, shards=3, seed=1)

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import Callback
+from unisono.runtime import signals
 from unisono.runtime.checkpoint.run_directory import RunDirectory
-from unisono.runtime.launch import signals
 
 pytestmark = pytest.mark.slow
 

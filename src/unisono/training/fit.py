@@ -23,7 +23,7 @@ from torch import nn
 
 from unisono.data.data_reading import is_stream
 from unisono.engine.state.contents import digest_of
-from unisono.runtime.launch.signals import interruption
+from unisono.runtime.signals import interruption
 from unisono.runtime.workers.launcher_messages import Membership
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.callbacks.callback import Callback, Callbacks, Times

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from unisono.runtime.launch import signals
+from unisono.runtime import signals
 from unisono.runtime.workers.team import Team
 
 

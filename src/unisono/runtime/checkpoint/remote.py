@@ -127,7 +127,7 @@ def finish_copying(
         with suppress(OSError):  # it has ended
             process.stdin.write(b"\n")  # what this process has forked may hold the other end
             process.stdin.close()
-    until_s = time.monotonic() + REMOTE.in_s() + GRACE_S
+    until_s = time.monotonic() + (REMOTE.in_s() + GRACE_S if ours else 0)
     for process in ours:
         try:
             while process.poll() is None and not is_enough():

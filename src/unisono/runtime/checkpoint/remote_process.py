@@ -25,6 +25,7 @@ from unisono.runtime.checkpoint.remote import LEASE_S, answer_path, masked
 from unisono.runtime.checkpoint.remote_copy import PAUSE_S, Copy, TakenError
 from unisono.runtime.notices import say
 from unisono.runtime.plainfile import written_whole
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.timeouts import NOTICE
 
 LOOK_S = 0.5
@@ -135,7 +136,7 @@ def write_answer(path: Path, error: str) -> None:
 
 def main() -> None:
     """Be the process that copies."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all of a job may get them
+    for signum in (*ENDING_SIGNALS, signal.SIGHUP):  # all processes of a job may get them
         signal.signal(signum, signal.SIG_IGN)
     work = json.loads(sys.stdin.readline())
     answer, keeper = answer_path(Path(work["folder"]), work["session"]), Keeper(work)

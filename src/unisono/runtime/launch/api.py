@@ -24,8 +24,8 @@ from unisono.runtime.launch.policy import JobState
 from unisono.runtime.launch.program import open_standard_fds
 from unisono.runtime.launch.recovery import RESTARTS
 from unisono.runtime.launch.report import failure_message
-from unisono.runtime.launch.signals import interruption, interrupts
 from unisono.runtime.launch.supervise import JobResult, supervise
+from unisono.runtime.signals import interruption, interrupts
 from unisono.runtime.timeouts import STALL, check_seconds
 from unisono.runtime.whole import check_whole
 from unisono.runtime.workers.supervisor import PID_VARIABLE, is_worker

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.runtime.launch.signals import ENDING_SIGNALS
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import ForkWorker, SignalWorkers
 from unisono.runtime.world import per_process

@@ -21,9 +21,9 @@ from unisono.runtime.launch.call import know_sources, pack_result, set_modes, st
 from unisono.runtime.launch.forkserver import ForkServer
 from unisono.runtime.launch.job import FUNCTION, MODULE, Job
 from unisono.runtime.launch.report import exit_status, failure_message, interrupt_message
-from unisono.runtime.launch.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
 from unisono.runtime.launch.supervise import supervise
 from unisono.runtime.notices import say
+from unisono.runtime.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
 
 
 def run_program(job: Job) -> bytes:

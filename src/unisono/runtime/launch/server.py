@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from typing import NoReturn
 
-from unisono.runtime.launch.signals import ENDING_SIGNALS
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.lifeline import die_with

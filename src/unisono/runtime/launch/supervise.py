@@ -30,10 +30,10 @@ from unisono.runtime.launch.outputs import Outputs
 from unisono.runtime.launch.recovery import MarkDeparture
 from unisono.runtime.launch.report import calls_apart, ending, spare_message
 from unisono.runtime.launch.request_handler import RequestHandler
-from unisono.runtime.launch.signals import AGENT_ENDED, ONE_SIGNAL_S, Signals
 from unisono.runtime.launch.stall_watch import StallWatch
 from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
+from unisono.runtime.signals import AGENT_ENDED, ONE_SIGNAL_S, Signals
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock

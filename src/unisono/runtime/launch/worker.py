@@ -42,7 +42,7 @@ from unisono.runtime.launch.process_groups import (
     use_launchers_store,
 )
 from unisono.runtime.launch.program import run_program
-from unisono.runtime.launch.signals import NOTICES
+from unisono.runtime.signals import NOTICES
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import Head
 from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, ProgramFailed

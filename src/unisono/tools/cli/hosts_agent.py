@@ -37,8 +37,8 @@ from torch.distributed.elastic.rendezvous import (
 from unisono.errors import UnisonoError
 from unisono.runtime.launch.recovery import PERIOD_S
 from unisono.runtime.launch.report import TRY_AGAIN
-from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.notices import say
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
 from unisono.tools.cli.endings import NumHosts
 from unisono.tools.cli.hosts_rendezvous import NumHostsError, meet_hosts

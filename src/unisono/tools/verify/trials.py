@@ -17,8 +17,8 @@ from unisono.runtime.c10d.registration import GLOO
 from unisono.runtime.launch.forkserver import server_pool
 from unisono.runtime.launch.job import MODULE, Job, launch_environment
 from unisono.runtime.launch.report import failure_message
-from unisono.runtime.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.runtime.launch.supervise import supervise
+from unisono.runtime.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.tools.verify.reading import RawTrace, read_trace
 from unisono.tools.verify.recorder import Limits, copy_folder
 

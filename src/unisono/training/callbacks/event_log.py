@@ -32,9 +32,9 @@ from types import MappingProxyType
 from typing import Any
 
 from unisono.errors import PeerLostError
-from unisono.runtime.launch.signals import NOTICES
 from unisono.runtime.plainfile import check_plain
 from unisono.runtime.procfs import thread_times
+from unisono.runtime.signals import NOTICES
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.training.callbacks.journal import Journal, say_alone
 from unisono.training.callbacks.summary import Summary

@@ -28,9 +28,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from unisono.runtime.launch.signals import ENDING_SIGNALS
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import is_at, open_plain
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.training.events.events import Evaluation, Event, StepDone
 from unisono.training.events.follow import EventReader
 
