@@ -214,9 +214,12 @@ def test_a_folder_whose_run_went_on_elsewhere_is_set_aside(
 def test_a_signal_to_all_processes_of_a_job_ends_no_copying(one: Machine, there: Path) -> None:
     work = one.work("first", url=f"file://{there}")
     remote.start_copying(str(one.folder), work)
+    process = remote._processes[str(one.folder)]
+    for signum in ENDING_SIGNALS:  # while it begins, too
+        process.send_signal(signum)
     remote.await_answer(one.folder, work)
     for signum in (*ENDING_SIGNALS, signal.SIGHUP):
-        remote._processes[str(one.folder)].send_signal(signum)
+        process.send_signal(signum)
     one.write(7)
     remote.finish_copying()
     assert (there / "checkpoints" / name_of(7) / "commit.json").exists()

@@ -28,6 +28,19 @@ def interruption(signum: int) -> BaseException:
     return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Hold signals back, also in what is started meanwhile, until that asks for them again.
+
+    Terminals and Slurm signal all processes of a job, also those that are not ready yet.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def is_free(signum: int) -> bool:
     """Tell whether nobody handles a signal here, be it in C, as `faulthandler.register` does."""
     handler = signal.getsignal(signum)

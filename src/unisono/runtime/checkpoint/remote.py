@@ -28,6 +28,7 @@ from unisono.errors import CheckpointError
 from unisono.runtime.notices import say, shown
 from unisono.runtime.plainfile import open_plain
 from unisono.runtime.procfs import NotThereError, wait_for
+from unisono.runtime.signals import signals_held_back
 from unisono.runtime.timeouts import REMOTE
 
 LEASE_S = 60.0  # without a sign of life, after which a job elsewhere is taken for dead
@@ -100,12 +101,13 @@ def start_copying(folder: str, work: Mapping[str, Any]) -> None:
     """
     if (before := _processes.pop(folder, None)) is not None:
         _end(before)
-    process = _processes[folder] = subprocess.Popen(
-        [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the program
-    )
+    with signals_held_back():
+        process = _processes[folder] = subprocess.Popen(
+            [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the program
+        )
     assert process.stdin is not None, "a pipe"
     # In the environment, all processes could read it.
     process.stdin.write(json.dumps({**work, "folder": folder, "pid": os.getpid()}).encode() + b"\n")

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.runtime.signals import ENDING_SIGNALS
+from unisono.runtime.signals import signals_held_back
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import ForkWorker, SignalWorkers
 from unisono.runtime.world import per_process
@@ -61,7 +60,7 @@ class ForkServer:
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         package_folder = str(Path(__file__).resolve().parents[3])
         arguments = [package_folder, str(theirs.fileno()), str(os.getpid())]
-        with _without_interrupts():
+        with signals_held_back():
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _START, *arguments],
                 env={**environ, **_OVERRIDES},
@@ -109,19 +108,6 @@ class ForkServer:
             # It may be in the middle of loading torch.
             self._process.kill()
             self._process.wait()
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Hold signals back, also in what is started meanwhile, until that asks for it again.
-
-    Terminals and Slurm signal the server too, which would show a traceback of its first imports.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:
