@@ -52,8 +52,7 @@ def test_the_name_of_an_exchange(monkeypatch, set_to, device, name):
         ("gloo", GPU, True, 1, "host's memory.*computes on cuda:0"),
         ("pigeons", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is 'pigeons'"),
         ("", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is ''"),
-        ("gloo", CPU, True, 2, "UNISONO_EXCHANGE=gloo is for workers of one host.*EXCHANGE=staged"),
-        ("nccl", GPU, True, 2, "UNISONO_EXCHANGE=nccl is for workers of one host.*EXCHANGE=staged"),
+        ("gloo", GPU, True, 2, "host's memory.*computes on cuda:0"),
         ("shared", GPU, True, 2, "UNISONO_EXCHANGE=shared .* on cuda:0: leave it out, or set"),
     ],
 )
@@ -73,9 +72,12 @@ def test_what_cannot_be_is_refused(monkeypatch, set_to, device, has_nccl, num_ho
         ("auto", CPU, "a closure", "staged hosts"),
         ("auto", GPU, "", "staged hosts"),
         ("auto", GPUS, "`on_gradients`", "staged hosts"),
+        ("gloo", CPU, "", "gloo hosts"),
+        ("nccl", GPU, "a closure", "nccl hosts"),
     ],
 )
 def test_the_name_of_an_exchange_on_several_hosts(monkeypatch, set_to, device, replicas_for, name):
+    monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
     monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
     assert name_of_exchange(device, replicas_for=replicas_for, num_hosts=2) == name
 

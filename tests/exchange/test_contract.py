@@ -13,7 +13,11 @@ from torch import nn
 
 from unisono.engine.exchange import group_exchange, host_all_reduce
 from unisono.engine.exchange.group_exchange import GroupExchange
-from unisono.engine.exchange.hosts_exchange import HostsExchange, StagedHostsExchange
+from unisono.engine.exchange.hosts_exchange import (
+    GroupHostsExchange,
+    HostsExchange,
+    StagedHostsExchange,
+)
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.exchange.staged import StagedExchange
 from unisono.engine.state.contents import digest_of, place
@@ -25,7 +29,7 @@ from unisono.runtime.device import on_host
 from unisono.runtime.workers import meeting_point
 
 REPLACING = [SharedExchange, StagedExchange, GroupExchange]
-BETWEEN_HOSTS = [HostsExchange, StagedHostsExchange]
+BETWEEN_HOSTS = [HostsExchange, StagedHostsExchange, GroupHostsExchange]
 EXCHANGES = [*REPLACING, *BETWEEN_HOSTS]
 STEPS = 3  # in the first one no process group is connected yet
 
@@ -252,6 +256,24 @@ def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, cls, h
     check(results, adam, num_shards)
 
 
+class ExchangeOnFastNetwork(GroupHostsExchange):
+    """All sums are there before others have told which parameters have gradients."""
+
+    def gather(self, purpose):
+        if (communicator := self._connected()) is not None:
+            assert self._pipeline.finish(communicator)
+        return super().gather(purpose)
+
+
+@pytest.mark.parametrize("hosts", [((0,), (1,)), ((0, 1), (2,))], ids=str)
+def test_sums_that_come_before_what_is_told_of_them_are_right(control_of, hosts):
+    size = sum(map(len, hosts))
+    job = HostsJob(control_of(size), ranks_of_host=hosts)
+    # Shard 0 is a worker's own: it has one more gradient from the second step on.
+    results = job.run(lambda team: train(team, ExchangeOnFastNetwork, adam, size))
+    check(results, adam, size)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", REPLACING)
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
@@ -347,7 +369,7 @@ def check_changed(results, how, only_rank):
 
 def await_begun(exchange):
     """Wait until the buckets of a lane are on their way, where a thread sends them."""
-    if type(exchange) in BETWEEN_HOSTS and exchange._all_reduce.lane is not None:
+    if isinstance(exchange, (HostsExchange, StagedHostsExchange)) and exchange._all_reduce.lane:
         all_reduce = exchange._all_reduce
         while len(all_reduce._pipeline._under_way) < len(all_reduce._buckets):
             time.sleep(0.001)

@@ -7,6 +7,7 @@ not ordered after the other.
 import pytest
 import torch
 from tests.exchange import test_contract
+from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.fake_nccl import FakeNccl
 from tests.exchange.test_contract import (
     STEPS,
@@ -22,6 +23,7 @@ from tests.workers.desk import Death, Job
 
 from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.group_exchange import GroupExchange
+from unisono.engine.exchange.hosts_exchange import GroupHostsExchange
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
 from unisono.engine.state.contents import digest_of, place
 from unisono.runtime.device import Device, on_host
@@ -32,11 +34,15 @@ class AsWithNccl(GroupExchange):
         return NcclCommunicator(self._team, self.device.torch, FakeNccl)
 
 
-def train(team, optimizer, num_shards):
+class AsWithNcclOnHosts(GroupHostsExchange):
+    _connect = AsWithNccl._connect
+
+
+def train(team, cls, optimizer, num_shards):
     device = Device(torch.device("sim", team.world.rank))
     model, updates = test_contract.make(optimizer)
     place(model, updates, device)
-    exchange = AsWithNccl(model, updates, shards=num_shards, team=team, device=device, new_key=1)
+    exchange = cls(model, updates, shards=num_shards, team=team, device=device, new_key=1)
     seen, step = [], 0
     snapshot(exchange, team, 0, updates)
     while step < STEPS:
@@ -56,17 +62,24 @@ def on_devices(shard, step):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [adam, normed])
 @pytest.mark.parametrize(
-    ("world_size", "deaths"), [(1, ()), (2, ()), (3, (Death(1, 9, "before"),))]
+    ("cls", "world_size", "deaths"),
+    [
+        (AsWithNccl, 1, ()),
+        (AsWithNccl, 2, ()),
+        (AsWithNccl, 3, (Death(1, 9, "before"),)),
+        (AsWithNcclOnHosts, 3, ()),
+    ],
 )
 def test_bits_are_those_of_cpus(
-    accelerator, monkeypatch, control_of, optimizer, world_size, deaths
+    accelerator, monkeypatch, control_of, optimizer, cls, world_size, deaths
 ):
-    for name, value in nccl_communicator._ENVIRONMENT.items():  # workers are threads here
+    settings = {**nccl_communicator._ENVIRONMENT, "NCCL_SOCKET_IFNAME": "lo"}
+    for name, value in settings.items():  # workers are threads here
         monkeypatch.setenv(name, value)
     sums, digest = expected(optimizer, 8)
     monkeypatch.setattr(test_contract, "gradients_of", on_devices)
-    job = Job(control_of(world_size), deaths)
-    results = job.run(lambda team: train(team, optimizer, 8))
+    job = (HostsJob if cls is AsWithNcclOnHosts else Job)(control_of(world_size), deaths)
+    results = job.run(lambda team: train(team, cls, optimizer, 8))
     assert len(results) == world_size - len(deaths)
     for rank, result in results.items():
         assert not isinstance(result, BaseException), (rank, result)

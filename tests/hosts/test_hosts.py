@@ -103,7 +103,7 @@ def test_replicas_on_several_hosts_have_the_bits_of_one_copy(make_hosts: MakeHos
     hosts = make_hosts(2)
     one = trained(hosts[:1], [4], model)
     ways = [([2, 2], SIM), ([1, 3], SIM), ([2, 2], ("--exchange", "staged"))]
-    ways.append(([1, 1], (*SIM, "--split", "2")))
+    ways += [([1, 1], (*SIM, "--split", "2")), ([1, 3], ("--exchange", "gloo"))]
     for workers, options in ways:
         assert trained(hosts, workers, model, *options) == one, (workers, options)
 
@@ -134,7 +134,9 @@ except ConnectionRefusedError:
 def test_late_and_lost_packets_change_no_bit(make_hosts: MakeHosts) -> None:
     near, far = make_hosts(1), make_hosts(2, Link(delay_ms=5, loss_percent=1, rate="100mbit"))
     assert float(far[0].run(sys.executable, "-c", ASK, far[1].address)) >= 0.02  # there and back
-    assert trained(far, [1, 1], "gpt") == trained(near, [2], "gpt")
+    one = trained(near, [2], "gpt")
+    assert trained(far, [1, 1], "gpt") == one
+    assert trained(far, [1, 1], "gpt", "--exchange", "gloo") == one
 
 
 def sent_a_step(make_hosts: MakeHosts, workers: Sequence[int], program: Sequence[str]) -> float:
@@ -197,6 +199,7 @@ KILLS = {
         ("gpt", "--optimizer", "normed"),
         ("cnn", "--device", "sim"),
         ("gpt", "--optimizer", "lbfgs"),
+        ("gpt", "--exchange", "gloo"),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
 AUTO, SHARED, STAGED, NCCL, GLOO = EXCHANGES = ("auto", "shared", "staged", "nccl", "gloo")
 # Nobody asks for these: they are used where there are several hosts.
 HOSTS, STAGED_HOSTS = "hosts", "staged hosts"
-_ON_HOSTS = {SHARED: HOSTS, STAGED: STAGED_HOSTS}
+_ON_HOSTS = {SHARED: HOSTS, STAGED: STAGED_HOSTS, GLOO: "gloo hosts", NCCL: "nccl hosts"}
 _OTHERWISE = f"leave it out, or set {EXCHANGE_VARIABLE}={STAGED}"
 
 
@@ -36,11 +36,6 @@ def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int =
         raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
     if name == AUTO:
         name = SHARED if device.is_host and not replicas_for else STAGED
-    if num_hosts > 1 and name not in _ON_HOSTS:
-        raise ValueError(
-            f"{EXCHANGE_VARIABLE}={name} is for workers of one host, but they are on several: "
-            f"{_OTHERWISE}; workers share memory on each host, and exchange sums over the network."
-        )
     _check_fits(name, device, replicas_for)
     return name if num_hosts == 1 else _ON_HOSTS[name]
 
@@ -80,7 +75,7 @@ def check_devices(name: str, device: Device, team: Team) -> None:
     Raises:
         ValueError: two do; on every worker.
     """
-    if name != NCCL or team.size == 1:
+    if name not in (NCCL, _ON_HOSTS[NCCL]) or team.size == 1:
         return
     seen: dict[bytes, int] = {}
     for rank, identity in team.gather(device.identity.encode(), "choice of exchange").items():
@@ -100,8 +95,9 @@ def chosen(name: str) -> type[Exchange]:
         from unisono.engine.exchange.group_exchange import GroupExchange
 
         return GroupExchange
-    if name in (HOSTS, STAGED_HOSTS):
-        from unisono.engine.exchange.hosts_exchange import HostsExchange, StagedHostsExchange
+    if name in _ON_HOSTS.values():
+        from unisono.engine.exchange import hosts_exchange as between
 
-        return HostsExchange if name == HOSTS else StagedHostsExchange
+        classes = {HOSTS: between.HostsExchange, STAGED_HOSTS: between.StagedHostsExchange}
+        return classes.get(name, between.GroupHostsExchange)
     return StagedExchange if name == STAGED else SharedExchange

@@ -1,4 +1,4 @@
-"""The communicator of CPUs: gloo, on the loopback interface.
+"""The communicator of CPUs: gloo, on the loopback interface or between hosts.
 
 Two groups, as calls of one group must begin in the same order everywhere: slices are given to all
 as soon as they are added up, whatever else has begun by then.
@@ -23,8 +23,9 @@ _LOOK_EVERY, _LOOK_EVERY_S = timedelta(milliseconds=50), 0.05
 # After this a call fails, and its callers make another group: a worker that does not come is waited
 # for, and judged, where all meet on the control block.
 _TIMEOUT = timedelta(seconds=30)
-# It takes some milliseconds. gloo takes five times as long to give up.
-_CONNECT_WITHIN = timedelta(milliseconds=500)
+# It takes some milliseconds, between hosts some round trips. gloo takes five times as long to give
+# up.
+_CONNECT_WITHIN, _CONNECT_HOSTS_WITHIN = timedelta(milliseconds=500), timedelta(seconds=2)
 
 
 class GlooTransfer(Transfer):
@@ -49,7 +50,7 @@ class GlooTransfer(Transfer):
 
 
 class GlooCommunicator(Communicator):
-    """Moves bytes from memory to memory of this host. Final.
+    """Moves bytes from memory to memory. Final.
 
     Args:
         team: the workers; the communicator connects the present members.
@@ -62,13 +63,18 @@ class GlooCommunicator(Communicator):
         self._team, self.membership = team, team.membership
         self._groups: list[Any] = []
         self._under_way: list[GlooTransfer] = []
-        device = ProcessGroupGloo.create_device(interface="lo")
+        address, within = team.supervisor.address, _CONNECT_WITHIN
+        if address:
+            device = ProcessGroupGloo.create_device(hostname=address)
+            within = _CONNECT_HOSTS_WITHIN
+        else:
+            device = ProcessGroupGloo.create_device(interface="lo")
         position, size = team.position, team.size
 
         def make(store: Store) -> Any:
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [device]
-            options._timeout, options._threads = _CONNECT_WITHIN, 1
+            options._timeout, options._threads = within, 1
             group: Any = ProcessGroupGloo(store, position, size, options)
             group.set_timeout(_TIMEOUT)
             return group

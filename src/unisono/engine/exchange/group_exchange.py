@@ -169,7 +169,11 @@ class GroupExchange(ReplicaExchange):
             self._close()  # at once: others may wait for this worker
             return pipeline.failure
         self._present = self._sums.present
-        return _CHANGED if pipeline.is_outdated else ""
+        return _CHANGED if self._is_outdated(pipeline) else ""
+
+    def _is_outdated(self, pipeline: BucketPipeline) -> bool:
+        """Tell whether what was sent, or added up, is not what was published in the end."""
+        return pipeline.is_outdated
 
     def _connect(self) -> Communicator:
         if self.device.is_host:
@@ -206,6 +210,7 @@ class BucketSum:
 
     Attributes:
         present: for each parameter of the bucket, whether any shard had a gradient for it.
+        is_outdated: see :meth:`~.parts.OrderedSum.is_outdated`.
     """
 
     def __init__(
@@ -226,6 +231,7 @@ class BucketSum:
             bucket.pieces(position, self._size),
         )
         self.present: tuple[bool, ...] = ()
+        self.is_outdated = self._sum.is_outdated
         self._length = bucket.slice_bytes(self._size)
         self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
 
@@ -275,6 +281,11 @@ class BucketSums:
     def present(self) -> tuple[bool, ...]:
         """For each parameter, whether any shard had a gradient for it; once all have crossed."""
         return tuple(there for bucket in reversed(self.buckets) for there in bucket.present)
+
+    @property
+    def are_outdated(self) -> bool:
+        """Whether parts have gradients for other parameters than when they were added up."""
+        return any(bucket.is_outdated() for bucket in self.buckets)
 
 
 class _ReceivedSlices:

@@ -161,7 +161,7 @@ class HostAllReduce:
         """Be ready for what is this worker's now.
 
         Args:
-            lanes: what each has of the parameters.
+            lanes: what each has of the parameters; nothing where gradients go another way.
             totals: where the sums of this worker's lane go, laid out from a byte on as a part is.
         """
         self._division = division
@@ -176,7 +176,8 @@ class HostAllReduce:
             [bucket.indices for layout in reversed(layouts) for bucket in layout],
             len(slots),
         )
-        if self.number is not None:
+        self._buckets = []
+        if self.number is not None and layouts[self.number]:
             held = [self._parts_on(ranks) for ranks in team.hosts]
             memory = LaneMemory(arena, held, team.host, division.parts, *totals)
             buckets = enumerate(layouts[self.number])

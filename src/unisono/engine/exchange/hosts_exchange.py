@@ -1,12 +1,10 @@
-"""An exchange for workers of several hosts, each host with one copy of the parameters.
+"""Exchanges for workers of several hosts: one copy of the parameters on each, or replicas.
 
-Inside a host all is as in ``shared.py``. Worker i of every host adds up its slice together with
-worker i of the others (``host_all_reduce.py``), and updates it: so do all hosts, with the same
-bits.
+With one copy on each host, all inside of a host is as in ``shared.py``. Worker i of every host
+adds up its slice together with worker i of the others (``host_all_reduce.py``), and updates it: so
+do all hosts, with the same bits.
 
-An exchange for workers of several hosts, each worker with a replica. Never run on a GPU.
-
-::
+With replicas whose parts travel through the memory of their host; never run on a GPU::
 
     a worker's device  parts ──►┌────────┐ lanes, added up ┌────────┐──► all sums
                                 │ host's │──► with other ──►│ host's │
@@ -21,6 +19,11 @@ been told to do takes longer than the telling.
 No memory is written while it is read. A bucket's sums reach the host's memory only after all
 of its workers have left their gradients of that bucket in the next step; by then each has copied
 the sums of this one, as a device makes its copies in order.
+
+With replicas whose parts travel through one process group of all workers, all is as in
+``group_exchange.py``, but what others tell of their parts crosses with the meeting of all. Which
+parameters those have gradients for is known only then: slices are added up as if that were as in
+the step before, and where it is not, all is sent again.
 """
 
 from __future__ import annotations
@@ -32,13 +35,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from unisono.engine.exchange.arena import Region, size_of
+from unisono.engine.exchange.bucket_pipeline import BucketPipeline
 from unisono.engine.exchange.early_part import EarlyPart, ReadyBuckets
+from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.host_all_reduce import HostAllReduce
 from unisono.engine.exchange.parts import Gradients
 from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.replicas import ReplicaExchange
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.engine.exchange.staged import StagedExchange
+from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
 from unisono.runtime.workers.launcher_messages import Live
 from unisono.runtime.workers.memory import Memory
@@ -144,7 +151,58 @@ class HostsExchange(_BetweenHosts, SharedExchange):
         self.totals = Region(totals, 0, slots).pieces(self.pieces)
 
 
-class StagedHostsExchange(_BetweenHosts, StagedExchange):
+class _ReplicasBetweenHosts(_BetweenHosts, ReplicaExchange):
+    def _bring_to_hosts(self, slot: int) -> None:
+        """Connect the lanes, and bring the first host's snapshot to the others."""
+        snapshots = self.memory.snapshots
+        said = self._team.hear_leader(lambda: b"%d" % snapshots.written(slot), "size of the state")
+        self._all_reduce.share([snapshots.view(slot, int(said))])
+
+
+class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
+    """An exchange between hosts. Final; arguments as of :class:`~.protocol.Exchange`."""
+
+    takes_early = GroupExchange.takes_early
+
+    def gather(self, purpose: str) -> list[Node] | None:
+        """See :class:`~.protocol.Exchange`; all sums are here then."""
+        pipeline, communicator = self._pipeline, self._connected()
+        if pipeline is None:
+            return super().gather(purpose)
+        self.copies.wait()
+        if communicator is not None:
+            pipeline.send_all(communicator)
+        self._all_reduce.gather(purpose)
+        return self._settle(pipeline)
+
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """See :class:`~.protocol.Exchange`; brings the buffers of other hosts here."""
+        return self._all_reduce.finish()
+
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
+        self._all_reduce = HostAllReduce(self._team, self.memory, self.buffers)
+        super()._bind(keys, live)
+
+    def _load(self) -> None:
+        take_newest = super()._load
+
+        def load() -> None:
+            self._early = EarlyPart(self._parts)
+            take_newest()
+
+        self._close()
+        self._all_reduce.go_back(load)
+
+    def _is_outdated(self, pipeline: BucketPipeline) -> bool:
+        return super()._is_outdated(pipeline) or self._sums.are_outdated
+
+    def _plan_sum(self) -> None:
+        super()._plan_sum()
+        lanes: list[list[Piece]] = [[] for _ in range(self._all_reduce.num_lanes)]
+        self._all_reduce.plan(self.division, lanes, (Memory.private(0), 0))
+
+
+class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
     """An exchange between hosts. Final; arguments as of :class:`~.protocol.Exchange`."""
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
@@ -195,12 +253,6 @@ class StagedHostsExchange(_BetweenHosts, StagedExchange):
         self._early, self._leaving = EarlyPart(self._parts), _LeavingGradients()
         self._all_reduce = HostAllReduce(self._team, self.memory, self.buffers, self._leaving.look)
         super()._bind(keys, live)
-
-    def _bring_to_hosts(self, slot: int) -> None:
-        """Connect the lanes, and bring the first host's snapshot to the others."""
-        snapshots = self.memory.snapshots
-        said = self._team.hear_leader(lambda: b"%d" % snapshots.written(slot), "size of the state")
-        self._all_reduce.share([snapshots.view(slot, int(said))])
 
     def _load(self) -> None:
         take_newest = super()._load

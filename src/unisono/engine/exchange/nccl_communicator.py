@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer, connect
+from unisono.runtime.workers.interfaces import interface_here
 from unisono.runtime.workers.team import Team
 
 _LOOK_EVERY_S = 0.02
@@ -30,8 +31,7 @@ _SPIN_S, _SLEEP_S = 1e-3, 5e-5
 _TIMEOUT_S = 60.0
 _ABORTED_WITHIN_S = 10.0
 _NEVER = timedelta(days=1)
-# Who ends a process, or a group, is decided here, not in torch's threads; and only this host's
-# loopback interface is used to connect.
+# Who ends a process, or a group, is decided here, not in torch's threads.
 _ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
@@ -39,8 +39,8 @@ _ENVIRONMENT = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
     "TORCH_NCCL_DESYNC_DEBUG": "0",
-    "NCCL_SOCKET_IFNAME": "lo",
 }
+_INTERFACE = "NCCL_SOCKET_IFNAME"  # over which members connect
 
 
 class NcclTransfer(Transfer):
@@ -78,7 +78,10 @@ class NcclCommunicator(Communicator):
         self._aborting = threading.Lock()
         self._group: Any = None
         position, size = team.position, team.size
-        with _settings():
+        interface = {_INTERFACE: "lo"}
+        if team.supervisor.address:
+            interface = {_INTERFACE: os.environ.get(_INTERFACE) or f"={interface_here()}"}
+        with _settings({**_ENVIRONMENT, **interface}):
             [self._group] = connect(
                 team, lambda store: (make or _make)(store, position, size, device)
             )
@@ -159,12 +162,12 @@ def _make(store: Store, position: int, size: int, device: torch.device) -> Any:
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
-    """Have the settings above in the environment while the group is made."""
+def _settings(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have settings in the environment while the group is made."""
     # Not without need: a library's thread may read the environment meanwhile.
-    others = [name for name, value in _ENVIRONMENT.items() if os.environ.get(name) != value]
+    others = [name for name, value in environment.items() if os.environ.get(name) != value]
     before = {name: os.environ.get(name) for name in others}
-    os.environ.update({name: _ENVIRONMENT[name] for name in others})
+    os.environ.update({name: environment[name] for name in others})
     try:
         yield
     finally:

@@ -210,6 +210,7 @@ class OrderedSum:
             self._sums[first] = into
         self.totals = self._sums[first]
         self._programs: dict[tuple[bytes, ...], _Program] = {}
+        self._flags: tuple[bytes, ...] = ()
 
     def add(self) -> tuple[bool, ...]:
         """Add up what has been published.
@@ -218,7 +219,7 @@ class OrderedSum:
             For each parameter, whether any shard had a gradient for it; only then are its totals
             defined.
         """
-        flags = tuple(map(self._published.flags, self._slots))
+        self._flags = flags = tuple(map(self._published.flags, self._slots))
         program = self._programs.get(flags)
         if program is None:
             if len(self._programs) >= _PROGRAMS_AT_MOST:
@@ -227,6 +228,11 @@ class OrderedSum:
         for act, into, other in program.actions:
             act(into, other)
         return program.present
+
+    def is_outdated(self) -> bool:
+        """Tell whether parts have gradients for other parameters now than in :meth:`add`."""
+        now = tuple(map(self._published.flags, self._slots))
+        return now != self._flags and list(map(presence, now)) != list(map(presence, self._flags))
 
     def _compile(self, flags: tuple[bytes, ...]) -> _Program:
         """Work out what to do when the parts have gradients for just these parameters."""
