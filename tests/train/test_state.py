@@ -15,7 +15,12 @@ from torch.optim import lr_scheduler
 
 import unisono
 from unisono.engine.state.optimizer_state import group_options
-from unisono.engine.state.program_state import STATE_PREFIX, pack, unpack, unpacked
+from unisono.engine.state.packing import (
+    STATE_PREFIX,
+    pack_state,
+    unpack_state,
+    unpacked_state,
+)
 from unisono.engine.state.saved import apply_groups
 from unisono.errors import CheckpointError
 
@@ -30,18 +35,18 @@ PLAIN = st.recursive(
 @settings(max_examples=25)
 @given(st.dictionaries(st.text(max_size=5), PLAIN, max_size=5))
 def test_plain_values_come_back_equal(state):
-    packed, tensors = pack(state)
+    packed, tensors = pack_state(state)
     back = {}
-    unpack(json.loads(json.dumps(packed)), tensors, back)
+    unpack_state(json.loads(json.dumps(packed)), tensors, back)
     assert back == state
 
 
 def test_tensors_come_back_wherever_they_are():
     state = {"mean": torch.arange(3.0), "many": {"a": [torch.tensor(7), {"b": torch.ones(2, 2)}]}}
-    packed, tensors = pack(state)
+    packed, tensors = pack_state(state)
     assert all(name.startswith(STATE_PREFIX) for name in tensors)
     back = {}
-    unpack(json.loads(json.dumps(packed)), tensors, back)
+    unpack_state(json.loads(json.dumps(packed)), tensors, back)
     assert torch.equal(back["mean"], state["mean"])
     assert back["many"]["a"][0] == 7
     assert torch.equal(back["many"]["a"][1]["b"], torch.ones(2, 2))
@@ -52,9 +57,9 @@ def test_tensors_come_back_wherever_they_are():
 @pytest.mark.parametrize("keys", [[0, 1], ["$tensor"], ["$items", "x"], [None]])
 def test_keys_that_json_would_change_come_back(keys):
     state = {"table": {key: number for number, key in enumerate(keys)}}
-    packed, tensors = pack(state)
+    packed, tensors = pack_state(state)
     back = {}
-    unpack(json.loads(json.dumps(packed)), tensors, back)
+    unpack_state(json.loads(json.dumps(packed)), tensors, back)
     assert back == state
 
 
@@ -63,11 +68,11 @@ def test_objects_stay_and_load_their_state():
     optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.5)
     parameter.grad = torch.ones(1)
     optimizer.step()
-    packed, tensors = pack({"optimizer": optimizer})
+    packed, tensors = pack_state({"optimizer": optimizer})
     other_parameter = nn.Parameter(torch.zeros(1))
     other = torch.optim.SGD([other_parameter], lr=3.0, momentum=0.5)
     state = {"optimizer": other}
-    unpack(json.loads(json.dumps(packed)), tensors, state)
+    unpack_state(json.loads(json.dumps(packed)), tensors, state)
     assert state["optimizer"] is other
     assert other.param_groups[0]["lr"] == 1.0
     assert other.state[other_parameter]["momentum_buffer"] == 1.0
@@ -76,14 +81,16 @@ def test_objects_stay_and_load_their_state():
 def test_what_was_added_since_is_gone_but_objects_stay():
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))]), 1)
     state = {"best": 3, "new": 4, "schedule": schedule}
-    unpack({"best": 2}, {}, state)
+    unpack_state({"best": 2}, {}, state)
     assert state == {"best": 2, "schedule": schedule}
 
 
 def there_and_back(state):
-    packed, tensors = pack(state)
+    packed, tensors = pack_state(state)
     back = {}
-    unpack(json.loads(json.dumps(packed)), {key: t.clone() for key, t in tensors.items()}, back)
+    unpack_state(
+        json.loads(json.dumps(packed)), {key: t.clone() for key, t in tensors.items()}, back
+    )
     return back
 
 
@@ -132,7 +139,7 @@ def test_containers_and_numbers_keep_their_kind(value):
     assert type(back) is (tuple if isinstance(value, torch.Size) else type(value))
     assert getattr(back, "maxlen", None) == getattr(value, "maxlen", None)
     assert getattr(back, "default_factory", None) == getattr(value, "default_factory", None)
-    assert json.dumps(pack({"x": back})[0]) == json.dumps(pack({"x": value})[0])
+    assert json.dumps(pack_state({"x": back})[0]) == json.dumps(pack_state({"x": value})[0])
 
 
 @pytest.mark.parametrize("name", NUMPYS)
@@ -178,7 +185,7 @@ def test_two_tensors_never_share_a_name():
 )
 def test_what_was_not_written_here_is_refused(packed):
     with pytest.raises(CheckpointError, match="must have the form that this version writes"):
-        unpacked({"x": [packed]}, {})
+        unpacked_state({"x": [packed]}, {})
 
 
 SCHEDULES = {
@@ -237,10 +244,10 @@ def test_every_schedule_goes_on_with_the_same_rates(name, stop):
     whole = step(*make(), 12)
     optimizer, schedule = make()
     step(optimizer, schedule, stop)
-    packed, tensors = pack({"schedule": schedule})
+    packed, tensors = pack_state({"schedule": schedule})
     other, resumed = make()
     apply_groups(json.loads(json.dumps(group_options(optimizer))), other)
-    unpack(json.loads(json.dumps(packed)), tensors, {"schedule": resumed})
+    unpack_state(json.loads(json.dumps(packed)), tensors, {"schedule": resumed})
     assert step(other, resumed, 12 - stop) == whole[stop:]
 
 
@@ -249,7 +256,7 @@ def test_every_schedule_goes_on_with_the_same_rates(name, stop):
 )
 def test_what_cannot_be_kept_is_refused_by_name(value):
     with pytest.raises(CheckpointError, match=r"`mine.*` in `run.state` must be"):
-        pack({"mine": {"deep": [value]}})
+        pack_state({"mine": {"deep": [value]}})
 
 
 def train(directory, steps, *, keeps=True):

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from unisono.engine.state.attributes import KEY as ATTRIBUTES
-from unisono.engine.state.program_state import unpacked
+from unisono.engine.state.packing import unpacked_state
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.engine import StepEngine
 from unisono.errors import CheckpointError
@@ -283,7 +283,7 @@ class Boundary:
         self._exchange.hand_out()
         if not self._exchange.have_all and self.run.attributes is not None:
             facts, tensors = self._memory.newest()
-            self.run.attributes.hand_out(unpacked(facts["state"], tensors)[ATTRIBUTES])
+            self.run.attributes.hand_out(unpacked_state(facts["state"], tensors)[ATTRIBUTES])
         return True
 
     def _checkpoint(self, slot: int, *, wait: bool, end: str = "") -> None:

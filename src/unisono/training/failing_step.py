@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from unisono.engine.state.contents import named_parameters
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import read_loss
-from unisono.engine.step.transforms import SMALLEST
+from unisono.engine.step.loss_scaling import SMALLEST
 from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
 from unisono.runtime.cublas import WORKSPACE_VARIABLE
 from unisono.runtime.notices import shown

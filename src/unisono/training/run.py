@@ -23,9 +23,10 @@ from unisono.data.epoch_order import Sampler
 from unisono.engine.exchange.choice import name_of_exchange
 from unisono.engine.state.contents import check_contents, digest_of
 from unisono.engine.state.optimizers import members_of, needs_closure
-from unisono.engine.state.program_state import ExtraState
+from unisono.engine.state.packing import ExtraState
 from unisono.engine.state.run_state import Position, RunState
-from unisono.engine.step.transforms import LossScaling, OnGradients
+from unisono.engine.step.loss_scaling import LossScaling
+from unisono.engine.step.transforms import OnGradients
 from unisono.errors import PeerLostError
 from unisono.plan.shards import assign
 from unisono.runtime.device import AUTO, drawn_without_seed

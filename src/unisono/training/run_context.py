@@ -24,7 +24,7 @@ from unisono.engine.state.attributes import Attributes
 from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.state.run_state import RunState
 from unisono.engine.step.engine import StepEngine
-from unisono.engine.step.transforms import LossScaling
+from unisono.engine.step.loss_scaling import LossScaling
 from unisono.errors import MismatchError
 from unisono.plan.samples import ENDLESS, SamplePlan
 from unisono.plan.shards import default_shards

@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.state.optimizers import members_of
-from unisono.engine.state.packing import check_plain, keep_in, pack, unpack
-from unisono.engine.state.program_state import STATE_PREFIX
+from unisono.engine.state.packing import STATE_PREFIX, check_plain, keep_in, pack, unpack
 from unisono.errors import CheckpointError
 from unisono.runtime.device import is_on_host
 from unisono.runtime.notices import shown

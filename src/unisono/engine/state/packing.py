@@ -2,16 +2,21 @@
 
 What JSON has is itself. All else is an object whose only key begins with ``$`` and says what it
 is: ``{"$tensor": label}``, ``{"$tuple": [1, 2]}``, ``{"$counter": [[30, 1], [60, 1]]}``.
+
+What a program wants kept with its run (``run.state``) may also be objects with ``state_dict`` and
+``load_state_dict``: a schedule of learning rates, an average of weights. Objects stay the same
+objects; only their state travels. So does the extra state of the model's modules.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from unisono.errors import CheckpointError
 from unisono.runtime.device import array_of
@@ -184,3 +189,83 @@ def _unpack_items(mark: str, content: Any, take: Take) -> Any:
     for key, item in content:
         into[key] = _unpack(item, take)
     return into
+
+
+STATE_PREFIX = "run.state/"
+"""Comes before the names of the program's tensors, which lie among the optimizer's."""
+
+
+def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Take the state apart.
+
+    Returns:
+        Plain JSON, and the tensors that it names, under names that begin with :data:`STATE_PREFIX`.
+
+    Raises:
+        CheckpointError: a value cannot be kept.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    keep = keep_in(tensors, lambda path: STATE_PREFIX + path)
+    packed = {}
+    for key, value in state.items():
+        contents = value.state_dict() if hasattr(value, "state_dict") else value
+        packed[str(key)] = pack(contents, str(key), keep, _told_state)
+    return packed, tensors
+
+
+def unpack_state(
+    packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], state: MutableMapping[str, Any]
+) -> None:
+    """Give `state` the values that :func:`pack_state` took apart; objects in it load theirs.
+
+    Raises:
+        CheckpointError: they are not of the form that it gives; nothing has changed.
+    """
+    for key, contents in unpacked_state(packed, tensors).items():
+        if hasattr(state.get(key), "load_state_dict"):
+            state[key].load_state_dict(contents)
+        else:
+            state[key] = contents
+    for key in [key for key in state if key not in packed]:
+        if not hasattr(state[key], "load_state_dict"):
+            del state[key]
+
+
+def unpacked_state(
+    packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Put together what :func:`pack_state` took apart; raises as :func:`unpack_state`."""
+    return unpack(packed, lambda label: tensors[label].clone(), "`run.state`")
+
+
+def _told_state(path: str) -> str:
+    return f"`{path}` in `run.state`"
+
+
+class ExtraState:
+    """What a model's modules give in ``get_extra_state``, as an object with a state. Final."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no module has any."""
+        return not self._modules()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ask each module for its extra state."""
+        return {name: module.get_extra_state() for name, module in self._modules().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each module its own; those that are not in `state` stay as they are."""
+        for name, module in self._modules().items():
+            if name in state:
+                module.set_extra_state(state[name])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            name: module
+            for name, module in self._model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }

@@ -23,8 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from unisono.engine.state.contents import named_parameters
 from unisono.engine.state.optimizer_state import check_told, group_options, take_state
 from unisono.engine.state.optimizers import members_of
-from unisono.engine.state.packing import check_dtype
-from unisono.engine.state.program_state import pack, unpack, unpacked
+from unisono.engine.state.packing import check_dtype, pack_state, unpack_state, unpacked_state
 from unisono.engine.state.recorded_options import RecordedOptions
 from unisono.engine.state.saved import (
     FORMAT,
@@ -108,7 +107,7 @@ class RunState:
         Raises:
             CheckpointError: something cannot be kept.
         """
-        packed, own = pack(self.state | self.hidden)
+        packed, own = pack_state(self.state | self.hidden)
         named = named_parameters(self.model, self.optimizer) if with_optimizer else {}
         tensors, numbers = take_state(self.optimizer, named)
         facts = {
@@ -136,7 +135,7 @@ class RunState:
                 tensor nor plain value, or elsewhere than in its `state`; or a tensor is of a dtype
                 that no file can hold.
         """
-        pack(self.state)
+        pack_state(self.state)
         check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
         check_told(self.optimizer)
         named = named_parameters(self.model, self.optimizer)
@@ -150,7 +149,7 @@ class RunState:
         Raises:
             CheckpointError: it does not fit model and optimizer; nothing has changed then.
         """
-        unpacked(snapshot.facts["state"], snapshot.others)
+        unpacked_state(snapshot.facts["state"], snapshot.others)
         apply(snapshot, self.model, self.optimizer)
         self._apply_rest(snapshot.facts, snapshot.others)
 
@@ -195,7 +194,7 @@ class RunState:
         self.position.move_to(**facts["position"])
         self.last, self.recorded.first = facts["last"], facts["given"]
         state = self.state | self.hidden
-        unpack(facts["state"], tensors, state)
+        unpack_state(facts["state"], tensors, state)
         self.hidden = {key: state.pop(key) for key in [*state] if key.startswith(HIDDEN)}
         self.state.clear()
         self.state.update(state)

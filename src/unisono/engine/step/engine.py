@@ -28,17 +28,16 @@ from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.step.between_steps import BetweenSteps
 from unisono.engine.step.loss import check_differentiable, is_known_bad, non_finite, read_loss
+from unisono.engine.step.loss_scaling import LossScaling, check_alone
 from unisono.engine.step.model_guard import ModelGuard, changed_in_a_pass
 from unisono.engine.step.records import Phase, PhaseTimers, Records
 from unisono.engine.step.shard_passes import ShardPasses
 from unisono.engine.step.transforms import (
     Clipping,
     GradientHook,
-    LossScaling,
     OnGradients,
     Sums,
     UpdateVerdict,
-    several_scaled,
     transforms_of,
 )
 from unisono.engine.step.update import Member, Options, members_of_loop, pass_for_stepped
@@ -55,11 +54,9 @@ class StepEngine:
 
     Args:
         model, optimizer: the user's, as `exchange` has bound them.
-        exchange: carries gradients.
         clipping: how gradients are clipped, by optimizer; not at all where one is missing.
         scaling: how losses are scaled, likewise.
         timers: of this worker's phases; None: such as nobody asks for delays.
-        on_gradients: the program's function between the sum and the update, if it has one.
         own: generators of the program's own, which are seeded with the default ones.
         watches_program: whether code of the program runs between steps; else changes are only
             looked for now and then.
@@ -117,30 +114,20 @@ class StepEngine:
         self.passes.others = [parameter for at, parameter in each if at not in active]
 
     def begin(self, step: int, first_shard: int) -> None:
-        """Start a step.
-
-        Args:
-            step: counted over the whole run.
-            first_shard: the first one that has samples in this step.
-        """
+        """Start a step; `first_shard` is the first one that has samples in it."""
         self.sums.step, self._first_shard = step, first_shard
         self.begin_update(self._all, 0)
         self._meet_fault("begin", step)
         self.timers.begin()
 
     def begin_update(self, members: list[Member], turn: int) -> None:
-        """Begin one of the step's updates: passes whose gradients are for some of the optimizers.
-
-        Args:
-            turn: how many updates the step has had.
-        """
+        """Begin the step's update number `turn`: passes for some of the optimizers."""
         if members is not self._active:
             self._wire(members)
         self._turn, self.sums.named = turn, f"of step {self.sums.step}"
         if turn or len(members) < len(self.members):  # shorter, as meetings have 24 letters
-            self.sums.named = (
-                f"{self.sums.step}.{turn} {'+'.join(member.name for member in members)}"
-            )
+            names = "+".join(member.name for member in members)
+            self.sums.named = f"{self.sums.step}.{turn} {names}"
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -154,8 +141,8 @@ class StepEngine:
 
     def begin_passes(self) -> Sequence[int]:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
-        if self.passes.scaling is not None and len(self._active) > 1:
-            raise several_scaled(self._active[0].name)
+        if self.passes.scaling is not None:
+            check_alone([member.name for member in self._active])
         if self._watches_program or self.guard.looks_closely:
             self.between.take_changes(self.sums.step)
         number = self._options.note()
@@ -206,7 +193,7 @@ class StepEngine:
         self.records.write(shard, None)
 
     def check_passes(self) -> None:
-        """Check what no pass may change; raises RuntimeError."""
+        """Refuse, with a RuntimeError, what passes have changed."""
         self.guard.check_passes()
         self._options.check()
         looks = self.guard.looks_closely or self.exchange.is_written_in_passes
@@ -277,14 +264,7 @@ class StepEngine:
         return means, self._settle()
 
     def _sum(self) -> tuple[dict[str, float], bool]:
-        """Sum gradients and transform them. Collective.
-
-        Returns:
-            The means by name, and whether all have come so far; else somebody was lost.
-
-        Raises:
-            NonFiniteLossError, RuntimeError: as :meth:`finish` does.
-        """
+        """Sum gradients and transform them; returns and raises as :meth:`finish`. Collective."""
         exchange, sums, step = self.exchange, self.sums, self.sums.step
         sums.norm, sums.are_skipped, sums.bad = None, False, self.records.bad
         self.guard.check_untouched()
@@ -293,7 +273,7 @@ class StepEngine:
             if sums.bad is not None and self.passes.scaling is None:
                 self._team.meet(f"bad loss {sums.named}")
                 raise non_finite(sums.bad[1], step, sums.bad[0])
-            totals, verdict = self.records.totals(), UpdateVerdict.GO_ON
+            totals = self.records.totals()
             if exchange.is_lost:
                 return totals.means, False
             self._meet_fault("sums", step)
@@ -303,25 +283,22 @@ class StepEngine:
                     member.check_reached(sums.present, step)
             if totals.is_sum:
                 sums.divide(totals.weight)
+            verdict = UpdateVerdict.GO_ON
             for transform in self._transforms:
-                verdict = transform.apply(sums)
-                if verdict is not UpdateVerdict.GO_ON:
+                if (verdict := transform.apply(sums)) is not UpdateVerdict.GO_ON:
                     break
         except NonFiniteLossError:
             exchange.buffers.restore()  # as the step found them, the same on every worker
             raise
         sums.are_skipped = verdict is UpdateVerdict.SKIP
+        are_here = verdict is not UpdateVerdict.LOST
         self.timers.lap(Phase.SUMMING)
-        if verdict is not UpdateVerdict.LOST and exchange.optimizer_state is None:
-            return totals.means, sums.meet(exchange.all_sums, "sums")
-        return totals.means, verdict is not UpdateVerdict.LOST
+        if are_here and exchange.optimizer_state is None:
+            are_here = sums.meet(exchange.all_sums, "sums")
+        return totals.means, are_here
 
     def _settle(self) -> bool:
-        """Make the update everybody's. Collective.
-
-        Returns:
-            Whether it is; False if somebody was lost in the midst of it.
-        """
+        """Make the update everybody's; False if somebody was lost in it. Collective."""
         self._meet_fault("updated", self.sums.step)
         self.timers.lap(Phase.UPDATING)
         is_everybodys = self.exchange.share(f"update {self.sums.named}")

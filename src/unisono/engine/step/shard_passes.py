@@ -21,7 +21,7 @@ from torch import nn
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.step.gradients import Gradients, GradientStack
 from unisono.engine.step.loss import ShardLoss
-from unisono.engine.step.transforms import LossScaling
+from unisono.engine.step.loss_scaling import LossScaling
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.runtime.reach import OwnGenerators

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared_optimizer_state import SharedOptimizerState
 from unisono.engine.state.optimizers import bare_step, is_surrounded, members_of
-from unisono.engine.step.transforms import Clipping, LossScaling
+from unisono.engine.step.loss_scaling import LossScaling
+from unisono.engine.step.transforms import Clipping
 from unisono.plan.shards import Piece
 
 _PLAIN = (bool, int, float, str, tuple)
