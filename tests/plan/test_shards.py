@@ -38,54 +38,6 @@ def test_every_shard_has_one_worker_and_sizes_differ_by_at_most_one(case):
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
 
 
-@pytest.mark.parametrize(
-    ("shards", "speeds", "sizes"),
-    [
-        (8, [1, 1], [4, 4]),
-        (7, [1, 1], [4, 3]),  # the first ones get the longer ranges, as without speeds
-        (8, [3, 1], [6, 2]),
-        (8, [1, 3], [2, 6]),
-        (8, [2, 1], [6, 2]),  # done after 3, as with 5 and 3
-        (4, [1000, 1], [3, 1]),  # nobody is left without a shard
-        (3, [1000, 1, 1], [1, 1, 1]),
-        (16, [2.0, 1.0, 2.0], [7, 3, 6]),
-        (1, [0.25], [1]),
-    ],
-)
-def test_faster_workers_get_more_shards(shards, speeds, sizes):
-    ranges = assign(shards, len(speeds), speeds)
-    assert [len(part) for part in ranges] == sizes
-    assert [shard for part in ranges for shard in part] == list(range(shards))
-
-
-@given(
-    st.integers(1, 48).flatmap(
-        lambda s: st.tuples(
-            st.just(s), st.lists(st.floats(0.01, 100), min_size=1, max_size=min(s, 9))
-        )
-    )
-)
-def test_no_move_of_a_shard_has_the_last_worker_done_earlier(case):
-    shards, speeds = case
-    sizes = [len(part) for part in assign(shards, len(speeds), speeds)]
-    assert sum(sizes) == shards
-    assert min(sizes) >= 1
-    done_at = [size / speed for size, speed in zip(sizes, speeds, strict=True)]
-    last = done_at.index(max(done_at))
-    if sizes[last] > 1:
-        others = [n for n in range(len(speeds)) if n != last]
-        assert all((sizes[n] + 1) / speeds[n] >= done_at[last] for n in others)
-
-
-@given(
-    st.integers(1, 64).flatmap(lambda s: st.tuples(st.just(s), st.integers(1, s))),
-    st.floats(1e-3, 1e6),
-)
-def test_equal_speeds_divide_as_none_do(case, speed):
-    shards, workers = case
-    assert assign(shards, workers, [speed] * workers) == assign(shards, workers)
-
-
 def test_more_workers_than_shards_are_refused_with_the_remedy():
     with pytest.raises(
         ValueError, match=r"`shards` must be at least the number of workers \(4\), but is 2: pass"

@@ -50,7 +50,6 @@ def start_line(*, num_workers=2, end_step=300, step=0, **change):
         "folder": "/home/somebody/project",
         "num_parameters": 61706,
         "loader_workers": 0,
-        "divided_by_speed": False,
         **change,
     }
 

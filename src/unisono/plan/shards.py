@@ -1,7 +1,6 @@
 """Who computes what: each worker a contiguous range of shards.
 
-Sizes differ by at most one, unless devices of different models compute together: then a faster one
-gets more.
+Sizes differ by at most one.
 
 Who updates what: every parameter cut into pieces, each worker a contiguous run of them.
 
@@ -42,22 +41,19 @@ def default_shards(batch_size: int) -> int:
 def assign(
     num_shards: int,
     num_workers: int,
-    speeds: Sequence[float] | None = None,
     *,
     because: str = "",
 ) -> list[range]:
-    """Divide shards among workers, so that the last one to be done is done as early as can be.
+    """Divide shards among workers.
 
     Args:
         num_shards: S, the fixed number of parts of every global batch.
         num_workers: W, those alive now, at most S.
-        speeds: of each worker, in rank order, in shards a second or any other unit, all finite and
-            above 0; None: equal.
         because: why there are so many shards, for the error.
 
     Returns:
         One range a worker, in rank order, each with at least one shard; together they are
-        0 … S − 1. Of workers with equal speeds the first ones get the longer ranges.
+        0 … S − 1. The first ones get the longer ranges.
 
     Raises:
         ValueError: there are fewer shards than workers, or no worker.
@@ -69,22 +65,10 @@ def assign(
             f"`shards` must be at least the number of workers ({num_workers}), but is "
             f"{num_shards}{because}: pass `shards={num_workers}` or start fewer workers."
         )
-    if speeds is None:
-        size, longer = divmod(num_shards, num_workers)
-        sizes = [size + (rank < longer) for rank in range(num_workers)]
-    else:
-        sizes = _by_speed(num_shards, num_workers, speeds)
+    size, longer = divmod(num_shards, num_workers)
+    sizes = [size + (rank < longer) for rank in range(num_workers)]
     starts = [sum(sizes[:rank]) for rank in range(num_workers + 1)]
     return [range(starts[rank], starts[rank + 1]) for rank in range(num_workers)]
-
-
-def _by_speed(num_shards: int, num_workers: int, speeds: Sequence[float]) -> list[int]:
-    """Count shards: one each, then one after the other to whoever would be done with it first."""
-    sizes = [1] * num_workers
-    for _ in range(num_shards - num_workers):
-        done_at = [(size + 1) / speed for size, speed in zip(sizes, speeds, strict=True)]
-        sizes[done_at.index(min(done_at))] += 1
-    return sizes
 
 
 Held = dict[int, list[range]]

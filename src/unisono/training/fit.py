@@ -184,7 +184,6 @@ class FitUnderWay(Observer):
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
             "identity": identity(plan, run.fixed, run.device, is_kept=is_kept),
             "loader_workers": self._plan.reading.loader_workers,
-            "divided_by_speed": bool(self._context.kinds),
             **environment_facts(run.device),
         }
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -33,13 +34,15 @@ from torch.optim import Optimizer
 
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.state.optimizers import kind_of
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime import __version__
 from unisono.runtime.checkpoint.remote import masked
 from unisono.runtime.device import HOST, Device, in_rows, num_threads
+from unisono.runtime.notices import listed
 from unisono.runtime.procfs import read_text
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
+from unisono.runtime.workers.team import Team
 from unisono.runtime.world import threads_per_worker, world
 from unisono.training.computing import deterministic_kernels, tf32_in_words
 
@@ -162,6 +165,63 @@ def fingerprint_of(device: Device) -> str:
     if key not in known:
         known[key] = _fingerprint(device)
     return known[key]
+
+
+def compare_devices(device: Device, team: Team, *, exact: bool) -> str:
+    """Compare the bits that the workers' devices compute. Collective.
+
+    Returns:
+        What to say where they differ; else nothing.
+
+    Raises:
+        MismatchError: they differ, though the run is to be exact.
+    """
+    if team.size == 1 or (device.is_host and len(team.hosts) == 1):
+        return ""
+    mine = json.dumps([device.facts, fingerprint_of(device)]).encode()
+    heard = {r: json.loads(m) for r, m in team.gather(mine, "comparing devices").items()}
+    kinds = kinds_of(heard)
+    if len(set(kinds.values())) < 2:
+        return ""
+    who = _who(kinds, {rank: facts.partition(",")[0] for rank, (facts, _) in heard.items()})
+    if device.is_host:
+        raise MismatchError(
+            f"the processors of all hosts must compute the same bits, but do not ({who}): use "
+            f"hosts of one kind, or set ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR alike "
+            f"on all of them, to what each has."
+        )
+    if exact:
+        raise MismatchError(
+            f"the devices of all workers must compute the same bits, but do not ({who}): use "
+            f"devices of one model, or pass `precision=Precision(exact=False)`, to a `Run` "
+            f"`exact=False`, with which workers agree up to rounding."
+        )
+    return (
+        f"the workers' devices round differently ({who}): the result depends on which worker "
+        f"computes which shard"
+    )
+
+
+def kinds_of(heard: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+    """Say, by rank, what computes the same bits.
+
+    Args:
+        heard: by rank, the facts of its device and its fingerprint; that is empty where a device
+            had no memory for it, and then the facts alone are compared.
+    """
+    are_known = all(fingerprint for _, fingerprint in heard.values())
+    return {rank: said[1] if are_known else said[0] for rank, said in heard.items()}
+
+
+def _who(kinds: Mapping[int, str], names: Mapping[int, str]) -> str:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, kind in kinds.items():
+        groups.setdefault((names[rank], kind), []).append(rank)
+    is_plain = len({name for name, _ in groups}) == len(groups)
+    return " and ".join(
+        f"{name if is_plain else f'{name} ({kind})'} on {listed('rank', ranks)}"
+        for (name, kind), ranks in groups.items()
+    )
 
 
 @functools.cache

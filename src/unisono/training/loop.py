@@ -42,7 +42,6 @@ from unisono.training.computing import deterministic_kernels, every_shape_compil
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.interrupts import Interrupts
 from unisono.training.loop_plan import LoopPlan
-from unisono.training.mixed_devices import SpeedBalance
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
 from unisono.training.run_context import Observer, RunContext, begin_epoch, check_order, no_epochs
@@ -133,7 +132,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         is_agreed = run.has_joined
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
-        balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
         rehearsals, looks = Rehearsals(run), 0
         while True:
             is_over = run.is_over(plan.totals)
@@ -143,8 +141,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 with suppress(StepBrokenError):  # then there is no next step yet
                     begin_epoch(run, plan.samples, is_agreed=is_agreed)
             is_agreed = False
-            if balance.is_needed:
-                balance.before_step()
             if not boundary.act() or run.is_over(plan.totals):
                 run.replicated_calls.is_undone = False
                 # Of several hosts all have gone back to behind that.
@@ -164,8 +160,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 boundary.undo()
                 is_agreed = len(run.team.hosts) > 1
                 continue
-            if balance.is_needed:
-                balance.after_step(step.num_samples)
 
 
 @contextmanager
@@ -279,7 +273,7 @@ def _engine(
         "on_gradients": run.options.on_gradients,
         "own": own,
         "watches_program": run.observer.runs_program_code,
-        "are_alike": not run.kinds,
+        "are_alike": not run.are_mixed,
     }
     kind = ClosureEngine if run.takes_closure else StepEngine
     return kind(model, optimizer, exchange, **options)

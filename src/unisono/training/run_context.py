@@ -91,8 +91,7 @@ class RunContext:
     num_loops: int = 0  # that the program has come to
     loop: str = ""  # tells the newest of them apart when the program is started again
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
-    # by rank, what computes the same bits; empty if all devices do, None before the first loop
-    kinds: dict[int, str] | None = None
+    are_mixed: bool | None = None  # whether devices compute other bits; None before the first loop
     told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
 
     @property

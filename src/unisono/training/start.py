@@ -19,8 +19,8 @@ from unisono.plan.shards import assign, default_shards
 from unisono.runtime.device import notices
 from unisono.runtime.world import OPEN_MPI, SLURM, THREADS_VARIABLE, threads_per_worker
 from unisono.training.computing import tf32_in_words
+from unisono.training.identity import compare_devices
 from unisono.training.loop_plan import LoopPlan, Totals
-from unisono.training.mixed_devices import compare_devices, read_kinds
 from unisono.training.resume import resume
 from unisono.training.run_context import RunContext, facts_of_order, samples_now, samples_seen
 
@@ -71,7 +71,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
             f"{run.device.name}, so results may differ from one run to the next"
         )
     payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan))
-    run.kinds = read_kinds(payload)
+    run.are_mixed = bool(payload)
 
 
 def _fix_shards(run: RunContext, samples: SamplePlan) -> None:
@@ -193,7 +193,12 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
         remedy=REMEDY,
     )
     check_devices(run.exchange, run.device, run.team)
-    return compare_devices(run)
+    if run.are_mixed is None:
+        told = compare_devices(run.device, run.team, exact=run.options.exact)
+        run.are_mixed = bool(told)
+        if told and run.team.position == 0:
+            run.say(told)
+    return b"mixed" if run.are_mixed else b""
 
 
 def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:

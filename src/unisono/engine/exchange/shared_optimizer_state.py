@@ -2,9 +2,8 @@
 
 Which shards each worker computes in a step.
 
-Follows from the membership, and from the speeds of the workers' devices where these differ. Where
-a worker is lost within a step, the others keep what they have computed and divide the rest among
-themselves.
+Follows from the membership. Where a worker is lost within a step, the others keep what they have
+computed and divide the rest among themselves.
 """
 
 from __future__ import annotations
@@ -164,41 +163,28 @@ class Division:
         parts: those of all workers; together they are every shard once.
         parts_of: those of each member, by its rank.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
-        divided_for: the membership that all was divided for; None: speeds are others since.
+        divided_for: the membership that all was divided for.
     """
 
     def __init__(self, team: Team, num_shards: int) -> None:
         self._team, self.num_shards = team, num_shards
         self.divided_for: Membership | None = None
-        self._speeds: Mapping[int, float] | None = None
         self.divide()
-
-    def use_speeds(self, speeds: Mapping[int, float] | None) -> None:
-        """Give faster workers more shards, from the next :meth:`divide` on.
-
-        Args:
-            speeds: of each worker by its rank, the same on every worker; None: all are equal.
-        """
-        self._speeds, self.divided_for = speeds, None
 
     def divide(self) -> None:
         """Divide all anew among those who are members now."""
         team = self._team
         ranks = team.membership.ranks
-        speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
-        ranges = assign(self.num_shards, len(ranks), speeds)
+        ranges = assign(self.num_shards, len(ranks))
         self._held: Held = {r: [own] for r, own in zip(ranks, ranges, strict=True)}
         self.divided_for = team.membership
-        self._divided_by, self._divided_among = self._speeds, team.membership
         self.shards = ranges[team.position]
         self.mine = self._parts_among([self.shards])
         self._follow()
 
     @property
     def is_outdated(self) -> bool:
-        """Whether others are members now than when all was divided, or speeds are others."""
-        if self.divided_for is None and self._speeds == self._divided_by:
-            self.divided_for = self._divided_among
+        """Whether others are members now than when all was divided."""
         return self.divided_for != self._team.membership
 
     def take_over(self) -> list[Node]:

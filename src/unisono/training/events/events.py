@@ -169,7 +169,6 @@ class Start(Event):
     folder: Text
     num_parameters: Count
     loader_workers: Count
-    divided_by_speed: Flag
 
 
 @dataclass(frozen=True)

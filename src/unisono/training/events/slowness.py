@@ -75,7 +75,7 @@ def slowdowns_in(
     if len(sample.windows) < 2:
         return None
     facts = RunFacts(
-        0 if start["divided_by_speed"] else start["shards"] or 0,
+        start["shards"] or 0,
         start["loader_workers"] or 0,
         "device" not in start["machine"],
     )
