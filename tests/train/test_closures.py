@@ -10,6 +10,7 @@ from tests.train import closures
 from torch import nn
 
 import unisono
+from unisono.runtime.reach import reach
 
 
 @pytest.mark.parametrize("name", closures.OPTIMIZERS)
@@ -46,6 +47,20 @@ def test_the_program_says_how_a_loss_is_computed_in_a_loop_of_its_own(name):
         assert step.is_done
         assert step.loss > 0
     assert made.digest() == closures.train(name)
+
+
+@pytest.mark.parametrize("optimizer", ["closure", "several"])
+def test_a_step_of_an_earlier_loop_is_not_looked_into_as_the_programs_own(optimizer):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    made = torch.optim.LBFGS([*model.parameters()])
+    if optimizer == "several":
+        made = {name: torch.optim.SGD([part]) for name, part in model.named_parameters()}
+    run = unisono.Run(model, made, shards=1)
+    step = next(run.steps([torch.zeros(3)] * 4, batch_size=2, steps=1))
+    assert type(step) is not unisono.training.step.Step
+    step.again(lambda batch: model(batch).mean())
+    assert reach({"step": step}).holders == []
 
 
 def test_the_loss_of_a_step_is_that_of_its_first_evaluation():

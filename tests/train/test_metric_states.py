@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unisono.plan.samples import SamplePlan
-from unisono.training.metric_states import MetricState, merged, read, write
+from unisono.training.metrics import MetricState, merged, read_states, write_states
 
 PLAN = SamplePlan(7, 4, shards=3, shuffle=False)  # shard 0: 0 3 │ 6, shard 1: 1 │ 4, shard 2: 2 │ 5
 
@@ -20,7 +20,7 @@ def test_what_is_told_is_what_was_held():
         0: {"a": {"sum": alone(3, 4, dtype=torch.int64), "rows": MetricState([], True)}},
         1: {"b.inner": {"rows": MetricState([twice, torch.tensor(True)], True)}},
     }
-    told = {shard: read(write(states)) for shard, states in shards.items()}
+    told = {shard: read_states(write_states(states)) for shard, states in shards.items()}
     assert told.keys() == shards.keys()
     for shard, states in shards.items():
         for path, of_metric in states.items():
@@ -34,7 +34,7 @@ def test_what_is_told_is_what_was_held():
 
 
 def test_nothing_can_be_told():
-    assert read(write({})) == {}
+    assert read_states(write_states({})) == {}
 
 
 @pytest.mark.parametrize(

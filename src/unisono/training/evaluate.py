@@ -14,11 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.data.data_reading import Reading
 from unisono.engine.step.loss import PendingLosses, name_of, read_loss
 from unisono.errors import MismatchError
 from unisono.plan.summation import ExactSum
-from unisono.training import metric_states
-from unisono.training.metrics import Metrics, ShardMetrics
+from unisono.training.computing import Computing
+from unisono.training.first_steps import LabelCounts
+from unisono.training.loop_plan import LoopPlan, Totals
+from unisono.training.loss_function import check_forward
+from unisono.training.metrics import Metrics, ShardMetrics, read_states, write_states
+from unisono.training.run_context import RunContext
+from unisono.training.several_models import over_cuts
 from unisono.training.sweep import Forward, Sweep
 
 # A device is waited for once in so many passes; until then it keeps their batches.
@@ -26,6 +32,70 @@ _PENDING_AT_MOST = 16
 
 Sums = dict[str, tuple[ExactSum, ExactSum]]
 """By name, the sum of what is averaged and the sum of the weights."""
+
+
+class Passes:
+    """Passes without training, computed as a trainer computes its own. Final.
+
+    Args:
+        run: the trainer's.
+        computing: how it computes.
+        loss, embed: the program's functions; `embed` where the loss is one of the whole batch.
+
+    Attributes:
+        loss, embed: the same, as they are to be called.
+    """
+
+    def __init__(
+        self, run: RunContext, computing: Computing, loss: Forward, embed: Forward | None
+    ) -> None:
+        self._run, self._computing = run, computing
+        self.loss = self.prepared(loss)
+        self.embed = None if embed is None else self.prepared(embed)
+
+    def prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
+        """Have a loss or a forward function computed as the program wishes."""
+        computed = self._computing.of(compute, self._run.device)
+        return over_cuts(self._run.kept.model, computed, to_first=to_first)
+
+    def metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
+        """Prepare metrics; raises TypeError where they, or `forward`, are none."""
+        if metrics is None:
+            return None
+        check_forward(forward)
+        return Metrics(metrics, self.prepared(forward, to_first=True))
+
+    def sweep(self, name: str, reading: Reading, model: nn.Module | None, *functions: Any) -> Sweep:
+        """Make a pass; see :class:`Sweep`."""
+        loop = LoopPlan(reading, self._run.plan_pass(reading), Totals(epochs=1, steps=None))
+        return Sweep(self._run, name, loop, None if model is None else checked(model), functions)
+
+    def evaluate(
+        self, reading: Reading, measured: Metrics | None, model: nn.Module | None
+    ) -> dict[str, Any]:
+        """See :meth:`Trainer.evaluate`. Collective."""
+
+        def compute() -> bytes:
+            with self._computing.under_way(self._run.kept.model):
+                used = (self.loss, self.embed, measured)
+                sweep, loss = self.sweep("evaluate", reading, model, *used), self.loss
+                if self.embed is not None:
+                    return json.dumps(evaluate_whole(sweep, self.embed, loss, measured)).encode()
+                if sweep.device.is_host:  # else the host would wait in each pass
+                    loss = LabelCounts(self._run).watching(loss)
+                return json.dumps(evaluate(sweep, loss, measured)).encode()
+
+        found: dict[str, Any] = json.loads(self._run.replicated_calls.together("evaluate", compute))
+        return found
+
+
+def checked(model: nn.Module) -> nn.Module:
+    """Give a model that a program has passed; raises TypeError if it is none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
+        )
+    return model
 
 
 def evaluate(
@@ -61,7 +131,7 @@ def evaluate(
                     measured[part.shard].update(model, part.data, part.num_samples)
             if pending.losses:
                 _add_all(sums, pending)
-            states = {shard: metric_states.write(of.states()) for shard, of in measured.items()}
+            states = {shard: write_states(of.states()) for shard, of in measured.items()}
             return {v: _write(sums[v]) + b"\n" + states.get(v, b"") for v in shards}
 
         said = sorted(sweep.by_all_workers(compute, "evaluate").items())
@@ -69,7 +139,7 @@ def evaluate(
         means = {} if loss is None else _means([_read(words) for words, _, _ in heard.values()])
         if metrics is None:
             return means
-        states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
+        states = {v: read_states(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
         sweep.seed("metrics")
         return _joined(means, metrics.finish(states, sweep.plan, sweep.team))

@@ -37,7 +37,6 @@ from unisono.runtime.workers.launcher_messages import Live, Passed
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary, OpenLoop
-from unisono.training.closure_step import ClosureStep
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.interrupts import Interrupts
@@ -48,6 +47,7 @@ from unisono.training.run_context import Observer, RunContext, begin_epoch, chec
 from unisono.training.several_models import check_split_before, place_on
 from unisono.training.start import start, tell_over
 from unisono.training.step import Step
+from unisono.training.step_variants import AlternatingStep, ClosureStep
 
 
 def begin_loop(
@@ -132,6 +132,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         is_agreed = run.has_joined
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
+        if len(boundary.engine.members) > 1:
+            make_step = AlternatingStep
         rehearsals, looks = Rehearsals(run), 0
         while True:
             is_over = run.is_over(plan.totals)

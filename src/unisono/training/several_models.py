@@ -9,7 +9,7 @@ A run whose model is split over several devices: which those are, and how passes
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -72,18 +72,8 @@ def check_one_model(model: Any) -> None:
         )
 
 
-def members_named(optimizer: Optimizer, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """See that names are those of optimizers, each once.
-
-    Raises:
-        ValueError: one is not.
-    """
-    names = members_of(optimizer)
-    if "" in names:
-        raise ValueError(
-            "`step.update` is for runs with several optimizers, but this one has one: leave it "
-            "out, and write `with step:` alone."
-        )
+def check_members(names: Collection[str], chosen: tuple[str, ...]) -> None:
+    """Refuse, with a ValueError, what are no names of a run's optimizers, each once."""
     wrong = [name for name in chosen if name not in names]
     if wrong or not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(
@@ -91,7 +81,6 @@ def members_named(optimizer: Optimizer, chosen: tuple[str, ...]) -> tuple[str, .
             f"once, but is given {_listed(chosen) or 'nothing'}: pass "
             f"`step.update({next(iter(names))!r})`, say."
         )
-    return chosen
 
 
 def _check_named(what: str, given: Mapping[Any, Any], kind: type) -> None:

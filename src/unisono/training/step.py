@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,45 +19,19 @@ from unisono.runtime.device import host
 from unisono.runtime.training_progress import now
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.boundary import Boundary
+from unisono.training.callbacks.callback import DoneStep
 from unisono.training.failing_step import Explanation, failing_shard
-from unisono.training.several_models import members_named
-from unisono.training.whole_batch import (
-    BatchRows,
-    Embed,
-    Features,
-    WholeBatchLoss,
-    gathered,
-    rows_of_batch,
-)
+from unisono.training.whole_batch import BatchRows, Embed, WholeBatchLoss, gathered, rows_of_batch
 
 
-class StepUndoneError(BaseException):
-    """A worker was lost in the midst of an update, so that the step comes again.
-
-    No :class:`Exception`: it passes through the program's block, to the step.
-    """
-
-
-class Step:
+class Step(DoneStep):
     """One global batch and the update that it leads to. Made by ``Run.steps``.
 
     Used as ``with step:``; when the block ends, gradients are summed and parameters updated. With
-    several optimizers it may have blocks within it that update some; see :meth:`update`.
+    several optimizers it may have blocks within it that update some; see :meth:`update`. Its
+    results are there after the block, as :class:`unisono.callbacks.DoneStep` has them.
 
     Attributes:
-        number: counted from 0 over the whole run.
-        epoch: counted from 0.
-        batch: which global batch of the epoch, counted from 0.
-        num_samples: of the global batch, on all workers together.
-        means: after the block: the loss and other scalars by name, each the exact mean over the
-            global batch, the same on every worker.
-        per_sample: after the block: what the loss function has returned as ``"per_sample"``, by
-            name: a tensor with a row for each sample of the global batch, in its order, the same
-            on every worker; on the host.
-        gradient_norm: after the block, with ``clip_norm=``: of the mean gradients before they were
-            clipped; infinite where the step is skipped.
-        is_skipped: after the block, with ``scaler=``: whether gradients were not finite, so
-            that parameters have stayed as they were. The step counts all the same.
         is_done: after the step's block: whether it counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.
     """
@@ -69,23 +44,17 @@ class Step:
         self.means: dict[str, float] = {}
         self.per_sample: dict[str, torch.Tensor] = {}
         self.gradient_norm: float | None = None
-        self.is_skipped = False
-        self.is_done = False
+        self.is_skipped = self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
         self._finish_shard = self._engine.finish_shard  # until the step is known to fail
         self._engine.passes.at = self.number, self.epoch, self.batch
         self._engine.passes.leave_shards()
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
         self._entered = self._is_finished = False
-        self._turn = 0  # how many updates there were
-        self._updating: tuple[str, ...] = ()
-        self._means_of: dict[str, dict[str, float]] = {}
         self._kept: dict[int, Any] = {}  # batches that were read before, by shard
-        self._explanation: Explanation | None = None  # once something is wrong
         self._begin()
 
     def _begin(self) -> None:
-        """Be ready for the passes of all shards."""
         self._waiting: int | None = None
         self._taken = False
         self._done: set[int] = set()
@@ -101,17 +70,16 @@ class Step:
     @property
     def indices(self) -> list[int]:
         """The samples of the global batch, by their numbers in the dataset, in its order."""
-        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
-        rows = {shard: [torch.tensor(self._indices(shard))] for shard in shards}
-        (indices,) = BatchRows(self._plan, self.batch, shards).joined(rows)
+        whole = BatchRows(self._plan, self.batch)
+        (indices,) = whole.joined({v: [torch.tensor(self._indices(v))] for v in whole.shards})
         return list(map(int, indices))
 
     @property
     def waiting(self) -> tuple[int, int, float]:
         """The shard whose batch is given out, its samples, and their part of the global batch's."""
-        assert self._waiting is not None
-        num_samples = self._shard_sizes[self._waiting]
-        return self._waiting, num_samples, num_samples / self.num_samples
+        shard = self._waiting
+        assert shard is not None
+        return shard, self._shard_sizes[shard], self._shard_sizes[shard] / self.num_samples
 
     @property
     def shards(self) -> Iterator[Any]:
@@ -122,7 +90,7 @@ class Step:
         """
         if not self._entered:
             raise RuntimeError("a step must be entered before it is used: write `with step:`.")
-        if self._taken or (self._turn and not self._updating):
+        if self._taken:
             raise RuntimeError(
                 f"`step.shards` must be looped over once, but is taken again in step "
                 f"{self.number}: do all that a batch is for while the loop has it."
@@ -152,8 +120,6 @@ class Step:
                 self._done.add(shard)
                 continue
             batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
-            if self._updating:
-                self._kept[shard] = batch  # for the updates to come
             # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(shard)
             self._waiting = shard
@@ -168,7 +134,7 @@ class Step:
         try:
             return self._loader.batch(self._at(shard), self._engine.passes.shards)
         except RuntimeError as error:
-            self._explaining().check_memory(error, "copy of a batch", shard)
+            self._explanation.check_memory(error, "copy of a batch", shard)
             raise
 
     def read_again(self, shard: int) -> Any:
@@ -178,19 +144,17 @@ class Step:
 
     def _look_again(self, shard: int) -> Iterator[Any]:
         """Give a shard's batch out once more, to find what lets the step fail."""
-        with contextlib.suppress(Exception):  # that is told in any case
-            explanation = self._explaining()
+        with suppress(Exception):  # that is told in any case
             batch = self._loader.batch(self._at(shard), ())
-            explanation.begin(shard, batch)
-            self._finish_shard, self._waiting = explanation.take, shard
+            self._explanation.begin(shard, batch)
+            self._finish_shard, self._waiting = self._explanation.take, shard
             yield batch
             self._waiting = None
 
-    def _explaining(self) -> Explanation:
-        """Give what explains why the step fails."""
-        if self._explanation is None:
-            self._explanation = Explanation(self._boundary.run, self.number, self._indices)
-        return self._explanation
+    @functools.cached_property
+    def _explanation(self) -> Explanation:
+        """What explains why the step fails; once something is wrong."""
+        return Explanation(self._boundary.run, self.number, self._indices)
 
     def _at(self, shard: int) -> ShardPosition:
         return ShardPosition(self.epoch, self.batch, shard)
@@ -227,8 +191,7 @@ class Step:
         self._waiting = None
         self._done.add(shard)
 
-    @contextlib.contextmanager
-    def update(self, *names: str) -> Iterator[Step]:
+    def update(self, *names: str) -> AbstractContextManager[Step]:
         """Begin an update of some of the run's optimizers, within the block of the step.
 
         Used as ``with step.update("generator"):``, with a loop over :attr:`shards` as in a step of
@@ -249,40 +212,10 @@ class Step:
             ValueError: there are no such ones, or nothing reaches their parameters.
             RuntimeError: it is not used as said.
         """
-        self._begin_update(members_named(self._boundary.run.kept.optimizer, names))
-        try:
-            yield self
-        except BaseException as error:
-            self._end_update(error)
-            raise
-        self._end_update(None)
-        if not self.is_done:
-            raise StepUndoneError
-        self._means_of["+".join(names)] = self.means
-
-    def _begin_update(self, names: tuple[str, ...]) -> None:
-        if not self._entered or self._updating or (self._taken and not self._turn):
-            raise RuntimeError(
-                f"`step.update` must be used within `with step:`, one block after the other, and "
-                f"without a loop over `step.shards` outside of them; in step {self.number} it is "
-                f"not."
-            )
-        if self._turn:
-            self._begin()
-        self._engine.begin_update([self._engine.members[name] for name in names], self._turn)
-        self._turn, self._updating = self._turn + 1, names
-        self.is_done = self._is_finished = False
-
-    def _end_update(self, error: BaseException | None) -> None:
-        self._engine.end_passes()
-        try:
-            self._finish(error)
-        except NonFiniteLossError as raised:
-            if self._turn > 1:
-                raised.add_note(f"This was {self._in_step()}; updates of the step before it stay.")
-            raise
-        finally:
-            self._updating = ()
+        raise ValueError(
+            "`step.update` is for runs with several optimizers, but this one has one: leave it "
+            "out, and write `with step:` alone."
+        )
 
     def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
         """Train on a loss over the features of the whole global batch, such as a contrastive one.
@@ -306,49 +239,31 @@ class Step:
                 "`step.gather` must be called once, within `with step:`, in the place of a loop "
                 "over `step.shards`."
             )
-        engine, run = self._engine, self._boundary.run
-        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
-        whole = WholeBatchLoss(BatchRows(self._plan, self.batch, shards), embed, loss)
+        whole = WholeBatchLoss(BatchRows(self._plan, self.batch), embed, loss)
 
-        def compute(some: Sequence[int]) -> Features:
-            found: Features = {}
-            engine.begin_passes()
-            for shard in some:
-                self._kept[shard] = batch = self._read(shard)
-                engine.start_shard(shard)
-                # With a graph, as torch may take other kernels without one.
-                self._waiting = shard  # for errors
-                leaves = whole.features_of(batch, self._shard_sizes[shard])
-                self._waiting = None
-                found[shard] = [leaf.detach().to(run.device.torch) for leaf in leaves]
-            engine.end_passes()
-            return found
-
-        features = gathered(shards, run.team, run.device, engine.passes.shards, compute)
-        engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
-        engine.check_passes()
-        engine.begin_again()
-        for batch in self.shards:
-            shard = self._waiting
-            assert shard is not None
+        def embedded(shard: int) -> list[torch.Tensor]:
+            self._kept[shard] = batch = self._read(shard)
+            self._engine.start_shard(shard)
+            self._waiting = shard  # for errors
             leaves = whole.features_of(batch, self._shard_sizes[shard])
-            if not whole.is_differentiated:
-                with engine.passes.seeded("whole batch"):
-                    whole.differentiate(features, engine.model)
-            self.backward(whole.of_shard(shard, leaves))
+            self._waiting = None
+            return leaves
+
+        features = gathered(whole.shards, self._boundary.run, self._engine, embedded)
+        for batch in self.shards:
+            shard, num_samples, _ = self.waiting
+            leaves = whole.features_of(batch, num_samples)
+            self.backward(whole.of_shard(shard, leaves, features, self._engine))
 
     def again(self, loss: Callable[[Any], Any]) -> None:
-        """Say how a batch's loss is computed, for optimizers that take a closure.
+        """Say within the block how a batch's loss is computed, for optimizers that take a closure.
 
         They ask for the loss again, with other parameters: then this worker's shards are computed
-        once more, from the same samples and with the same random numbers. To be called within the
-        block; ``Trainer`` does it by itself, and other optimizers do not ask.
+        once more, from the same samples and with the same random numbers. ``Trainer`` does it by
+        itself, and other optimizers do not ask.
 
         Args:
             loss: takes a batch to what :meth:`backward` takes.
-
-        Raises:
-            TypeError: it is no function.
         """
 
     def check_finished(self) -> None:
@@ -375,26 +290,16 @@ class Step:
     ) -> bool:
         if error is not None or not self._have_all_arrived:
             self._engine.end_passes()
-        if isinstance(error, (StepBrokenError, StepUndoneError)):
-            if isinstance(error, StepBrokenError):
-                self.abandon()
+        if isinstance(error, StepBrokenError):
+            self.abandon()
             return True
         try:
-            if not self._turn:
-                self._finish(error)
+            self._finish(error)
         except StepBrokenError:
             self.abandon()
         if error is None and self.is_done:
-            if self._turn:
-                self.means = self._means()
             self._boundary.count(self.means)
         return False
-
-    def _means(self) -> dict[str, float]:
-        """Put together the means of all updates."""
-        named = self._means_of.items()
-        every = {f"{name}.{key}": mean for name, of in named for key, mean in of.items()}
-        return {"loss": sum(of["loss"] for _, of in named), **every}
 
     def abandon(self) -> None:
         """Leave a step that cannot be finished, nor its conclusions drawn, as a worker was lost.
@@ -407,28 +312,26 @@ class Step:
 
     def _finish(self, error: BaseException | None) -> None:
         if error is not None:
-            backward, explanation = Step.backward.__code__, self._explaining()
-            if explanation.is_of(error, self._in_step(), self._waiting, backward):
+            backward = Step.backward.__code__
+            if self._explanation.is_of(error, self._in_step(), self._waiting, backward):
                 return
         missing = [shard for shard in self._engine.passes.shards if shard not in self._done]
         if missing:
-            raise self._explaining().of_missing(missing)
+            raise self._explanation.of_missing(missing)
         if not self._have_all_arrived and self._engine.arrive() is not None:
             # The lost shards would have come at the end of `step.shards`, which is behind us.
-            self._is_finished = True
-            self._boundary.go_back()
+            self.abandon()
             return
         self._boundary.plan_next()
         if self._engine.records.has_rows and not self._gather_rows():
-            self._is_finished = True
-            self._boundary.go_back()
+            self.abandon()
             return
         try:
             self.means, self.is_done = self._engine.finish()
         except NonFiniteLossError as raised:
-            raise self._explaining().of_values(raised) from None
+            raise self._explanation.of_values(raised) from None
         except Exception as raised:
-            self._explaining().note_update(raised, self._in_step())
+            self._explanation.note_update(raised, self._in_step())
             raise
         self.gradient_norm = self._engine.sums.norm
         self.is_skipped = self._engine.sums.are_skipped
@@ -438,13 +341,10 @@ class Step:
 
     def _gather_rows(self) -> bool:
         """Hear what all shards have per sample; False if somebody was lost. Collective."""
-        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
-        whole = BatchRows(self._plan, self.batch, shards)
-        team = self._boundary.run.team
+        whole, team = BatchRows(self._plan, self.batch), self._boundary.run.team
         rows = rows_of_batch(whole, self._engine.records.per_sample, team, host())
         self.per_sample = rows or {}
         return rows is not None
 
     def _in_step(self) -> str:
-        of = f", in the update of {'+'.join(self._updating)}" if self._updating else ""
-        return f"in step {self.number}{of}"
+        return f"in step {self.number}"

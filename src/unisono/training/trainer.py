@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,10 +25,8 @@ from unisono.training.callbacks.logger import with_loggers
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary
 from unisono.training.computing import Computing, is_compiled
-from unisono.training.evaluate import evaluate, evaluate_whole
-from unisono.training.first_steps import LabelCounts
+from unisono.training.evaluate import Passes, checked
 from unisono.training.fit import FitUnderWay
-from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.loss_function import (
     Loss,
     WholeBatch,
@@ -37,19 +35,13 @@ from unisono.training.loss_function import (
     forward_inputs,
     outputs_and_targets,
 )
-from unisono.training.metrics import Metrics
-from unisono.training.options import (
-    Checkpoint,
-    Precision,
-    Schedule,
-    check_together,
-)
+from unisono.training.options import Checkpoint, Precision, Schedule, check_together
 from unisono.training.predict import Predictor
 from unisono.training.run import Run, context_of
 from unisono.training.run_context import no_epochs
 from unisono.training.schedule import KEY, ScheduleUnderWay, Validation
-from unisono.training.several_models import Optimizers, check_one_model, over_cuts
-from unisono.training.sweep import Forward, Sweep
+from unisono.training.several_models import Optimizers, check_one_model
+from unisono.training.sweep import Forward
 
 
 class Trainer:
@@ -60,13 +52,11 @@ class Trainer:
         optimizer: over the model's parameters; or several, by name, each over its own parameters,
             which all step after each batch. For several models, or updates that alternate as a
             GAN's do, use :class:`unisono.Run` and ``step.update``.
-        loss: a function of (model, batch of one shard). It returns the mean loss, or
-            ``(sum, weight)``, or a dict with ``"loss"`` and further scalars, which are averaged in
-            the same way; integers and booleans are counts, which are added up. For
-            ``(sum, weight)`` the sum is differentiated, and the gradients are divided by the
-            weight of the global batch. ``"per_sample"`` in the dict is a dict of tensors with a row
-            for each sample, for ``step.per_sample`` in `on_step_end`. Or a
-            :class:`unisono.WholeBatch`.
+        loss: a function of (model, batch of one shard), or a :class:`unisono.WholeBatch`. It
+            returns the mean loss, or ``(sum, weight)``, whose sum is differentiated and whose
+            gradients are divided by the weight of the global batch; or a dict with ``"loss"`` and
+            further scalars, which are averaged in the same way (integers and booleans are added
+            up), and ``"per_sample"``, a dict of tensors with a row for each sample.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
             loop's ``batch_size`` for each shard; at least 1.
@@ -76,8 +66,7 @@ class Trainer:
             none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
             all workers). The model is moved in place, now. Leave it out for a model that
             :func:`unisono.split` has placed on several devices.
-        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``; or a :class:`unisono.Precision`, which also
-            says whether accelerators compute the same bits in every run.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``; or a :class:`unisono.Precision`.
         clip_norm: the maximum norm of the mean gradients, with the bits of torch's
             ``clip_grad_norm_`` over the optimizer's parameters in the model's order.
             ``math.inf`` computes the norm without clipping, for ``step.gradient_norm`` and the
@@ -86,14 +75,13 @@ class Trainer:
         on_gradients: a function of (step, mean gradients by name), called once a step before
             clipping. It changes gradients in place, or returns others by name. It is called on
             every worker with the same bits and must do the same on each; generators are seeded.
-        schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`, which steps after each
-            epoch and is saved with the run; or a :class:`unisono.Schedule`.
+        schedule: one of ``torch.optim.lr_scheduler``, which steps after each epoch; or a
+            :class:`unisono.Schedule`.
         directory: where checkpoints and the event file are written; None: nowhere. If workers
             pass different ones, for example with a time in the name, rank 0's is used. A URL such
             as ``"s3://bucket/run"`` is copied to in the background, from a local folder.
         checkpoint: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``; or a
-            :class:`unisono.Checkpoint`, which also says how many are kept and where the run
-            resumes. With a directory, a checkpoint is always written when `fit` ends.
+            :class:`unisono.Checkpoint`.
         callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
             is always an event file.
 
@@ -167,11 +155,8 @@ class Trainer:
         if schedule is not None:
             self.run.state[KEY] = schedule.scheduler
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
-        self._keep_states()
-        self._loss = self._prepared(loss)
-        self._embed = None
-        if embed is not None:
-            self._embed = self._prepared(embed)
+        Callbacks(self.callbacks).keep_states(self.run.state)
+        self._passes = Passes(self._context, self._computing, loss, embed)
 
     def fit(
         self,
@@ -242,34 +227,26 @@ class Trainer:
         plan = self._context.plan_loop(reading, epochs, steps)
         if plan.samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule")
-        self._metrics(validate_metrics, validate_forward)
+        passes, find_means = self._passes, None
+        measured = passes.metrics(validate_metrics, validate_forward)
         if validate is not None:
-            self._context.plan_pass(reading.of_another(validate).in_dataset_order())
-
-        def find_means() -> dict[str, Any]:
             whole = reading.of_another(validate).in_dataset_order()
-            return self._evaluate(whole, self._metrics(validate_metrics, validate_forward), None)
-
+            self._context.plan_pass(whole)  # refuses what cannot be
+            find_means = functools.partial(passes.evaluate, whole, measured, None)
         callbacks = Callbacks(self._all_callbacks(), self.directory)
-        validation = Validation(run, None if validate is None else find_means, validate_every)
+        validation = Validation(run, find_means, validate_every)
         if self._schedule.needs_validation:
             validation.must_be("ReduceLROnPlateau, which looks at validations")
         for callback in callbacks:
             if callback.needs_validation:
                 validation.must_be(f"{callback.name}, which looks at validations")
-        self._forget_other_runs()
-        self._keep_states()
+        Callbacks(self.callbacks).forget_others(run.state if run.position.step else {})
+        Callbacks(self.callbacks).keep_states(run.state)
         if (directory := self.directory) is not None:
             for callback in callbacks:
                 callback.before_resume(directory)
         fit = FitUnderWay(
-            run,
-            plan,
-            self._loss,
-            callbacks,
-            validation,
-            self._schedule,
-            self._embed,
+            run, plan, passes.loss, callbacks, validation, self._schedule, passes.embed
         )
         return fit.go_through(self._computing.under_way(self.run.model))
 
@@ -287,8 +264,7 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: as for :meth:`fit`; the same on every worker.
-            batch_size: samples of one global batch, all workers together; None: the loader's.
+            dataset, batch_size: as for :meth:`fit`.
             metrics: further metrics by name. A function, such as ``lambda outputs, targets:
                 roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
                 targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
@@ -312,8 +288,8 @@ class Trainer:
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         reading = Reading.of(dataset, batch_size)
-        measured = self._metrics(metrics, forward)
-        return self._evaluate(reading.in_dataset_order(), measured, model)
+        measured = self._passes.metrics(metrics, forward)
+        return self._passes.evaluate(reading.in_dataset_order(), measured, model)
 
     def predict(
         self,
@@ -329,8 +305,7 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: as for :meth:`fit`; the same on every worker.
-            batch_size: samples of one global batch, all workers together; None: the loader's.
+            dataset, batch_size: as for :meth:`fit`.
             forward: a function of (model, batch of one shard) that returns a tensor, or a tuple or
                 dict of tensors, with one row for each sample. By default the model is called with
                 the batch, or with the first part of a tuple such as (inputs, targets).
@@ -356,8 +331,8 @@ class Trainer:
         check_forward(forward)
         reading = Reading.of(dataset, batch_size)
         predictor = Predictor(
-            self._sweep("predict", reading.in_dataset_order(), model, forward),
-            self._prepared(forward),
+            self._passes.sweep("predict", reading.in_dataset_order(), model, forward),
+            self._passes.prepared(forward),
             None if path is None else Path(path),
         )
         with self._computing.under_way(self.run.model):
@@ -377,8 +352,7 @@ class Trainer:
             OSError: the folder does not exist or cannot be written.
             ValueError: there are weights that no such file can hold.
         """
-        chosen = self.run.model if model is None else _checked(model)
-        save_weights(chosen, path)
+        save_weights(self.run.model if model is None else checked(model), path)
 
     def digest(self) -> str:
         """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""
@@ -393,74 +367,8 @@ class Trainer:
         checkpoints = self._context.checkpoints
         return None if checkpoints is None else checkpoints.directory
 
-    def _evaluate(
-        self, reading: Reading, measured: Metrics | None, model: nn.Module | None
-    ) -> dict[str, Any]:
-        def compute() -> bytes:
-            with self._computing.under_way(self.run.model):
-                used = (self._loss, self._embed, measured)
-                sweep = self._sweep("evaluate", reading, model, *used)
-                if self._embed is None:
-                    loss = self._loss
-                    if self.run.device.is_host:  # else the host would wait in each pass
-                        loss = LabelCounts(self._context).watching(loss)
-                    found = evaluate(sweep, loss, measured)
-                else:
-                    found = evaluate_whole(sweep, self._embed, self._loss, measured)
-            return json.dumps(found).encode()
-
-        means: dict[str, Any] = json.loads(
-            self._context.replicated_calls.together("evaluate", compute)
-        )
-        return means
-
-    def _sweep(
-        self, name: str, reading: Reading, model: nn.Module | None, *functions: Any
-    ) -> Sweep:
-        loop = LoopPlan(reading, self._context.plan_pass(reading), Totals(epochs=1, steps=None))
-        other = None if model is None else _checked(model)
-        return Sweep(self._context, name, loop, other, functions)
-
-    def _prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
-        """Have a loss or a forward function computed as the program wishes."""
-        computed = self._computing.of(compute, self.run.device)
-        return over_cuts(self.run.model, computed, to_first=to_first)
-
-    def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
-        if metrics is None:
-            return None
-        check_forward(forward)
-        return Metrics(metrics, self._prepared(forward, to_first=True))
-
-    def _forget_other_runs(self) -> None:
-        """Have callbacks begin anew, but for those that this run has already gone on with."""
-        known = self.run.state.values() if self.run.position.step else []
-        for callback in self.callbacks:
-            if hasattr(callback, "state_dict") and not any(callback is one for one in known):
-                callback.forget()
-
-    def _keep_states(self) -> None:
-        """Have the states of callbacks kept with the run, also of those that came later."""
-        state = self.run.state
-        for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
-            if not hasattr(callback, "state_dict") or state.get(name) is callback:
-                continue
-            # The run may have been taken up without it.
-            kept, state[name] = state.get(name), callback
-            if isinstance(kept, Mapping):
-                state[name].load_state_dict(kept)
-
     def _all_callbacks(self) -> list[Callback]:
         """Give the callbacks, with those that are always there unless there are others of them."""
-        callbacks = list(self.callbacks)
         usual: list[type[Callback]] = [Progress, EventLog]
-        missing = [kind for kind in usual if not any(isinstance(c, kind) for c in callbacks)]
-        return with_loggers([*(kind() for kind in missing), *callbacks], self.directory)
-
-
-def _checked(model: nn.Module) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
-        )
-    return model
+        missing = [kind for kind in usual if not any(isinstance(c, kind) for c in self.callbacks)]
+        return with_loggers([*(kind() for kind in missing), *self.callbacks], self.directory)

@@ -23,11 +23,13 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import PER_SAMPLE, is_pair
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device, on_host
 from unisono.runtime.workers.team import Team
+from unisono.training.run_context import RunContext
 
 Embed = Callable[[Any], Any]
 """Takes a batch to a tensor with a row for each sample, or to several in a tuple, list or dict."""
@@ -57,14 +59,14 @@ def _read(told: bytes, device: Device) -> Features:
 
 
 class BatchRows:
-    """The rows of one global batch, of which shards have some. Final."""
+    """The rows of one global batch, by the shards that have some. Final."""
 
-    def __init__(self, plan: SamplePlan, batch: int, shards: Sequence[int]) -> None:
+    def __init__(self, plan: SamplePlan, batch: int) -> None:
         start, stop = plan.bounds(batch)
-        self.shards = shards
+        self.shards = [shard for shard, size in enumerate(plan.shard_sizes(batch)) if size]
         self._rows = {
             shard: torch.arange(plan.first_position(batch, shard), stop, plan.shards) - start
-            for shard in shards
+            for shard in self.shards
         }
 
     def joined(self, features: Mapping[int, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
@@ -79,16 +81,13 @@ class BatchRows:
 
 
 class WholeBatchLoss:
-    """Computes one step's loss and its gradients. Final; for one step.
-
-    Attributes:
-        is_differentiated: whether the loss is computed.
-    """
+    """Computes one step's loss and its gradients. Final; for one step."""
 
     def __init__(self, whole: BatchRows, embed: Embed, loss: Callable[[Any], Any]) -> None:
         self._whole, self._embed, self._loss = whole, embed, loss
+        self.shards = whole.shards
         self._spec: TreeSpec | None = None
-        self.is_differentiated = False
+        self._is_differentiated = False
 
     def features_of(self, batch: Any, num_samples: int) -> list[torch.Tensor]:
         """Embed a batch.
@@ -106,11 +105,8 @@ class WholeBatchLoss:
                 )
         return leaves
 
-    def differentiate(
-        self, features: Mapping[int, Sequence[torch.Tensor]], model: nn.Module
-    ) -> None:
+    def _differentiate(self, features: Features, model: nn.Module) -> None:
         """Compute the loss of all rows, and its gradients, once a batch has been embedded."""
-        self.is_differentiated = True
         rows = [leaf.detach() for leaf in self._whole.joined(features)]
         for leaf in rows:
             leaf.requires_grad_(leaf.is_floating_point() or leaf.is_complex())
@@ -130,8 +126,14 @@ class WholeBatchLoss:
         self._value = value.detach()
         self._others = {name: _detached(_mean(other)) for name, other in values.items()}
 
-    def of_shard(self, shard: int, leaves: Sequence[torch.Tensor]) -> Any:
+    def of_shard(
+        self, shard: int, leaves: Sequence[torch.Tensor], features: Features, engine: StepEngine
+    ) -> Any:
         """Give what :meth:`Step.backward` takes for a shard whose features have a graph now."""
+        if not self._is_differentiated:
+            self._is_differentiated = True
+            with engine.passes.seeded("whole batch"):
+                self._differentiate(features, engine.model)
         inputs: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for leaf, gradient in zip(leaves, self._gradients, strict=True):
@@ -154,17 +156,21 @@ class WholeBatchLoss:
 
 
 def gathered(
-    missing: list[int],
-    team: Team,
-    device: Device,
-    own: Sequence[int],
-    compute: Callable[[Sequence[int]], Features],
+    missing: Sequence[int],
+    run: RunContext,
+    engine: StepEngine,
+    embedded: Callable[[int], list[torch.Tensor]],
 ) -> Features:
-    """Have every shard's features computed by some worker, and heard by all. Collective."""
-    features: Features = {}
-    mine = [shard for shard in missing if shard in own]
+    """Have every shard's features computed by some worker, and heard by all. Collective.
+
+    `embedded` reads a shard and embeds it, with a graph, as torch may take other kernels without.
+    """
+    team, device, features = run.team, run.device, Features()
+    mine = [shard for shard in missing if shard in engine.passes.shards]
     while missing:
-        found = compute(mine)
+        engine.begin_passes()
+        found = {v: [leaf.detach().to(device.torch) for leaf in embedded(v)] for v in mine}
+        engine.end_passes()
         heard = team.gather(_written(found), "features of the global batch")
         for rank, told in heard.items():
             features |= found if rank == team.world.rank else _read(told, device)
@@ -172,6 +178,9 @@ def gathered(
         missing = [shard for shard in missing if shard not in features]
         bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
         mine = missing[bounds[team.position] : bounds[team.position + 1]]
+    engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
+    engine.check_passes()
+    engine.begin_again()
     return features
 
 

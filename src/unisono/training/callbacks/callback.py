@@ -14,6 +14,7 @@ line) happens where ``fit.is_leader``. Who that is may change when a worker is l
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,44 +41,38 @@ class Times(NamedTuple):
     updating_s: float
 
 
-class DoneStep(Protocol):
-    """A step that is done, as callbacks see it."""
+class DoneStep(ABC):
+    """A step that is done, as callbacks see it.
+
+    Attributes:
+        number: counted from 0 over the whole run.
+        epoch: counted from 0.
+        batch: which global batch of the epoch, counted from 0.
+        num_samples: of the global batch, on all workers together.
+        means: the loss and other scalars by name, each the exact mean over the global batch, the
+            same on every worker.
+        per_sample: what the loss function has returned as ``"per_sample"``, by name: a tensor with
+            a row for each sample of the global batch, in its order, the same on every worker; on
+            the host.
+        gradient_norm: with ``clip_norm=``: of the mean gradients before they were clipped; infinite
+            where the step is skipped.
+        is_skipped: with a scaled loss: whether gradients were not finite, so that parameters have
+            stayed as they were. The step counts all the same.
+    """
+
+    number: int
+    epoch: int
+    batch: int
+    num_samples: int
+    means: Mapping[str, float]
+    per_sample: Mapping[str, torch.Tensor]
+    gradient_norm: float | None
+    is_skipped: bool
 
     @property
-    def number(self) -> int:
-        """Which step of the whole run, counted from 0."""
-
-    @property
-    def epoch(self) -> int:
-        """Which epoch, counted from 0."""
-
-    @property
-    def batch(self) -> int:
-        """Which global batch of the epoch, counted from 0."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of the global batch, on all workers together."""
-
-    @property
-    def means(self) -> Mapping[str, float]:
-        """The loss and other scalars, each the exact mean over the global batch."""
-
-    @property
-    def per_sample(self) -> Mapping[str, torch.Tensor]:
-        """What the loss returned as ``"per_sample"``: rows in the order of the global batch."""
-
-    @property
-    def indices(self) -> Sequence[int]:
+    @abstractmethod
+    def indices(self) -> list[int]:
         """The samples of the global batch, by their numbers in the dataset, in its order."""
-
-    @property
-    def gradient_norm(self) -> float | None:
-        """With ``clip_norm=``: of the mean gradients before they were clipped."""
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether gradients overflowed, with a scaled loss, so that nothing was updated."""
 
 
 class Fit(Protocol):
@@ -344,6 +339,23 @@ class Callbacks:
             seen[name] += 1
             names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
         return names
+
+    def forget_others(self, known: Mapping[str, Any]) -> None:
+        """Have callbacks with a state begin anew, but for those that the run has gone on with."""
+        ids = set(map(id, known.values()))
+        for callback in self._callbacks:
+            if hasattr(callback, "state_dict") and id(callback) not in ids:
+                callback.forget()
+
+    def keep_states(self, state: dict[str, Any]) -> None:
+        """Have their states kept with a run's, also of those that came later."""
+        for name, callback in zip(self.names, self._callbacks, strict=True):
+            if not hasattr(callback, "state_dict") or state.get(name) is callback:
+                continue
+            # The run may have been taken up without it.
+            kept, state[name] = state.get(name), callback
+            if isinstance(kept, Mapping):
+                state[name].load_state_dict(kept)
 
     def call(self, moment: str, fit: Fit, *arguments: Any) -> None:
         """Call the method named `moment` of all of them.

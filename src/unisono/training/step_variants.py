@@ -1,0 +1,164 @@
+"""Steps that go over their shards several times: for closures, and for updates that alternate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from unisono.data.loader import Loader
+from unisono.engine.state.run_state import Position
+from unisono.engine.step.closure_engine import ClosureEngine
+from unisono.errors import NonFiniteLossError
+from unisono.plan.samples import SamplePlan
+from unisono.training.boundary import Boundary
+from unisono.training.several_models import check_members
+from unisono.training.step import Step
+
+
+class ClosureStep(Step):
+    """A :class:`Step` of an optimizer that takes a closure. Final.
+
+    Its shards are computed as often as the optimizer asks for the loss.
+    """
+
+    def __init__(
+        self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
+    ) -> None:
+        super().__init__(boundary, plan, loader, position)
+        assert isinstance(self._engine, ClosureEngine)
+        self._closures: ClosureEngine = self._engine
+        self._given = boundary.run.loss
+        self._compute_loss_again: Callable[[Any], Any] | None = None
+
+    def again(self, loss: Callable[[Any], Any]) -> None:
+        """See :class:`Step`; raises TypeError if it is no function."""
+        if not callable(loss):
+            raise TypeError(
+                f"`step.again` takes a function that computes a batch's loss, but is given a "
+                f"{type(loss).__name__}: pass `lambda batch: loss(model, batch)`."
+            )
+        self._compute_loss_again = loss
+
+    def __enter__(self) -> Step:
+        self._closures.compute_again = self._evaluate
+        return super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            if error is None and self._compute_loss_again is None and self._given is None:
+                self._engine.end_passes()
+                raise RuntimeError(
+                    f"an optimizer that takes a closure asks for the loss again, but in step "
+                    f"{self.number} nobody has said how it is computed: call "
+                    f"`step.again(lambda batch: loss(model, batch))` within the block."
+                )
+            return super().__exit__(kind, error, traceback)
+        finally:
+            self._closures.compute_again = None
+
+    def _evaluate(self) -> None:
+        """Compute all shards once more. Collective."""
+        self._begin()
+        for batch in self.shards:
+            self.backward(self._loss_of(batch))
+
+    def _loss_of(self, batch: Any) -> Any:
+        if self._compute_loss_again is not None:
+            return self._compute_loss_again(batch)
+        assert self._given is not None
+        return self._given(self._engine.model, batch)
+
+
+class _UndoneError(BaseException):
+    """A worker was lost in the midst of an update, so that the step comes again.
+
+    No :class:`Exception`: it passes through the program's block, to the step.
+    """
+
+
+class AlternatingStep(Step):
+    """A :class:`Step` of several optimizers, which may have updates of its own for some. Final."""
+
+    def __init__(
+        self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
+    ) -> None:
+        super().__init__(boundary, plan, loader, position)
+        self._turn = 0  # how many updates there were
+        self._updating: tuple[str, ...] = ()
+        self._means_of: dict[str, dict[str, float]] = {}
+        self._batches_read: dict[int, Any] = {}  # for all updates, by shard
+
+    @contextlib.contextmanager
+    def update(self, *names: str) -> Iterator[Step]:
+        """See :class:`Step`."""
+        check_members(self._engine.members, names)
+        if not self._entered or self._updating or (self._taken and not self._turn):
+            raise RuntimeError(
+                f"`step.update` must be used within `with step:`, one block after the other, and "
+                f"without a loop over `step.shards` outside of them; in step {self.number} it is "
+                f"not."
+            )
+        if self._turn:
+            self._begin()
+        self._engine.begin_update([self._engine.members[name] for name in names], self._turn)
+        self._turn, self._updating = self._turn + 1, names
+        self.is_done = self._is_finished = False
+        try:
+            yield self
+        except BaseException as error:
+            self._end_update(error)
+            raise
+        self._end_update(None)
+        if not self.is_done:
+            raise _UndoneError
+        self._means_of["+".join(names)] = self.means
+
+    def _end_update(self, error: BaseException | None) -> None:
+        self._engine.end_passes()
+        try:
+            super()._finish(error)
+        except NonFiniteLossError as raised:
+            if self._turn > 1:
+                raised.add_note(f"This was {self._in_step()}; updates of the step before it stay.")
+            raise
+        finally:
+            self._updating = ()
+            self._taken = True  # until the next update
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, _UndoneError):
+            self._engine.end_passes()
+            return True
+        return super().__exit__(kind, error, traceback)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """End the step: what its updates have led to is done."""
+        if not self._turn:
+            super()._finish(error)
+        elif error is None and self.is_done:
+            named = self._means_of.items()
+            every = {f"{name}.{key}": mean for name, of in named for key, mean in of.items()}
+            self.means = {"loss": sum(of["loss"] for _, of in named), **every}
+
+    def _read(self, shard: int) -> Any:
+        if not self._updating:
+            return super()._read(shard)
+        if shard not in self._batches_read:
+            self._batches_read[shard] = super()._read(shard)
+        return self._batches_read[shard]
+
+    def _in_step(self) -> str:
+        of = f", in the update of {'+'.join(self._updating)}" if self._updating else ""
+        return f"{super()._in_step()}{of}"
