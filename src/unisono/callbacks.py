@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from unisono.training.callbacks.callback import (
         Times as Times,
     )
-    from unisono.training.callbacks.csv_log import CSVLog as CSVLog
     from unisono.training.callbacks.ema import EMA as EMA
     from unisono.training.callbacks.event_log import EventLog as EventLog
     from unisono.training.callbacks.progress import Progress as Progress
     from unisono.training.callbacks.ray_train import RayTrain as RayTrain
+    from unisono.training.callbacks.trackers import CSVLog as CSVLog
     from unisono.training.callbacks.trackers import MLflow as MLflow
     from unisono.training.callbacks.trackers import TensorBoard as TensorBoard
     from unisono.training.callbacks.trackers import Trackio as Trackio
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
     "BestCheckpoint": "best_validation",
-    "CSVLog": "csv_log",
+    "CSVLog": "trackers",
     "Callback": "callback",
     "DoneStep": "callback",
     "EMA": "ema",

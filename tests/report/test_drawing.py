@@ -14,7 +14,7 @@ from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 from unisono.tools.report.run_progress import GONE, Process
 from unisono.tools.report.top import draw
 from unisono.tools.report.view import WorkerLine, see
-from unisono.training.events.slowdown import Slowdown, SlowdownCause
+from unisono.training.events.events import Slowdown, SlowdownCause
 
 SLOW_ROW = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
 ROW = [0.001, 0.002, 0.004, 0.006, 0.0005, 0.0005]

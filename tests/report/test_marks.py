@@ -4,7 +4,8 @@ import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import start_line, to_bytes
 
-from unisono.training.events.events import mark_of, read_event
+from unisono.tools.report.run_progress import mark_of
+from unisono.training.events.events import read_event
 
 
 @pytest.mark.parametrize(

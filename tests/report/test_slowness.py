@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.training.events.slowdown import SlowdownCause
+from unisono.training.events.events import SlowdownCause
 from unisono.training.events.slowness import RunFacts, judge
 from unisono.training.events.step_sample import COLUMNS, StepSample, StepWindow
 

@@ -6,7 +6,7 @@ from tests.report.synthetic import BEGAN_UNIX_S, PHASES, start_line
 
 from unisono.tools.report.history import Spent
 from unisono.tools.report.run_progress import Named
-from unisono.training.events.slowdown import Slowdown, SlowdownCause
+from unisono.training.events.events import Slowdown, SlowdownCause
 
 
 def test_steps_are_counted_as_done():

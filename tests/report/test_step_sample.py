@@ -5,7 +5,7 @@ import pytest
 from tests.report.synthetic import event, start_line, step_line, to_bytes
 
 from unisono.runtime.plainfile import NotPlainFileError
-from unisono.training.events.slowdown import SlowdownCause
+from unisono.training.events.events import SlowdownCause
 from unisono.training.events.slowness import slowdowns_in
 from unisono.training.events.step_sample import COLUMNS, WARMUP_STEPS, sample_of
 

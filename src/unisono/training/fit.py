@@ -30,10 +30,9 @@ from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
 from unisono.training.first_steps import ChangedData, LabelCounts
-from unisono.training.fit_totals import FitTotals
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import begin_loop
-from unisono.training.loop_plan import LoopPlan
+from unisono.training.loop_plan import FitTotals, LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
 from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
 from unisono.training.run import Run, context_of
@@ -284,7 +283,7 @@ class FitUnderWay(Observer):
         if not step.is_done:
             return
         self._next = step.number + 1
-        self._totals.count(step)
+        self._totals.count(step.number, step.num_samples)
         if self._has_memory:
             self._memory.look()
         if step.is_skipped and not self._has_skipped:

@@ -16,6 +16,8 @@ first call of each model in a step is rehearsed, with nothing kept for a backwar
 from __future__ import annotations
 
 import copy
+import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -29,14 +31,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.step.loss import read_loss
 from unisono.runtime.held import Held, hashed
+from unisono.runtime.reach import Holder, reach
 from unisono.runtime.repeated import Orders, Seen, culprit, difference, what_goes_on
 from unisono.runtime.workers.context import context
 from unisono.runtime.world import World
-from unisono.training.kept_outside import WHOLE, look, metrics_put_back
 from unisono.training.run_context import RunContext
 from unisono.training.step import Step
 
 AT_FIRST, EVERY = 2, 1024  # steps
+_WHOLE = 32 << 20  # bytes of a tensor; of a larger one some are looked at
 _MUST = "the loss function and the model must depend on the shard alone, but"
 _IN_TIME = (
     "take the step from `unisono.progress()`, set a value in `on_step_begin`, return metrics in a "
@@ -71,10 +74,8 @@ class _Earlier(NamedTuple):
 class Rehearsals:
     """Rehearses passes of one loop. Final.
 
-    Args:
-        run: which is trained.
-        functions: the loss function, and what gives features where there is such a one.
-        reads_here: whether this process reads samples, which can be read again.
+    `functions` are the loss function, and what gives features where there is such a one. If the
+    process `reads_here`, samples can be read again.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Rehearsals:
             seen = {f"`{name}`": repr(number) for name, number in returned.numbers().items()}
             engine.passes.differentiate(returned, share)
             return seen | {
-                f"the gradient of `{name}`": hashed(parameter.grad, WHOLE)
+                f"the gradient of `{name}`": hashed(parameter.grad, _WHOLE)
                 for name, parameter in updated.items()
                 if parameter.grad is not None
             }
@@ -158,14 +159,10 @@ class Rehearsals:
         spare: Any,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Compute from copies, and compare.
+        """Compute from copies of `spare`, and compare.
 
-        Args:
-            name: of what is computed.
-            function: gives what it comes to.
-            restart: makes random numbers and buffers those before.
-            spare: what it is computed from, which stays as it is.
-            check: refuses what a pass must not do in words of its own.
+        `restart` makes random numbers and buffers those before, `check` refuses what a pass must
+        not do in words of its own.
         """
         before = self.look()
 
@@ -178,7 +175,7 @@ class Rehearsals:
         ) -> Seen:
             restart()
             seen: Seen = {}
-            with suppress(Exception), metrics_put_back(before), elsewhere or nullcontext():
+            with suppress(Exception), _metrics_put_back(before), elsewhere or nullcontext():
                 seen = compute()
             restart()
             return seen
@@ -241,13 +238,7 @@ class Rehearsals:
         self._rehearse(f"model {name}", call, restart, _spare((args, kwargs)))
 
     def _compare(self, once: Seen, first: Held, again: Rehearse) -> None:
-        """Refuse what goes on from one computation to the next, or differs in them.
-
-        Args:
-            once: what the first came to.
-            first: after it.
-            again: computes the same.
-        """
+        """Refuse what goes on from one computation to the next, or differs in them."""
         seen = again(as_another_worker(self._run.team.world))
         if way := what_goes_on(first, self.look, again):
             raise _goes_on(way, first)
@@ -268,18 +259,14 @@ class Rehearsals:
     def _check_reading(self, before: Held, batch: Any, spare: Any, read: Callable[[], Any]) -> None:
         """Refuse what passes have changed, if samples that are read then are others.
 
-        Args:
-            before: the passes.
-            batch: as they have left it.
-            spare: as they have got it.
-            read: reads it again.
+        They have got `spare`, and left `batch`.
         """
-        known = hashed(spare, WHOLE)
-        ways, is_in_place = before.written_in(self.look()), hashed(batch, WHOLE) != known
+        known = hashed(spare, _WHOLE)
+        ways, is_in_place = before.written_in(self.look()), hashed(batch, _WHOLE) != known
         if not (ways or is_in_place):
             return
-        told = hashed(read(), WHOLE)
-        if told == known or told != hashed(read(), WHOLE):
+        told = hashed(read(), _WHOLE)
+        if told == known or told != hashed(read(), _WHOLE):
             return
         if is_in_place:
             raise RuntimeError(
@@ -287,7 +274,7 @@ class Rehearsals:
                 f"`collate_fn` or `__getitem__` gives out its own memory: clone the tensors there, "
                 f"or write `x = x - mean` in place of `x -= mean`."
             )
-        way = culprit(ways, before, self.look(), lambda: hashed(read(), WHOLE) == known)
+        way = culprit(ways, before, self.look(), lambda: hashed(read(), _WHOLE) == known)
         raise RuntimeError(
             f"{_MUST} they change `{way}`, which the data set reads, and each worker computes "
             f"others: {_OF_SAMPLES}"
@@ -300,8 +287,17 @@ class Rehearsals:
         return run.options.exact or run.device.is_host
 
     def look(self) -> Held:
-        """Look at what the program keeps now."""
-        return look(self._model, self._functions)
+        """Look at what the program keeps now, beside the model's parameters and buffers."""
+        model = self._model
+        own = set(map(id, itertools.chain(model.parameters(), model.buffers(), model.modules())))
+        named = zip(("loss", "embed"), map(_programs, self._functions), strict=False)
+        held = Held(reach({"model": model, **dict(named)}).holders, own, at_most=_WHOLE)
+        for way, value in held.others.items():
+            if isinstance(value, nn.Module) and not _is_metric(value):  # such as a teacher
+                for part, parameter in value.named_parameters():
+                    if id(parameter) not in own:
+                        held.note(Holder(way, lambda: iter(())), f".{part}", parameter)
+        return held
 
 
 def _goes_on(way: str, held: Held) -> RuntimeError:
@@ -315,7 +311,7 @@ def _goes_on(way: str, held: Held) -> RuntimeError:
 def _leaves_of(found: Any) -> Seen:
     """Give the tensors that a function has returned."""
     tree = dict(found) if isinstance(found, Mapping) else found
-    return {f"result {at}": hashed(leaf, WHOLE) for at, leaf in enumerate(_tensors_in(tree))}
+    return {f"result {at}": hashed(leaf, _WHOLE) for at, leaf in enumerate(_tensors_in(tree))}
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -361,3 +357,35 @@ def _copied(leaf: Any) -> Any:
         return leaf.detach().clone()
     flat = leaf.detach().as_strided((spanned,), (1,)).clone()
     return flat.as_strided(leaf.shape, leaf.stride())
+
+
+@contextmanager
+def _metrics_put_back(held: Held) -> Iterator[None]:
+    """Have objects of torchmetrics count nothing within a block."""
+    found = [value for value in held.others.values() if _is_metric(value)]
+    each = [of.values() if isinstance(of, nn.ModuleDict) else [of] for of in found]
+    before = [
+        (metric, name, copy.deepcopy(getattr(metric, name)))
+        for metric in itertools.chain(*each)
+        if hasattr(metric, "_defaults")
+        for name in [*metric._defaults, "_update_count", "_computed"]
+    ]
+    try:
+        yield
+    finally:
+        for metric, name, value in before:
+            setattr(metric, name, value)
+
+
+def _is_metric(value: Any) -> bool:
+    return type(value).__module__.startswith("torchmetrics.")
+
+
+def _programs(function: Any) -> Any:
+    """Give the program's own function, which ours may be around."""
+
+    def is_own(function: Any) -> bool:
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        return not module.startswith("unisono.")
+
+    return inspect.unwrap(function, stop=is_own)

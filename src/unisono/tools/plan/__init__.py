@@ -6,5 +6,4 @@
       measured_steps   runs some steps of the program on each number of workers   (processes)
         timed_program    in each process: notes what its steps take               (hooks)
       efficiency       times → speed-up, where the rest of it goes; several hosts (decision)
-      plan_table       all of it, in a terminal or as JSON
 """

@@ -26,10 +26,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from unisono.tools.report.run_progress import RunProgress
-from unisono.training.events.events import PHASES, Evaluation, Event, Mark, StepDone, mark_of
+from unisono.tools.report.run_progress import Mark, RunProgress, mark_of
+from unisono.training.events.events import PHASES, Evaluation, Event, Slowdown, StepDone
 from unisono.training.events.follow import EventReader, events_file
-from unisono.training.events.slowdown import Slowdown
 
 
 @dataclass(slots=True)

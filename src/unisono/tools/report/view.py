@@ -22,11 +22,12 @@ from unisono.training.events.events import (
     Event,
     Failure,
     Interrupted,
+    Slowdown,
+    SlowdownCause,
     Start,
     StepDone,
     Workers,
 )
-from unisono.training.events.slowdown import Slowdown, SlowdownCause
 
 RECENT_STEPS = 100
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker

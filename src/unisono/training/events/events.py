@@ -9,11 +9,14 @@ Types of fields: each says what a value must be, and how it is checked.
 A type is annotated with its reader, which takes what a line has under a name (None where it has
 nothing) and returns a value of the type, or raises ValueError and says what is wrong. ``events.py``
 describes events with these types.
+
+And one thing that makes steps slower than they could be, as it is found in their times.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -21,7 +24,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
-from unisono.runtime.notices import plural
+from unisono.runtime.notices import percent
 
 MAX_NUMBER = 2**53  # beyond it a JSON reader may not tell neighbours apart
 MAX_RANKS = 4096
@@ -332,38 +335,32 @@ def read_event(line: bytes) -> Event | None:
     return _EVENTS[name](*values)
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Something that happened once, at a step."""
+class SlowdownCause(enum.Enum):
+    """What costs time."""
 
-    step: int
-    time_unix_s: float
-    text: str
-
-
-def mark_of(event: Event) -> Mark | None:
-    """Return what an event tells of that happens once; None of what is usual."""
-    said = _said(event)
-    return None if said is None else Mark(event.step, event.time_unix_s, said)
+    WORKER = "slow worker"
+    UNEVEN = "uneven shards"
+    LOADING = "loading"
+    BETWEEN = "between steps"
+    BUSY = "busy machine"
 
 
-def _said(event: Event) -> str | None:
-    match event:
-        case Start(step=step, world_size=world_size) if step > 0:
-            workers = f" on {plural(world_size, 'worker')}" if world_size else ""
-            return f"started again at step {step}{workers}"
-        case Workers():
-            return event.in_words
-        case WentBack(step=step, from_step=None):
-            return f"went back to step {step}"
-        case WentBack(step=step, from_step=int(from_step)):
-            words = f"went back to step {step} from step {from_step}"
-            return f"{words}: {from_step - step} came again, with the same result"
-        case Interrupted():
-            return f"interrupted {event.in_words}"
-        case Failure(rank=rank):
-            whose = "" if rank is None else f"worker {rank}: "
-            return f"{whose}{event.in_words}"
-        case End(step=step, stopped_early=True):
-            return f"stopped early after {step} steps"
-    return None
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """One thing that costs time."""
+
+    cause: SlowdownCause
+    cost: float  # of the steps' time
+    sentence: str
+    remedy: str  # what to do
+    rank: int | None = None  # of the worker that it is about; None: no single one
+
+    @property
+    def line(self) -> str:
+        """All of it."""
+        return f"{self.sentence}{self.costs}: {self.remedy}"
+
+    @property
+    def costs(self) -> str:
+        """What it costs, to stand behind the sentence."""
+        return f", which costs {percent(self.cost)} of the time"

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from unisono.runtime.notices import duration
-from unisono.training.events.slowdown import Slowdown, SlowdownCause
+from unisono.training.events.events import Slowdown, SlowdownCause
 from unisono.training.events.step_sample import Seconds, StepSample, StepWindow, sample_of
 
 COSTS = 0.05  # of the steps' time: less is not worth telling
