@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from unisono.tools.plan.efficiency import CAUSES, efficiencies, on_hosts
-from unisono.tools.plan.measured_steps import Measured, Seconds, timed_steps, without_pauses
+from unisono.tools.plan.measured_steps import Measured, timed_steps
+from unisono.training.events.step_sample import Seconds, without_pauses
 
 
 def told(*own_s: float, exchange_s: float = 0.0, updating_s: float = 0.0) -> Seconds:

@@ -19,10 +19,6 @@ _NAMED_AT_MOST = 8
 class Collator:
     """Makes batches, and seeds generators for what is read. Final; see :func:`fetch.fetcher`.
 
-    Args:
-        dataset: may have generators of its own, as `collate_fn` may.
-        length: of the dataset.
-
     Attributes:
         own: those generators.
         is_programs: whether batches are made by the program.
@@ -40,8 +36,6 @@ class Collator:
         """Seed every generator for a sample, or for several, of which this is the first.
 
         Args:
-            what: ``"sample"``, ``"samples"``, ``"collate"`` or ``"stream"``.
-            epoch: of the run.
             number: the sample's, below the dataset's length.
             repeat: how often the sample came before in the epoch.
         """

@@ -185,13 +185,7 @@ def _without_last(reading: Reading) -> Reading:
 
 
 class _Kept:
-    """The first indices of an epoch's order. Final.
-
-    Args:
-        length: of the dataset.
-        kept: how many are given.
-        shuffles: whether each epoch has an order of its own.
-    """
+    """The first indices of an epoch's order. Final."""
 
     __name__ = "drop_last"
 

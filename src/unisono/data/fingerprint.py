@@ -47,9 +47,6 @@ def fingerprint_of_data(
     """Look at a data set; gives what must not differ between workers, where both know it, by name.
 
     Args:
-        dataset: as for training.
-        length: how many samples it has.
-        seed: the run's.
         stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
         epoch: in which the loop will read.
         in_fork: read samples in a loader process, as the loop will.

@@ -48,7 +48,6 @@ def progress_at(
     """Give what says for each place where the run is when it comes there.
 
     Args:
-        plan: which samples are computed where.
         first: the step at the first batch of epoch 0, if all epochs were like those of the plan.
         done: steps and epochs that are done, if the loop does not train.
         in_order: whether samples are those of a stream, of which processes read also those of
@@ -68,14 +67,7 @@ def progress_at(
 def upcoming(
     plan: SamplePlan, shards: Sequence[int], start: ShardPosition, num_batches: int
 ) -> Iterator[ShardPosition]:
-    """List what a worker computes from `start` on, shards without samples left out.
-
-    Args:
-        plan: which samples are computed where.
-        shards: those that the worker computes in every step, in order.
-        start: the first place.
-        num_batches: see :class:`Loader`.
-    """
+    """List what a worker computes from `start` on, shards without samples left out."""
     first = start.epoch * plan.steps_per_epoch + start.batch
     places = (
         ShardPosition(*divmod(number, plan.steps_per_epoch), shard)
@@ -87,13 +79,7 @@ def upcoming(
 
 
 class EarlyBatch:
-    """A batch that is taken and copied before it is asked for. Final.
-
-    Args:
-        place: which.
-        device: where it is copied to.
-        take: gives it; what that raises is kept.
-    """
+    """A batch that is taken and copied before it is asked for. Final."""
 
     def __init__(self, place: ShardPosition, device: Device, take: Callable[[], Any]) -> None:
         self.place = place
@@ -120,16 +106,10 @@ class Loader:
     """Gives out batches; ends its processes when its block ends. Final.
 
     Args:
-        fetch: reads.
-        plan: which samples are computed where.
         num_processes: how many prefetch; 0: the worker reads for itself.
         num_batches: how many global batches the run has in total.
-        device: where batches are given out.
         progress: says where the run is when it comes to a place, for :func:`unisono.progress`.
         pin_memory: give batches for the CPU out in pinned memory, where there is a GPU.
-
-    Attributes:
-        copies_early: whether :meth:`take_early` may have something to do.
     """
 
     def __init__(
@@ -156,11 +136,7 @@ class Loader:
         self.copies_early = num_processes > 0 and not device.is_host
 
     def batch(self, place: ShardPosition, shards: Sequence[int]) -> Any:
-        """Give the batch of a place that has samples.
-
-        Args:
-            place: which.
-            shards: those that this worker computes in every step, in order.
+        """Give the batch of a place that has samples; `shards` are those of this worker in order.
 
         Raises:
             LoadingError: a sample cannot be read, or a loader process has died.

@@ -52,11 +52,7 @@ _OTHERS = (
 
 
 class SecondReading:
-    """Looks at the samples of one process in one loop. Final.
-
-    Args:
-        collator: seeds for them.
-    """
+    """Looks at the samples of one process in one loop. Final."""
 
     def __init__(self, collator: Collator) -> None:
         self._collator = collator
@@ -102,8 +98,6 @@ class SecondReading:
         """Say what is not the same when a sample is read again; empty if all is.
 
         Args:
-            before: the first reading.
-            once: what that has come to.
             reading: reads once more, with other seeds for another number.
         """
         first = self._held()

@@ -37,8 +37,6 @@ class StreamPass:
     Args:
         dataset: an iterable; its method ``set_epoch``, if it has one, is called before each epoch.
         length: how many samples the whole stream gives each time.
-        collator: seeds generators.
-        shard: which part.
         num_shards: of how many; 1: it is the whole.
     """
 
@@ -135,11 +133,7 @@ class StreamReader:
     """A `Fetch` for streams. Final.
 
     Args:
-        dataset: see :class:`StreamPass`.
-        length: how many samples it gives each time.
-        batch_size: of the global batches.
         shards: S, the parts of each.
-        collator: makes batches.
     """
 
     def __init__(

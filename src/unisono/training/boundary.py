@@ -59,12 +59,6 @@ class BoundaryTasks(enum.IntFlag):
 class Boundary:
     """The place between two steps of one loop. Final.
 
-    Args:
-        run: whose loop it is.
-        engine: computes its steps.
-        plan: which samples are computed where.
-        interrupts: what ends the run where workers hear signals.
-
     Attributes:
         run, engine: as above.
         is_between_steps: no step is under way.
@@ -319,12 +313,7 @@ class Boundary:
 
 
 class OpenLoop:
-    """One loop, under way within a block, however that ends. Final.
-
-    Args:
-        recovers: whether lost workers are made up for.
-        has_directory: whether its run has checkpoints.
-    """
+    """One loop, under way within a block, however that ends. Final."""
 
     def __init__(self, *, recovers: bool, has_directory: bool) -> None:
         self._loops = per_process(_Loops).under_way

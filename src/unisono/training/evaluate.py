@@ -38,8 +38,6 @@ class Passes:
     """Passes without training, computed as a trainer computes its own. Final.
 
     Args:
-        run: the trainer's.
-        computing: how it computes.
         loss, embed: the program's functions; `embed` where the loss is one of the whole batch.
 
     Attributes:
@@ -104,9 +102,6 @@ def evaluate(
     """Average the loss over a dataset, and compute metrics; see :meth:`Trainer.evaluate`.
 
     Without a loss, metrics alone.
-
-    Raises:
-        MismatchError: the workers do not evaluate the same.
     """
     model = sweep.model
     sweep.agree("evaluate", **{"`metrics`": metrics.facts if metrics else None})

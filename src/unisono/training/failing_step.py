@@ -63,13 +63,7 @@ class Cause(NamedTuple):
 
 
 class Explanation:
-    """Explains why one step fails. Final.
-
-    Args:
-        run: of the step.
-        number: the step's.
-        indices: gives the samples of a shard, by their numbers in the dataset.
-    """
+    """Explains why one step fails. Final."""
 
     def __init__(
         self, run: RunContext, number: int, indices: Callable[[int], Sequence[int]]
@@ -189,12 +183,7 @@ def failing_shard(engine: StepEngine) -> int | None:
 def explained(
     error: NonFiniteLossError, causes: Sequence[Cause], order: Iterable[str]
 ) -> NonFiniteLossError:
-    """Make of an error one that says where it comes from, as far as any worker knows.
-
-    Args:
-        causes: what workers know.
-        order: the parameters' names in the model.
-    """
+    """Make of an error one that says where it comes from, as far as any worker knows."""
     named = dict.fromkeys(name for cause in causes for name in cause.parameters)
     names = [name for name in order if name in named]
     names += [name for name in named if name not in names]
@@ -297,12 +286,7 @@ def is_refusal(error: BaseException) -> bool:
 
 @contextmanager
 def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
-    """Raise :class:`NondeterministicError` for what torch refuses in forward passes in a block.
-
-    Args:
-        model: which computes.
-        is_needed: whether torch is to choose deterministic kernels and refuse what has none.
-    """
+    """Raise :class:`NondeterministicError` for what torch refuses in forward passes in a block."""
     try:
         yield
     except RuntimeError as error:

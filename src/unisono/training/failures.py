@@ -49,7 +49,6 @@ def heard_by_all(
     Args:
         hear: has those workers call a function, and gives what it has returned on each.
         act: does it; gives plain JSON.
-        rank: this worker's.
     """
     caught: Exception | None = None
 
@@ -72,10 +71,6 @@ def note_place(error: BaseException, place: str) -> None:
     """Have an exception say where it was raised, below its own words.
 
     What Unisono refuses says so itself, and what ends a program has no place.
-
-    Args:
-        error: the exception.
-        place: such as ``in step 3``.
     """
     if isinstance(error, Exception) and not _is_refusal(error):
         error.add_note(f"This was {place}.")

@@ -128,11 +128,7 @@ def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 @contextmanager
 def single_samples_refused(model: nn.Module, plan: LoopPlan, position: Position) -> Iterator[None]:
-    """Refuse, in the first pass over each BatchNorm, what would fail in a later one.
-
-    Args:
-        position: where the loop begins.
-    """
+    """Refuse, in the first pass over each BatchNorm, what would fail in a later one."""
     with ExitStack() as stack:
         if not is_compiled(model) and (where := _where(plan, position)):
             for module in model.modules():

@@ -45,17 +45,7 @@ _NOBODY = Membership((), leader=-1, generation=-1)
 
 
 class FitUnderWay(Observer):
-    """A :class:`Fit`, and the run's observer. Final; for one call.
-
-    Args:
-        run: which is trained.
-        plan: what its loop goes over.
-        loss: the loss function.
-        embed: what gives features, where the loss is one of the whole batch; else None.
-        callbacks: the one that shows progress among them.
-        validation: what is validated, and when.
-        schedule: of learning rates.
-    """
+    """A :class:`Fit`, and the run's observer. Final; for one call."""
 
     def __init__(
         self,

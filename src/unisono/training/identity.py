@@ -71,9 +71,6 @@ def identity(
     """Say what fixes a run's bits.
 
     Args:
-        plan: which samples are computed where.
-        fixed: what the run adds.
-        device: where this worker computes.
         is_kept: whether it is compared later, so that some milliseconds for a fingerprint of the
             device are well spent.
     """
@@ -303,11 +300,7 @@ def _draws(device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def environment_facts(device: Device) -> dict[str, Any]:
-    """Say where this process runs, as JSON: command, folder, host, versions, machine.
-
-    Args:
-        device: where it computes; told of where it has a memory of its own.
-    """
+    """Say where this process runs, as JSON: command, folder, host, versions, machine."""
     uname = platform.uname()
     return {
         "command": [masked(word) for word in _command()],

@@ -61,8 +61,6 @@ def begin_loop(
     """Begin a loop; see :meth:`unisono.Run.steps`.
 
     Args:
-        run: whose it is.
-        plan: what it goes over.
         observer: follows the run from here on; None: whoever did before.
         loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
         functions: all of the program's that run in passes, as far as known.
@@ -104,11 +102,6 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     """Give the steps of one loop, one after the other.
 
     Collective: every rank calls it and uses every step, in the same order.
-
-    Args:
-        run: which has been started, see :func:`unisono.training.start.start`.
-        plan: what the loop goes over.
-        fetch: reads batches.
     """
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
@@ -169,8 +162,6 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
     """Share the model among the workers, with generators and threads put back after. Collective.
 
     Args:
-        run: which trains.
-        plan: what the loop goes over.
         live: how this worker joins a loop that the others are in; None: it begins with them.
     """
     kept = run.kept
@@ -209,11 +200,6 @@ def _entered(
     """Bind the model, and be where the others are. Collective.
 
     On several hosts all do so again if somebody is lost meanwhile.
-
-    Args:
-        run, plan, live: see :func:`_under_way`.
-        timers: of the loop's steps.
-        stack: takes back what this has done.
     """
     while True:
         with ExitStack() as bound:

@@ -90,11 +90,6 @@ class Metrics:
     def finish(self, shards: Mapping[int, States], plan: SamplePlan, team: Team) -> dict[str, Any]:
         """Compute the results for the whole dataset. Collective.
 
-        Args:
-            shards: by shard, the states of those that have samples.
-            plan: of the dataset.
-            team: the workers.
-
         Returns:
             By name, a number, or a list where there are several.
 
@@ -165,11 +160,7 @@ class ShardMetrics:
             self._collection.update(*parts, **named)
 
     def states(self) -> States:
-        """Give what the metrics hold.
-
-        Raises:
-            TypeError: a state holds something else than tensors.
-        """
+        """Give what the metrics hold."""
         rows = {name: MetricState(parts, True) for name, parts in self._rows.items()}
         return ({_PATH: rows} if rows else {}) | {
             path: {
@@ -344,8 +335,6 @@ def merged(
 
     Args:
         shards: by shard, the states of those that have samples; not empty.
-        reductions: what is done with each state.
-        plan: of the dataset, without shuffling.
 
     Returns:
         By name, a tensor or a list of tensors.

@@ -111,13 +111,7 @@ EVERY_S = 0.1
 
 
 class MemoryWatch:
-    """Tells the others what this worker takes of its device, ten times a second at most. Final.
-
-    Args:
-        device: which; nothing is told of the CPU.
-        team: the workers.
-        clock: seconds.
-    """
+    """Tells the others what this worker takes of its device, ten times a second at most. Final."""
 
     def __init__(
         self, device: Device, team: Team, clock: Callable[[], float] = perf_counter

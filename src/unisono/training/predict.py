@@ -52,12 +52,7 @@ Said = dict[str, Any]
 
 
 class Predictor:
-    """One prediction. Final.
-
-    Args:
-        sweep: the pass.
-        forward, path: see :meth:`Trainer.predict`.
-    """
+    """One prediction. Final."""
 
     def __init__(self, sweep: Sweep, forward: Forward, path: Path | None) -> None:
         self._sweep, self._forward, self._team = sweep, forward, sweep.team
@@ -177,10 +172,6 @@ class Predictor:
         """Have one worker of each host do something for its file; gives what this host's has said.
 
         Collective. The key, which all hosts use, is that of the first.
-
-        Raises:
-            OSError: the file could not be written.
-            Exception: what else a leader has raised.
         """
 
         def attempt() -> Any:

@@ -58,10 +58,6 @@ def put_together(form: str, output: Output) -> Any:
 def taken_apart(output: Any, num_samples: int) -> Output:
     """Take a model's output apart.
 
-    Args:
-        output: a tensor, or a tuple, list or dict of tensors, one row a sample in each.
-        num_samples: how many samples the model was given.
-
     Raises:
         TypeError: it is nothing of that kind.
         ValueError: a tensor has another number of rows, or a name that no file can hold.
@@ -132,10 +128,6 @@ class Rows:
         fd: of the file; it may be closed afterwards.
         header: what it begins with, or is to.
         names: the tensors', in the order of the model's output.
-        is_private: whether what is written stays in this process.
-
-    Attributes:
-        tensors: by name, a row for each sample.
     """
 
     def __init__(self, fd: int, header: bytes, names: Sequence[str], *, is_private: bool) -> None:
@@ -170,11 +162,7 @@ class Rows:
         self.write(indices, {name: found[name] for name in self.tensors})
 
     def check(self, output: Output) -> None:
-        """Refuse an output that does not fit.
-
-        Raises:
-            ValueError: it differs from what the first batch had.
-        """
+        """Refuse an output that does not fit."""
         if _kinds(output) != self._kinds:
             raise ValueError(
                 f"predictions must have the same names, dtypes and shapes for every batch, but "
@@ -199,11 +187,7 @@ class LateRows:
         self._host: dict[str, torch.Tensor] = {}
 
     def write(self, indices: torch.Tensor, output: Output) -> None:
-        """Write the rows of some samples, at the latest when :meth:`finish` is called.
-
-        Raises:
-            ValueError: they differ from what the first batch had.
-        """
+        """Write the rows of some samples, at the latest when :meth:`finish` is called."""
         self._rows.check(output)
         self.finish()
         if not all(self._device.has(tensor) for tensor in output.values()) or self._device.is_host:
@@ -240,11 +224,8 @@ def share_rows(
     """Give every host the rows of all others. Collective: every rank calls it.
 
     Args:
-        rows: of this host, whose own are there.
-        team: the workers.
         host_of: for each shard, the host whose workers have computed it.
         order: the samples in the order in which shards take them; shape (samples,).
-        chunk: how many bytes a host sends at a time.
     """
     if len(team.hosts) == 1:
         return

@@ -160,11 +160,7 @@ def settle_directory(run: RunContext) -> None:
 
 
 def newest_common(held: Sequence[HostCheckpoints]) -> int | None:
-    """Find the newest checkpoint that all hosts have with the same contents; None: there is none.
-
-    Args:
-        held: what each host has.
-    """
+    """Find the newest checkpoint that all hosts have with the same contents; None: none."""
     common = set.intersection(*(set(one.items()) for one in held))
     return max((step for step, _ in common), default=None)
 

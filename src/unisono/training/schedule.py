@@ -37,10 +37,6 @@ KEY = "schedule"
 class ScheduleUnderWay:
     """A run's schedule, or none. Final.
 
-    Args:
-        schedule: torch's, and when it steps; None: rates stay.
-        optimizer: the run's.
-
     Raises:
         ValueError: it belongs to another optimizer.
     """
@@ -77,9 +73,6 @@ class ScheduleUnderWay:
 
     def check(self, num_steps: int, num_epochs: int) -> str:
         """Look ahead, before the steps of a loop: does the schedule last, and what does it count?
-
-        Args:
-            num_steps, num_epochs: that are to come.
 
         Returns:
             What is likely wrong, in a line; or nothing.
@@ -159,7 +152,6 @@ class Validation:
     """The validations of one call of ``fit``; none without a dataset. Final.
 
     Args:
-        run: which is validated.
         compute: finds the means; None: nothing is validated.
         every: how often, in steps or epochs.
 

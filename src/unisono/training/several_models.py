@@ -188,8 +188,6 @@ def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> 
     """Have a loss or a forward function go over the devices of a split model.
 
     Args:
-        model: the one that is trained; if it is not split, nothing changes.
-        compute: what is to be computed: layers, and what is done with their outputs.
         to_first: whether what it returns comes to the first device.
     """
     split = split_of(model)

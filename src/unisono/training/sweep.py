@@ -51,11 +51,8 @@ class Sweep:
     """One pass of all workers. Final.
 
     Args:
-        run: whose workers they are.
-        name: of the trainer's method.
         loop: goes over the dataset once, without shuffling.
         model: in whatever mode; it computes in ``eval()`` mode. None: the one that is trained.
-        functions: of the program, that run in the pass.
     """
 
     def __init__(
@@ -87,10 +84,6 @@ class Sweep:
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
-
-        Args:
-            purpose: what for, as for :meth:`Team.meet`.
-            more: what else must not differ, by name.
 
         Raises:
             MismatchError: they do not.
@@ -167,10 +160,6 @@ class Sweep:
         """Compute every shard on some worker; those of a lost one once more on the others.
 
         Collective: every rank calls it.
-
-        Args:
-            compute: takes shards to what the others are to hear of each.
-            purpose: what for, as for :meth:`Team.meet`.
 
         Returns:
             What was said of each shard, the same on every worker.

@@ -190,9 +190,7 @@ def rows_of_batch(
     """Bring together what all shards have per sample. Collective.
 
     Args:
-        whole: the global batch.
         mine: by shard that this worker has computed, rows by name.
-        team: the workers.
         device: where the rows of all are to be.
 
     Returns:

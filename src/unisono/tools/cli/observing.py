@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -116,8 +117,6 @@ def plan(
       2     steps could not be timed, or the command line was wrong
       130   Ctrl-C; 143 SIGTERM
     """
-    from pathlib import Path
-
     from rich.console import Console
 
     from unisono.runtime.launch.placement import Machine, place_workers
@@ -223,8 +222,6 @@ def verify(
       2     could not be verified, or the command line was wrong
       130   Ctrl-C; 143 SIGTERM
     """
-    from pathlib import Path
-
     from rich.console import Console
 
     from unisono.runtime.notices import say

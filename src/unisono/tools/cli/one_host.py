@@ -49,9 +49,6 @@ def main(arguments: Sequence[str]) -> None:
 def sizes_of_hosts(told: Sequence[tuple[int, int]]) -> list[int]:
     """Order numbers of workers by host.
 
-    Args:
-        told: what each host has said of itself, in any order: its number, and how many workers.
-
     Raises:
         RendezvousError: two have come with one number.
     """

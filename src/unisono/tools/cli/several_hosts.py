@@ -163,11 +163,7 @@ def _listens_at(host: str, address: str) -> str:
 
 
 def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
-    """See that the rendezvous is on host 0, or wait until it is there; torch would hear no signal.
-
-    Raises:
-        RendezvousError: it is not.
-    """
+    """See that the rendezvous is there, or wait until it is; torch would hear no signal."""
     (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
     if hosts.node_rank == 0:
         _check_reached(where, int(port))

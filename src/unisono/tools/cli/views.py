@@ -106,8 +106,6 @@ def _process_of(target: str) -> int:
     Raises:
         ValueError: there is no such folder, or no run is under way in it.
     """
-    from pathlib import Path
-
     from unisono.runtime.checkpoint.directory_lock import holder_of
     from unisono.training.events.follow import run_folder
 

@@ -31,11 +31,7 @@ _LOOK_S = 0.2
 
 
 def machine_probes(root: Path) -> dict[str, Callable[[], Iterable[Finding]]]:
-    """Give the checks of the machine, by name.
-
-    Args:
-        root: of control groups and of /dev/shm.
-    """
+    """Give the checks of the machine, by name."""
     num_cores, num_all = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     files, shared = resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(root / "dev/shm")
     return {
@@ -81,7 +77,6 @@ def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
     """Judge how many cores there are for workers.
 
     Args:
-        num_all: of the machine.
         num_usable: those that this process may run on.
         quota: whose time its container gets; None: no limit.
     """
@@ -105,7 +100,6 @@ def judge_memory(found: Any, container_left: int | None) -> Finding:
 
     Args:
         found: psutil's, with `total` and `available`, in bytes.
-        container_left: what its container leaves; None: no limit.
     """
     room, said = found.available, f"{size(found.total)}, {size(found.available)} of it available"
     if container_left is not None and container_left < room:
@@ -178,8 +172,6 @@ def judge_settings(
     """Judge the variables of an environment.
 
     Args:
-        environ: the variables.
-        interfaces: of the network, by name.
         gpus: the unique names of those that the driver knows.
     """
     found = [
@@ -246,11 +238,7 @@ def _of_ranks(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def examine(environ: Mapping[str, str]) -> list[Finding]:
-    """Examine this machine.
-
-    Args:
-        environ: the variables that training would have.
-    """
+    """Examine this machine."""
     gpus, interfaces = gpus_of_driver(), list(psutil.net_if_addrs())
     probes = {
         "torch": lambda: torch_and_gpus(environ, gpus),

@@ -27,12 +27,7 @@ class TorchFailedError(Exception):
 
 
 def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> Iterator[Finding]:
-    """Examine torch, and GPUs.
-
-    Args:
-        environ: the variables that training would have.
-        known: the GPUs that NVIDIA's driver knows.
-    """
+    """Examine torch, and GPUs."""
     facts: dict[str, Any] = {}
     try:
         facts = facts_in_child(environ)
@@ -64,12 +59,7 @@ def facts_in_child(environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) ->
 
 
 def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Finding:
-    """Judge a torch.
-
-    Args:
-        facts: what it says of itself.
-        num_gpus: how many the driver knows.
-    """
+    """Judge a torch."""
     version, built = facts["version"], facts["built_for"]
     said = f"torch {version}, built for {built}"
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
@@ -87,7 +77,6 @@ def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator
 
     Args:
         facts: what torch says of itself; empty: nothing.
-        known: those of the driver.
     """
     if not known:
         said = "No GPU: NVIDIA's driver knows of none here. Workers compute on the CPU."

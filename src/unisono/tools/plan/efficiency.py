@@ -131,11 +131,6 @@ class OnHosts:
 def on_hosts(measured: Measured, num_hosts: int, bandwidth: float) -> OnHosts:
     """Compute a step of several hosts, each with the most workers that were timed and that fit.
 
-    Args:
-        measured: on this host.
-        num_hosts: H, at least 2.
-        bandwidth: as in :class:`OnHosts`.
-
     Raises:
         ValueError: there are fewer shards than hosts.
     """

@@ -7,18 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from unisono.engine.step.records import Phase
+from unisono.runtime.notices import plural
 from unisono.tools.verify.reading import RawTrace
 from unisono.tools.verify.recorder import Limits
 from unisono.tools.verify.trials import Program, Trial, trials_of
+from unisono.training.events.step_sample import Seconds, without_pauses
 
 _TURNS = 2
 _STEPS_AT_LEAST = 4
-_PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begins so late
-
-Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +59,8 @@ def measure_steps(
     """Time steps of a program on each number of workers, as far as there are shards for them.
 
     Args:
-        program: what to run.
         counts: on how many workers, ascending from 1.
         limits: for how long steps are timed, each time, and how a worker computes.
-        environ: the variables that the program gets.
-        say: shows a line about what is under way.
 
     Raises:
         ValueError: the program does not train with Unisono, fails, or takes too few steps.
@@ -79,8 +74,7 @@ def measure_steps(
         for turn in range(_TURNS):
             for count in counts:
                 if count <= facts.get("num_shards", count):
-                    workers = "1 worker" if count == 1 else f"{count} workers"
-                    say(f"timing steps on {workers}{', again' * bool(turn)}")
+                    say(f"timing steps on {plural(count, 'worker')}{', again' * bool(turn)}")
                     facts, times = _timed(trials.run(count, f"on-{count}-{turn}"))
                     found.setdefault(count, []).append(times)
     return Measured(**facts, steps=tuple(timed_steps(found[count]) for count in sorted(found)))
@@ -125,13 +119,6 @@ def _timed(trial: Trial) -> tuple[dict[str, Any], Seconds]:
             "or use a smaller `batch_size`."
         )
     return facts, without_pauses(np.array(common))
-
-
-def without_pauses(times: Seconds) -> Seconds:
-    """Leave out steps before which there was more than usual, as an evaluation."""
-    latest_s = times[..., 0].max(axis=1)
-    kept: Seconds = times[latest_s <= _PAUSE * np.median(latest_s) + _PAUSE_S]
-    return kept
 
 
 def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list[Any]]]:

@@ -26,11 +26,7 @@ _OF_OTHERS_AT_MOST = 20  # steps of an optimizer before anything of Unisono is s
 
 
 class StepTimes:
-    """What a worker notes of its steps. Final.
-
-    Args:
-        recorder: writes it down in the end, and ends the program.
-    """
+    """What a worker notes of its steps. Final."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -42,40 +42,6 @@ def series_colour(number: int) -> str:
     return f"var(--s{number % SERIES_COLOURS})"
 
 
-def curve_trace(
-    xs: Sequence[float],
-    ys: Sequence[float | None],
-    label: str,
-    colour: str,
-    *,
-    width: float = 1.8,
-    num_dots: int = 30,
-    **change: Any,
-) -> dict[str, Any]:
-    """Return the trace of a curve over steps, with a dot for each value where there are few.
-
-    Args:
-        xs: the steps.
-        ys: the values.
-        label: what they are.
-        colour: its colour.
-        width: of the line, in pixels.
-        num_dots: so many values are few.
-        change: what is otherwise, in plotly's words.
-    """
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(xs) <= num_dots else "lines",
-        "x": xs,
-        "y": ys,
-        "line": {"color": colour, "width": width},
-        "marker": {"size": 5},
-        "hovertemplate": f"step %{{x:,.0f}}<br>{in_plot(label)}: %{{y:.5g}}<extra></extra>",
-        "name": in_plot(label),
-        **change,
-    }
-
-
 def small(found: Any) -> Any:
     """Give the same with six digits of each number, and null for what JSON has no number for."""
     if isinstance(found, float):
@@ -125,10 +91,33 @@ def _single(title: str, series: Series, *, from_zero: bool = False) -> Figure:
     return Figure(title, _note(series), data, over_steps(data, from_zero=from_zero), 260)
 
 
-def series_trace(series: Series, label: str, colour: str, **change: Any) -> dict[str, Any]:
-    """Return the trace of a series; ``change`` is as for :func:`curve_trace`."""
-    steps, means = [v.middle_step for v in series.values], [v.mean for v in series.values]
-    return curve_trace(steps, means, label, colour, **change)
+def series_trace(
+    series: Series,
+    label: str,
+    colour: str,
+    *,
+    width: float = 1.8,
+    num_dots: int = 30,
+    **change: Any,
+) -> dict[str, Any]:
+    """Return the trace of a series over steps, with a dot for each value where there are few.
+
+    Args:
+        num_dots: so many values are few.
+        change: what is otherwise, in plotly's words.
+    """
+    steps = [one.middle_step for one in series.values]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(steps) <= num_dots else "lines",
+        "x": steps,
+        "y": [one.mean for one in series.values],
+        "line": {"color": colour, "width": width},
+        "marker": {"size": 5},
+        "hovertemplate": f"step %{{x:,.0f}}<br>{in_plot(label)}: %{{y:.5g}}<extra></extra>",
+        "name": in_plot(label),
+        **change,
+    }
 
 
 def _note(series: Series) -> str:
@@ -211,7 +200,6 @@ def _bars(phase: str, hover: str, **rest: Any) -> dict[str, Any]:
     """Return a trace of bars, all of one phase.
 
     Args:
-        phase: which.
         hover: the text of a bar under the pointer, as plotly's template.
         rest: where the bars are, in plotly's words.
     """

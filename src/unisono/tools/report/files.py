@@ -36,13 +36,6 @@ def write_report(
 ) -> Path:
     """Write the report of a run.
 
-    Args:
-        directory: the run's folder.
-        output: the page; `report.html` in the folder if None.
-
-    Returns:
-        Where it is.
-
     Raises:
         ValueError: the folder is no run's, the page cannot be written, or plotly is missing.
         DataFormatError: the run was written by a newer version.
@@ -55,9 +48,6 @@ def write_comparison(
     directories: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]
 ) -> Path:
     """Write a page that draws several runs together.
-
-    Returns:
-        Where it is.
 
     Raises:
         ValueError: there are too few or too many runs, a folder is no run's, the page cannot be
@@ -82,9 +72,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def write_page(path: str | os.PathLike[str], page: str) -> Path:
     """Write a page, whole or not at all.
-
-    Returns:
-        Where it is.
 
     Raises:
         ValueError: the name is none of a page, or the file cannot be written.

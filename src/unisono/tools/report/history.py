@@ -243,10 +243,6 @@ class History:
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     """Read what happened in a run.
 
-    Args:
-        directory: the run's folder.
-        name: what it is called where there are several.
-
     Raises:
         ValueError: it is no run's folder, or its event file cannot be read or says nothing.
         DataFormatError: the file was written by a newer version.

@@ -183,7 +183,6 @@ def rendered(template: str, **context: Any) -> str:
 
     Args:
         template: the file beside this one that describes it.
-        context: what the template names.
 
     Raises:
         MissingLibraryError: plotly or jinja2 is not installed.

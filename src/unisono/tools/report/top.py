@@ -44,12 +44,7 @@ _WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, sig
 
 
 class LiveView:
-    """Looks at one run again and again. Final.
-
-    Args:
-        directory: the run's folder.
-        host: the name of this machine.
-    """
+    """Looks at one run again and again. Final."""
 
     def __init__(self, directory: str | os.PathLike[str], host: str | None = None) -> None:
         self._path = Path(directory) / FILE_NAME
@@ -100,9 +95,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
     """Show a run until it has ended, or until Ctrl-C.
 
     Args:
-        directory: what the script passed as `Trainer(..., directory=...)`.
         console: where to. What is no terminal gets one view.
-        once: show how it stands, and end.
 
     Raises:
         ValueError: it is no run's folder, no run has begun there where one view was asked for, or
@@ -181,8 +174,6 @@ def draw(view: View, console: Console, height: int | None = None) -> Group:
     """Draw a view.
 
     Args:
-        view: what to draw.
-        console: where to.
         height: of the terminal, on which a text has one line; None: nothing is cut.
     """
     lines = [line for line in _lines(view, console) if line]

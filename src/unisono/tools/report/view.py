@@ -182,9 +182,7 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     """Put into words how a run stands.
 
     Args:
-        status: what its events say.
         processes: what each rank's process does, as far as anybody can tell from here.
-        now_unix_s: what time it is.
     """
     progress, start = status.progress, status.progress.latest
     if start is None:

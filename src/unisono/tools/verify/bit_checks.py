@@ -140,12 +140,7 @@ class Resumption:
 
 
 def compare(undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
-    """Compare two runs.
-
-    Args:
-        undisturbed, resumed: what they computed.
-        stopped_after: how many steps there were before the stop.
-    """
+    """Compare two runs."""
     begun = resumed.get((0, "before", 0))
     if begun is None:
         return Resumption(stopped_after)

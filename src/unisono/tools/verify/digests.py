@@ -72,11 +72,7 @@ def digests_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
 
 
 def bits_to_resume(states: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Hash what a resumed run must have again beside parameters: by kind, then by name.
-
-    Args:
-        states: of the optimizer, by parameter.
-    """
+    """Hash what a resumed run must have again beside parameters: by kind, then by name."""
     optimizer = {
         f"{key} of {name}": digest_of_tensor(value) if torch.is_tensor(value) else repr(value)
         for name, state in states.items()

@@ -65,13 +65,7 @@ def tolerance_of(step: Step, names: Sequence[str]) -> float:
 
 
 def compare_with_one(seen: TwoRuns, step: Step, names: Sequence[str]) -> JudgedStep:
-    """Compare the gradient that all ranks have with that of one rank.
-
-    Args:
-        seen: both runs.
-        step: of all ranks.
-        names: of the parameters that all ranks have a gradient of.
-    """
+    """Compare the gradient that all ranks have with that of one rank."""
     one, number = seen.step_of_one(step[0]), step[0].number
     names = [name for name in names if one is not None and name in one.gradients]
     if one is None or not names:

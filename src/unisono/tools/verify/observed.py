@@ -28,11 +28,7 @@ _SEED_OF_A_NEW_PROCESS = 67280421310721  # c10's default_rng_seed_val
 
 
 def main(install: Callable[[Recorder], None]) -> None:
-    """Run ``OPTIONS script|module TARGET ARGS…``.
-
-    Args:
-        install: puts the hooks in place that watch the program.
-    """
+    """Run ``OPTIONS script|module TARGET ARGS…``."""
     _, options_path, kind, target, *args = sys.argv
     limits = Limits(**json.loads(Path(options_path).read_text()))
     recorder = Recorder(limits, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))

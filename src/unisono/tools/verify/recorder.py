@@ -148,9 +148,6 @@ def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
     """Have `around` called in a function's place, with that function before its arguments.
 
     Args:
-        owner: the class or module that has it.
-        name: of the function.
-        around: the hook.
         also: other modules that have the same function under that name.
     """
     before = getattr(owner, name)
@@ -230,11 +227,9 @@ def copy_before_writing(folder: str) -> None:
 
 
 def unlink_target(folder: str, path: str, *, keep: bool) -> None:
-    """Replace a link to a file by a file of its own.
+    """Replace a link to a file, if it is in `folder`, by a file of its own.
 
     Args:
-        folder: where links are replaced; those elsewhere are the program's affair.
-        path: what is about to be written.
         keep: with what the file holds, for who adds to it.
     """
     place = os.path.abspath(path)

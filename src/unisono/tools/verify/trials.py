@@ -18,6 +18,7 @@ from unisono.runtime.launch.forkserver import server_pool
 from unisono.runtime.launch.job import MODULE, Job, launch_environment
 from unisono.runtime.launch.report import failure_message
 from unisono.runtime.launch.supervise import supervise
+from unisono.runtime.notices import plural
 from unisono.runtime.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.tools.verify.reading import RawTrace, read_trace
 from unisono.tools.verify.recorder import Limits, copy_folder
@@ -46,12 +47,7 @@ class Trial:
     @property
     def trouble(self) -> str:
         """On how many ranks it did not end well, and why; empty if it did."""
-        return self.failure and f"On {num_ranks(len(self.traces))}: {self.failure}"
-
-
-def num_ranks(world_size: int) -> str:
-    """Write ``1 rank`` or ``2 ranks``."""
-    return f"{world_size} rank{'s' * (world_size > 1)}"
+        return self.failure and f"On {plural(len(self.traces), 'rank')}: {self.failure}"
 
 
 @contextmanager
@@ -90,8 +86,6 @@ class Trials:
         """Run the program.
 
         Args:
-            world_size: on how many ranks.
-            name: of the folder with what is recorded.
             feed: file with the samples of another run; None: each rank reads its own.
             files: a copy of the working folder that stays for the next run, made if it is not
                 there; None: one that is deleted.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unisono.runtime.notices import plural
 from unisono.tools.verify.bit_checks import (
     KINDS,
     Bits,
@@ -33,7 +34,7 @@ from unisono.tools.verify.sample_checks import (
     with_means_of_evaluations,
 )
 from unisono.tools.verify.trace import TwoRuns
-from unisono.tools.verify.trials import Program, Trial, Trials, num_ranks, trials_of
+from unisono.tools.verify.trials import Program, Trial, Trials, trials_of
 
 _CHECKS = (check_samples, check_gradients, check_states, check_evaluations)
 _MORE_BATCHES, _ALL_BATCHES = 8, 10**9
@@ -53,12 +54,8 @@ def verify(
     """Run a program several times, and compare.
 
     Args:
-        program: which.
         world_size: on how many ranks, at least 2, and then on one. One that trains with Unisono
             runs on every number up to it.
-        limits: how much of it is run.
-        environ: its environment.
-        say: takes a line for the user.
         resumes: whether to run it on `world_size` ranks alone, stop it, and compare how it
             resumes by itself with an undisturbed run, bit for bit.
     """
@@ -92,7 +89,7 @@ class _Verifier:
         return self._with_one(trial)
 
     def _run(self, world_size: int, name: str, feed: Path | None = None) -> Trial:
-        self._say(f"running on {num_ranks(world_size)}")
+        self._say(f"running on {plural(world_size, 'rank')}")
         return self._trials.run(world_size, name, feed)
 
     def _unverified(

@@ -303,8 +303,6 @@ def step_line(
     """Write the line of a step: what is known of it, and each worker's times, by phase.
 
     Args:
-        facts: what is known of it.
-        rows: the times of each worker; None for one that has not told them.
         more: columns that few lines have, by name.
     """
     means, rates = facts["means"], facts["learning_rates"]
@@ -334,14 +332,7 @@ def _step_format(
     ranks: tuple[int, ...],
     there: tuple[bool, ...],
 ) -> str:
-    """Make the line of a step, but its end, with a place for each value, to write it in one go.
-
-    Args:
-        names: of the means.
-        num_rates: how many learning rates there are.
-        ranks: of the membership.
-        there: for each of them, whether it has told its times.
-    """
+    """Make the line of a step, but its end, with a place for each value, to write it in one go."""
     means = ",".join([_JSON.encode(name).replace("%", "%%") + ":%s" for name in names])
     row = ",".join(["%.6f" if here else "null" for here in there])
     return (

@@ -311,9 +311,6 @@ class Journal:
 def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
     """Return where a callback writes, whatever the working directory becomes during ``fit``.
 
-    Args:
-        what, example: what is written, and how to say where, for the message.
-
     Raises:
         ValueError: it writes into the run directory, but the run has none.
     """

@@ -131,12 +131,7 @@ class Logger(Callback):
 
 
 class Loggers(Callback):
-    """Has one process read the event file for all loggers: see ``logger_feed.py``. Final.
-
-    Args:
-        loggers: called before this one.
-        events: the event file.
-    """
+    """Has one process read the event file for all loggers: see ``logger_feed.py``. Final."""
 
     may_fail = True
 

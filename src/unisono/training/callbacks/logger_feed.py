@@ -100,12 +100,7 @@ class LoggerRun(Protocol):
 
 
 class Sender:
-    """Sends rows to a logger's run, each once; ``run.json`` holds its id and the last steps. Final.
-
-    Args:
-        opening: of the logger.
-        begin: opens its run.
-    """
+    """Sends rows to a logger's run, each once; ``run.json`` has its id and last steps. Final."""
 
     def __init__(self, opening: Opening, begin: type[LoggerRun]) -> None:
         opening.path.mkdir(parents=True, exist_ok=True)
@@ -185,9 +180,7 @@ class _Feed:
     """The threads of the loggers, and what ends them. Final.
 
     Args:
-        work: what the leader has sent.
         lock_fd: of the lock file, which shows whether its folder is where it was.
-        said_fd: where lines for the user go.
     """
 
     def __init__(self, work: dict[str, Any], lock_fd: int, said_fd: int) -> None:

@@ -70,11 +70,7 @@ def _in_cell() -> Display | None:
 
 
 class Lines:
-    """Prints lines, and now and then how far the run is. Final.
-
-    Args:
-        console: where to.
-    """
+    """Prints lines, and now and then how far the run is. Final."""
 
     every_s = 30.0  # from one state that is shown to the next
 
@@ -103,11 +99,7 @@ class Lines:
 
 
 class Bar:
-    """Shows a bar, redrawn a few times a second from the training loop itself. Final.
-
-    Args:
-        console: a terminal.
-    """
+    """Shows a bar, redrawn a few times a second from the training loop itself. Final."""
 
     every_s = 0.25
 

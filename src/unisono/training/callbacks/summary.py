@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unisono.runtime.notices import plural
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -45,10 +47,9 @@ class Summary:
         return f"in {self.seconds:.1f} s: {self.samples_per_second:,.0f} samples/s"
 
     def __str__(self) -> str:
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
-        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
         return (
-            f"{self.steps:,} steps, {self.samples:,} samples {self._pace}, {shards} on {workers}, "
+            f"{self.steps:,} steps, {self.samples:,} samples {self._pace}, "
+            f"{plural(self.shards, 'shard')} on {plural(self.workers, 'worker')}, "
             f"digest {self.digest[:16]}"
         )
 

@@ -303,9 +303,6 @@ _READERS = {name: readers_of(event) for name, event in _EVENTS.items()}
 def read_event(line: bytes) -> Event | None:
     """Read one line.
 
-    Args:
-        line: one JSON object in UTF-8.
-
     Returns:
         What it says, or None for an event that is not known.
 

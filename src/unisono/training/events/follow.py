@@ -53,9 +53,6 @@ def run_folder(directory: str | os.PathLike[str]) -> Path:
 def events_file(directory: str | os.PathLike[str]) -> Path:
     """Name the event file of a run.
 
-    Args:
-        directory: what the script passed as `Trainer(..., directory=...)`.
-
     Raises:
         ValueError: there is no such folder, or no event file in it.
     """
@@ -72,12 +69,10 @@ class EventReader:
     """Reads an event file piece by piece, as often as one likes.
 
     Args:
-        path: the file.
         recent_bytes: steps that lie further than this from the end are passed over unread, forty
             times as quick; None: all are read.
 
     Attributes:
-        path: the file.
         offset_bytes: up to where it has been read.
         num_unreadable: how many lines could not be read since the file was begun.
     """

@@ -60,7 +60,6 @@ def slowdowns_in(
     """Find what costs time in a call of ``fit``, the costliest first.
 
     Args:
-        path: the event file.
         start: what its line ``start`` says.
         is_newest: whether to judge the newest steps alone.
 

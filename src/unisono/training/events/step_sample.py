@@ -58,7 +58,6 @@ def sample_of(
     """Read windows of steps from an event file.
 
     Args:
-        path: the file.
         since_step: the first step of the call of ``fit``.
         batch_size: of a step that counts; the last one of an epoch may be shorter.
         is_newest: whether to read the newest steps alone.
@@ -157,10 +156,14 @@ def _window_of(rows: list[StepDone], batch_size: int) -> StepWindow | None:
     times = np.stack([_times_of(row) for _, row in pairs])
     ended_s = np.stack([_times_of(before).sum(axis=1) for before, _ in pairs])
     times[..., 0] -= ended_s
-    longest_s = times[..., 0].max(axis=1)
-    # A step before which there was more than usual, as an evaluation, is left out.
-    kept = times[longest_s <= _PAUSE * np.median(longest_s) + _PAUSE_S]
-    return StepWindow(pairs[0][1].ranks, np.maximum(kept, 0.0))
+    return StepWindow(pairs[0][1].ranks, np.maximum(without_pauses(times), 0.0))
+
+
+def without_pauses(times: Seconds) -> Seconds:
+    """Leave out steps before which there was more than usual, as an evaluation."""
+    latest_s = times[..., 0].max(axis=1)
+    kept: Seconds = times[latest_s <= _PAUSE * np.median(latest_s) + _PAUSE_S]
+    return kept
 
 
 def _delayed_parts(rows: list[StepDone]) -> dict[int, float]:
