@@ -68,6 +68,24 @@ def test_a_shard_gets_what_torchs_sampler_gives_without_its_padding(plan, epoch)
         ]
         positions = range(shard, plan.num_samples, plan.shards)
         assert ours == padded[: len(positions)]
+        assert plan.positions(shard).tolist() == [*positions]
+
+
+@given(st.integers(1, 200), st.integers(1, 30), st.integers(1, 12))
+def test_blocks_are_the_batches_of_a_plain_loop(num_samples, size, shards):
+    plan = SamplePlan(num_samples, size * shards, shards, shuffle=False, in_blocks=True)
+    order, passes = plan.order(0), {}
+    for shard in range(shards):
+        own = []
+        for batch in range(plan.steps_per_epoch):
+            indices = plan.shard_indices(order, batch, shard)
+            assert plan.shard_size(batch, shard) == plan.shard_sizes(batch)[shard] == len(indices)
+            if len(indices):
+                passes[plan.told(batch, shard)] = indices.tolist()
+                own += indices.tolist()
+        assert plan.positions(shard).tolist() == own
+    expected = torch.arange(num_samples).split(size)
+    assert passes == {(at, 0): batch.tolist() for at, batch in enumerate(expected)}
 
 
 def test_the_largest_seed_has_epochs_as_well():

@@ -109,7 +109,7 @@ def fails(outputs, targets):
 @pytest.mark.parametrize(
     ("metric", "forward", "kind", "words"),
     [
-        (auc, lambda m, b: m(b[0]).mean(), TypeError, r"one row for each of the \d samples"),
+        (auc, lambda m, b: m(b[0]).mean(), TypeError, r"one row for each of the \d+ samples"),
         (auc, lambda m, b: (m(b[0]), b[1][:1]), TypeError, r"'1' is \(1,\)"),
         (auc, lambda m, b: ("text", b[1]), TypeError, "'0' is str"),
         (lambda *_: "text", None, TypeError, "'it' is of type str"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.threads import in_threads
 
+from unisono.plan.samples import SamplePlan
 from unisono.runtime.procfs import create_memory
 from unisono.training.predictions import Rows, header_of, share_rows
 
@@ -59,17 +60,18 @@ def file_of(output):
 @pytest.mark.parametrize("num_samples", [1, 2, 23])
 def test_each_host_gets_the_rows_of_all(hosts, num_samples, chunk):
     whole, shards = predicted(num_samples), 5
+    plan = SamplePlan(num_samples, 2 * shards, shards, shuffle=False, in_blocks=True)
     host_of = {shard: shard % len(hosts) for shard in range(shards)}
     files = [file_of(whole) for _ in hosts]
     for shard, host in host_of.items():
-        own = torch.arange(num_samples)[shard::shards]
+        own = plan.positions(shard)
         files[host].write(own, {name: tensor[own] for name, tensor in whole.items()})
     ranks = [rank for ranks in hosts for rank in ranks]
     barrier, posts = threading.Barrier(len(ranks), timeout=20), {}
 
     def share(rank):
         team = FakeTeam(rank, hosts, barrier, posts)
-        share_rows(files[team.host], team, host_of, torch.arange(num_samples), chunk)
+        share_rows(files[team.host], team, host_of, plan, chunk)
 
     assert in_threads(len(ranks), share) == [None] * len(ranks)
     for rows in files:

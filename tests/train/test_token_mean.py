@@ -125,7 +125,7 @@ def test_labels_of_the_tokens_themselves_are_not_shifted():
             lambda row: {"input_ids": row["input_ids"], "labels": row["labels"][:5]},
             Output,
             ValueError,
-            r"must have the shape .*\(2, 9\), but have \(2, 5\)",
+            r"must have the shape .*\(4, 9\), but have \(4, 5\)",
         ),
     ],
 )

@@ -56,10 +56,10 @@ def progress_at(
     per_epoch = plan.steps_per_epoch
 
     def at(place: ShardPosition) -> At:
-        epoch, batch, shard = (place.epoch, 0, None) if in_order else place
+        batch, shard = (0, None) if in_order else plan.told(place.batch, place.shard)
         if done is not None:
             return *done, batch, shard
-        return first + epoch * per_epoch + batch, epoch, batch, shard
+        return first + place.epoch * per_epoch + batch, place.epoch, batch, shard
 
     return at
 

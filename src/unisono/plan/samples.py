@@ -8,6 +8,12 @@ define the order, and with it the length of an epoch, instead. ::
 
     S = 3, B = 5     position  0 1 2 3 4 │ 5 6 7 8 9 │ 10 11
                      shard     0 1 2 0 1 │ 2 0 1 2 0 │  1  2      (shard 0 of the last is empty)
+
+Where nothing is trained, shards take whole batches in turn: a pass has the same samples for any S.
+The plan's B is then that of S passes, of which each shard has one block. ::
+
+    S = 3, B = 6     position  0 1 2 3 4 5 │ 6 7 8 9 10 11
+                     shard     0 0 1 1 2 2 │ 0 0 1 1  2  2
 """
 
 from __future__ import annotations
@@ -39,6 +45,7 @@ class SamplePlan:
     sampler: str | None = None  # the name of the sampler that defines the order, if there is one
     # its order: takes an epoch to N indices, which may repeat
     order_of: Callable[[int], torch.Tensor] | None = field(default=None, compare=False, repr=False)
+    in_blocks: bool = False  # whether what a shard has of a batch lies together
 
     def __post_init__(self) -> None:
         if self.shards < 1:
@@ -59,6 +66,11 @@ class SamplePlan:
     def is_endless(self) -> bool:
         """Whether nobody knows how many samples there are."""
         return self.num_samples == ENDLESS
+
+    @property
+    def pass_size(self) -> int:
+        """How many samples a pass has, where shards take blocks; the last one may have fewer."""
+        return self.batch_size // self.shards
 
     @property
     def steps_per_epoch(self) -> int:
@@ -99,23 +111,41 @@ class SamplePlan:
     def first_position(self, batch: int, shard: int) -> int:
         """Give the first position at or after the batch's start that belongs to `shard`."""
         start = batch * self.batch_size
+        if self.in_blocks:
+            return start + shard * self.pass_size
         return start + (shard - start) % self.shards
+
+    def told(self, batch: int, shard: int) -> tuple[int, int]:
+        """Give a batch and a shard of it as programs are told, to whom a block is a batch."""
+        return (batch * self.shards + shard, 0) if self.in_blocks else (batch, shard)
+
+    def positions(self, shard: int) -> torch.Tensor:
+        """Give the positions of an epoch's order that belong to a shard, ascending; int64."""
+        if not self.in_blocks:
+            return torch.arange(min(shard, self.num_samples), self.num_samples, self.shards)
+        everything = torch.arange(self.num_samples)
+        return everything[everything // self.pass_size % self.shards == shard]
 
     def shard_indices(self, order: torch.Tensor, batch: int, shard: int) -> torch.Tensor:
         """Cut one shard's indices out of the epoch's order; shape (samples,), maybe none."""
-        stop = self.bounds(batch)[1]
+        stop, first = self.bounds(batch)[1], self.first_position(batch, shard)
+        if self.in_blocks:
+            return order[min(first, stop) : min(first + self.pass_size, stop)]
         if self.is_endless:
-            first = self.first_position(batch, shard)
             return torch.arange(first, stop, self.shards, device=order.device)
-        return order[min(self.first_position(batch, shard), stop) : stop : self.shards]
+        return order[min(first, stop) : stop : self.shards]
 
     def shard_size(self, batch: int, shard: int) -> int:
         """Count the samples of one shard of one global batch."""
-        stop = self.bounds(batch)[1]
-        return max(0, -(-(stop - self.first_position(batch, shard)) // self.shards))
+        num_left = max(0, self.bounds(batch)[1] - self.first_position(batch, shard))
+        if self.in_blocks:
+            return min(num_left, self.pass_size)
+        return -(-num_left // self.shards)
 
     def shard_sizes(self, batch: int) -> list[int]:
         """Count the samples of each shard of one global batch."""
+        if self.in_blocks:
+            return [self.shard_size(batch, shard) for shard in range(self.shards)]
         start, stop = self.bounds(batch)
         size, longer = divmod(stop - start, self.shards)
         # Shards take turns, beginning with the one that has the position `start`.

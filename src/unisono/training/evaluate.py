@@ -1,8 +1,7 @@
 """Exact means over a dataset: every sample once, the same bits on any number of workers.
 
-The dataset is cut into global batches and shards like an epoch of training, without shuffling. What
-the loss function returns for each is added without rounding, so the mean is that of a plain loop
-over the same passes with ``math.fsum``, whichever worker made a pass, and when.
+What the loss function returns for each batch is added without rounding, so the mean is that of a
+plain loop over the same batches with ``math.fsum``, whichever worker made a pass, and when.
 """
 
 from __future__ import annotations
@@ -143,21 +142,22 @@ def evaluate(
 def evaluate_whole(
     sweep: Sweep, embed: Forward, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
 ) -> dict[str, Any]:
-    """Average a loss over the features of global batches; see :meth:`Trainer.evaluate`.
+    """Average a loss over the features of batches; see :meth:`Trainer.evaluate`.
 
-    Each global batch counts by its samples; the leader computes all from the rows of features.
+    Each batch counts by its samples; the leader computes all from the rows of features.
     """
     plan, device = sweep.plan, sweep.device
+    size = plan.pass_size
 
     def of_batches(*rows: torch.Tensor, **named: torch.Tensor) -> dict[str, float]:
         sums: Sums = {}
-        for batch in range(plan.steps_per_epoch):
-            chosen = slice(*plan.bounds(batch))
+        for batch, start in enumerate(range(0, plan.num_samples, size)):
+            chosen = slice(start, min(start + size, plan.num_samples))
             sweep.seed("evaluate whole", batch)
             parts = tuple(leaf[chosen].to(device.torch) for leaf in rows)
             by_name = {name: leaf[chosen].to(device.torch) for name, leaf in named.items()}
             features = by_name or (parts if len(parts) > 1 else parts[0])
-            value = read_loss(loss(sweep.model, features), plan.num_batch_samples(batch))
+            value = read_loss(loss(sweep.model, features), chosen.stop - start)
             _add(sums, value.numbers())
         return _means([sums])
 

@@ -92,13 +92,14 @@ class LoopPlan:
 
     def fetch(self, stream: str = "train") -> Fetch:
         """Make the function that reads batches; raises as :func:`fetcher` does."""
+        plan = self.samples
         return fetcher(
             self.reading.dataset,
-            seed=self.samples.seed,
+            seed=plan.seed,
             stream=stream,
             collate_fn=self.reading.collate_fn,
-            batch_size=self.samples.batch_size,
-            shards=self.samples.shards,
+            batch_size=plan.pass_size if plan.in_blocks else plan.batch_size,
+            shards=1 if plan.in_blocks else plan.shards,
         )
 
     def loader(

@@ -137,7 +137,7 @@ class Predictor:
 
         told = self._sweep.by_all_workers(write, "rows of predict")
         (fd, rows), *_ = opened
-        share_rows(rows, self._team, {shard: int(host) for shard, host in told.items()}, order)
+        share_rows(rows, self._team, {shard: int(host) for shard, host in told.items()}, plan)
         return fd
 
     def _open(self, said: Said, partial: str, stack: ExitStack) -> int:

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
+from unisono.plan.samples import SamplePlan
 from unisono.runtime.arrivals import pinned
 from unisono.runtime.device import HOST, Device, on_host
 from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
@@ -218,20 +219,21 @@ def share_rows(
     rows: Rows,
     team: Team,
     host_of: Mapping[int, int],
-    order: torch.Tensor,
+    plan: SamplePlan,
     chunk: int = _CHUNK_BYTES,
 ) -> None:
     """Give every host the rows of all others. Collective: every rank calls it.
 
     Args:
         host_of: for each shard, the host whose workers have computed it.
-        order: the samples in the order in which shards take them; shape (samples,).
+        plan: which samples shards take.
     """
     if len(team.hosts) == 1:
         return
+    order = plan.order(0)
     indices = [order[:0] for _ in team.hosts]
     for shard, host in sorted(host_of.items()):
-        indices[host] = torch.cat([indices[host], order[shard :: len(host_of)]])
+        indices[host] = torch.cat([indices[host], order[plan.positions(shard)]])
     row_bytes = sum(tensor[:1].nbytes for tensor in rows.tensors.values())
     num = max(1, chunk // max(1, row_bytes))
     for start in range(0, max(map(len, indices)), num):

@@ -10,7 +10,7 @@ goes on in the midst of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -145,7 +145,10 @@ class RunContext:
 
     def plan_pass(self, reading: Reading) -> SamplePlan:
         """Plan one pass without training; raises as :func:`plan_samples` does."""
-        return plan_samples(reading, self.options.shards, self.options.seed)
+        whole = plan_samples(reading, 1, self.options.seed)
+        shards = self.options.shards or default_shards(whole.batch_size)
+        batch_size = shards * whole.batch_size
+        return replace(whole, batch_size=batch_size, shards=shards, in_blocks=True)
 
     def is_over(self, totals: Totals) -> bool:
         """Tell whether the run goes no further."""

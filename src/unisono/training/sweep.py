@@ -1,8 +1,9 @@
 """One pass over a dataset without training: what evaluation and prediction have in common.
 
-The dataset is cut into global batches and shards as an epoch of training is, without shuffling, so
-a sample is computed in the same company on any number of workers. Workers divide the shards; those
-of a worker that is lost are computed once more by the others.
+The dataset is cut into batches, without shuffling, and each is computed by one worker in one pass:
+a sample has the same company on any number of workers, and with any number of shards, as in a plain
+loop. Shards take batches in turn. Workers divide the shards; those of a worker that is lost are
+computed once more by the others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from unisono.training.run_context import RunContext
 
 
 class Part(NamedTuple):
-    """One shard of one global batch, read, with generators and buffers ready for its pass."""
+    """What a shard has of a batch, read, with generators and buffers ready for its pass."""
 
     batch: int
     shard: int
@@ -99,7 +100,7 @@ class Sweep:
                 epoch=0,
                 in_fork=reading.loader_workers > 0,
             )
-        facts = {"`batch_size`": plan.batch_size, **more}
+        facts = {"`batch_size`": plan.pass_size, **more}
         if self._digest is not None:
             facts["the digest of `model`"] = self._digest
         self.team.agree(facts, purpose, known=known, remedy=REMEDY)
@@ -140,7 +141,7 @@ class Sweep:
                             data = loader.batch(ShardPosition(0, batch, shard), shards)
                             number = batch * plan.shards + shard
                             self.seed("evaluate", number)
-                            now().at = done.step, done.epoch, batch, shard
+                            now().at = done.step, done.epoch, *plan.told(batch, shard)
                             put_buffers_back()
                             before = forbid(IN_A_PASS)
                             try:

@@ -264,16 +264,17 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset, batch_size: as for :meth:`fit`.
+            dataset: as for :meth:`fit`.
+            batch_size: samples of one pass, as in a plain loop; workers take passes in turn. None:
+                the loader's.
             metrics: further metrics by name. A function, such as ``lambda outputs, targets:
                 roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
                 targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
                 objects and a ``MetricCollection`` are copied for each shard, and the copies' states
                 are merged, lists in the order of shards. Metrics need a second forward pass.
-            forward: for `metrics`: a function of (model, batch of one shard) that returns the
-                arguments of the metrics as a tuple, or as a dict by name. By default the model is
-                called with the first part of a pair (inputs, targets), and metrics get (outputs,
-                targets).
+            forward: for `metrics`: a function of (model, batch) that returns the arguments of the
+                metrics as a tuple, or as a dict by name. By default the model is called with the
+                first part of a pair (inputs, targets), and metrics get (outputs, targets).
             model: another model to evaluate, for example with averaged weights; the same on
                 every worker. None: the one that is trained.
 
@@ -305,8 +306,8 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset, batch_size: as for :meth:`fit`.
-            forward: a function of (model, batch of one shard) that returns a tensor, or a tuple or
+            dataset, batch_size: as for :meth:`evaluate`.
+            forward: a function of (model, batch) that returns a tensor, or a tuple or
                 dict of tensors, with one row for each sample. By default the model is called with
                 the batch, or with the first part of a tuple such as (inputs, targets).
             path: a safetensors file to write, in an existing folder, for results that are too large
