@@ -114,11 +114,6 @@ def test_another_rule_begins_anew():
     assert fit.judge(other, means)
 
 
-def test_another_run_with_the_same_object_begins_anew():
-    rule = EarlyStopping(**RULE)
-    assert train(rule=rule) == train(rule=rule)
-
-
 def test_a_run_that_was_stopped_goes_on_where_it_is_told_to(tmp_path, capsys):
     def steps(go_on, stop_at=None):
         model = torch.nn.Linear(6, 2)

@@ -105,28 +105,6 @@ class Tied(nn.Module):
         return self.last(torch.relu(self.second(torch.relu(self.first(inputs)))))
 
 
-class Frozen(nn.Module):
-    """A layer that is fixed, one without gradient, and one that few shards use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fixed = nn.Linear(8, 8).requires_grad_(False)
-        self.unused = nn.Linear(3, 3)
-        self.rare = nn.Linear(8, 8)
-        self.last = nn.Linear(8, 4)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = self.fixed(inputs)
-        if float(inputs.detach()[0, 0]) > 0.5:
-            hidden = hidden + self.rare(hidden)
-        return self.last(hidden)
-
-
-@program
-def frozen_unused_and_rare_parameters(device):
-    return fitted(device, Frozen)
-
-
 @program
 def parameters_frozen_and_thawed_between_fits(device):
     trainer = make(device)

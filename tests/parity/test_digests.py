@@ -18,25 +18,6 @@ def digests_on(workers, wanted, steps=cases.STEPS):
     return dict(zip(wanted, by_rank[0], strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        [
-            ("cnn with norm and dropout", "fused adam", 4),
-            ("sometimes unused", "sgd with momentum", 4),
-        ],
-        pytest.param([("gpt", "two groups", 3)], marks=pytest.mark.slow),
-        pytest.param([("mixed", "adamw", 4)], marks=pytest.mark.slow),
-        pytest.param([("matrices", "muon", 3)], marks=pytest.mark.slow),
-    ],
-)
-def test_digest_is_the_same_on_one_two_and_three_workers(wanted):
-    alone = {case: cases.train(*case) for case in wanted}
-    assert digests_on(2, wanted) == alone
-    assert digests_on(3, wanted) == alone
-
-
 def check_on(workers, wanted, steps=cases.STEPS):
     """See that every case has one digest, and another one than all others."""
     one = digests_on(1, wanted, steps)

@@ -10,7 +10,6 @@ from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.checkpoint import checkpoint
 
 import unisono
 from unisono.engine.state.contents import check_contents
@@ -311,17 +310,6 @@ def test_a_second_backward_is_refused(shards):
         make(loss=backward_twice, shards=shards).fit(data(), batch_size=10, steps=1)
 
 
-def test_a_backward_after_the_last_shards_is_refused():
-    trainer = make(shards=1)
-    model = trainer.run.model
-    with pytest.raises(RuntimeError, match="another `backward` has left some"):
-        for step in trainer.run.steps(data(), batch_size=10, steps=2):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss_of(model, batch))
-                    loss_of(model, batch).backward()
-
-
 def gradients_of_the_inputs(clears):
     """Adversarial samples and a gradient penalty, which recipes find in either way."""
     trainer = make(lambda: nn.Linear(8, 4))
@@ -344,22 +332,6 @@ def gradients_of_the_inputs(clears):
 
 def test_gradients_of_inputs_may_be_found():
     assert gradients_of_the_inputs(clears=True) == gradients_of_the_inputs(clears=False)
-
-
-class Recomputing(nn.Linear):
-    """A backward pass within the backward pass."""
-
-    def __init__(self):
-        super().__init__(8, 4)
-        self.first = nn.Linear(8, 8)
-
-    def forward(self, inputs):
-        hidden = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=True)
-        return super().forward(hidden)
-
-
-def test_passes_that_are_recomputed_are_let_through():
-    make(Recomputing).fit(data(), batch_size=10, steps=2)
 
 
 class Lazy(nn.Linear):
@@ -554,13 +526,3 @@ def test_saving_a_state_dict_saves_no_more():
     loop(trainer, lambda _: sizes.append(saved_size(model.state_dict())))
     assert max(sizes) < plain + 1000
     assert saved_size(optimizer.state_dict()) < 2 * plain + 10_000
-
-
-def test_fit_works_again_inside_the_handler_of_its_error():
-    trainer, dataset = make(), data()
-    dataset.tensors[0][0] = float("inf")
-    try:
-        trainer.fit(dataset, batch_size=10, epochs=1)
-    except unisono.errors.NonFiniteLossError:
-        dataset.tensors[0][0] = 0.0
-        assert trainer.fit(dataset, batch_size=10, epochs=1).steps > 0

@@ -19,7 +19,6 @@ from tests.warm.processes import run, start
 import unisono
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.directory_lock import lock_directory
-from unisono.training.identity import compare
 
 PROGRAM = Path(__file__).with_name("resumable.py")
 
@@ -280,13 +279,6 @@ def test_every_worker_is_told_of_a_refusal(tmp_path):
         unisono.launch(lambda: fit(tmp_path, 6, seed=6), workers=2)
 
 
-def test_another_torch_is_a_warning():
-    assert compare({"torch": "2.11"}, {"torch": "2.13"}) == [
-        "torch was '2.11' in the checkpoint and is '2.13' now: the run goes on, but its bits will "
-        "not be those of a run without a stop."
-    ]
-
-
 @pytest.mark.slow
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys):
     whole = fit(None, 6)
@@ -300,24 +292,6 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys)
     # After 2, 4, and 6, the end.
     assert out.count("no checkpoint: [Errno 28] No space left on device") == 3
     assert "training goes on, the next one is tried" in out
-
-
-def test_a_learning_rate_that_changed_is_kept(tmp_path):
-    import torch
-
-    def trainer():
-        torch.manual_seed(0)
-        model = cases.Cnn()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.8, 0.9))
-        return unisono.Trainer(model, optimizer, cases.classify, shards=2, directory=tmp_path)
-
-    one = trainer()
-    one.run.optimizer.param_groups[0]["lr"] = 0.025
-    one.fit(cases.images(), batch_size=16, steps=2)
-    other = trainer()
-    other.fit(cases.images(), batch_size=16, steps=3)
-    assert other.run.optimizer.param_groups[0]["lr"] == 0.025
-    assert other.run.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,6 @@ def test_steps_are_numbered_over_the_whole_run_and_epochs_are_totals():
     assert [s.number for s in train(run, data(), batch_size=4, steps=8, epochs=9)] == [6, 7]
 
 
-def test_the_loss_of_a_step_is_the_mean_over_its_samples():
-    run, dataset = make(shards=3), data(10)
-    before = nn.Linear(4, 2)
-    before.load_state_dict(run.model.state_dict())
-    step = next(train(run, dataset, batch_size=10, epochs=1, shuffle=False))
-    assert step.loss == pytest.approx(loss_of(before, dataset.tensors).item(), abs=1e-6)
-
-
 def test_pairs_are_averaged_over_their_true_weight():
     run, dataset = make(shards=2), data(8)
     weights = torch.arange(8.0)
@@ -172,20 +164,6 @@ def test_wrong_input_is_refused_before_any_training(options, error, message):
     with pytest.raises(error, match=message):
         run.steps(options.pop("dataset"), **options)
     assert run.position.step == 0
-
-
-def test_a_nan_loss_is_named_and_reaches_no_parameter():
-    run = make()
-    before = run.model.weight.clone()
-    with pytest.raises(
-        unisono.errors.NonFiniteLossError, match="is nan in step 0 for shard 1"
-    ) as caught:
-        for step in run.steps(data(), batch_size=4, steps=3):
-            with step:
-                for number, batch in enumerate(step.shards):
-                    step.backward(loss_of(run.model, batch) * (float("nan") if number else 1.0))
-    assert (caught.value.step, caught.value.shard) == (0, 1)
-    assert torch.equal(run.model.weight, before)
 
 
 @pytest.mark.parametrize(

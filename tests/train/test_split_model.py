@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.splitting.models import CNN, GPT, Dense
+from tests.splitting.models import CNN, GPT
 from tests.train.test_refused_operation import PutBackward
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -78,13 +78,6 @@ def test_bits_are_those_of_one_device(accelerator, options):
     expected = fitted(GPT, ["sim:2"], **options)
     assert fitted(GPT, ["sim:0", "sim:1"], **options) == expected
     assert fitted(GPT, ["sim:3", "sim:1"], APART, **options) == expected
-
-
-@pytest.mark.slow
-def test_gradients_are_added_up_in_the_order_of_one_device(accelerator):
-    expected = fitted(Dense, ["sim:0"])
-    for devices in (["sim:0", "sim:1"], ["sim:1", "sim:2", "sim:0"]):
-        assert fitted(Dense, devices) == expected
 
 
 def test_norms_have_the_bits_of_one_device(accelerator):

@@ -7,33 +7,8 @@ from safetensors.torch import load_file
 from tests.classified import at_random
 from tests.classified import with_accuracy as loss_of
 from torch import nn
-from torch.utils.data import Dataset, Subset
 
 import unisono
-from unisono.data.fetch import fetcher
-
-
-class Items(Dataset):
-    """The same samples one by one."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        return self.dataset[index]
-
-
-class Lists(Items):
-    """The same samples in one call."""
-
-    def __getitem__(self, index):
-        raise AssertionError("__getitems__ is there")
-
-    def __getitems__(self, indices):
-        return [self.dataset[index] for index in indices]
 
 
 def data(num_samples=50):
@@ -57,33 +32,6 @@ def test_fit_says_what_it_did(capsys):
     assert "3 shards on 1 worker" in lines[-1]
     assert summary.digest[:16] in lines[-1]
     assert sum("validation loss" in line for line in lines) == 2
-
-
-@pytest.mark.parametrize("wrap", [Items, Lists, lambda d: Subset(d, range(50)), lambda d: list(d)])
-def test_every_kind_of_dataset_gives_the_same_bits(wrap):
-    plain, other = make(), make()
-    plain.fit(data(), batch_size=10, epochs=2)
-    other.fit(wrap(data()), batch_size=10, epochs=2)
-    assert plain.digest() == other.digest()
-
-
-def test_a_subset_of_a_subset_is_indexed_at_once():
-    dataset = data()
-    inner = Subset(dataset, [5, 6, 7, 8])
-    batch = fetcher(Subset(inner, [3, 0]))(torch.tensor([0, 1]))
-    assert torch.equal(batch[0], dataset.tensors[0][[8, 5]])
-
-
-def test_evaluate_counts_every_sample_once_and_leaves_the_modes():
-    trainer, dataset = make(), data(53)
-    trainer.run.model.train()
-    trainer.run.model[0].eval()
-    means = trainer.evaluate(dataset, batch_size=7)
-    assert [module.training for module in trainer.run.model] == [False, True, True]
-    trainer.run.model.eval()
-    exact = loss_of(trainer.run.model, dataset.tensors)
-    assert means["loss"] == pytest.approx(exact["loss"].item(), abs=1e-6)
-    assert means["accuracy"] == pytest.approx(exact["accuracy"].item(), abs=1e-6)
 
 
 def save_in_a_worker(path):
