@@ -3,9 +3,9 @@
 import pytest
 import torch
 from tests.parity import cases
+from tests.parity.plain import PLAIN_UPDATE, plain_loop
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DistributedSampler
 
 import unisono
 from unisono.callbacks import EMA
@@ -33,27 +33,20 @@ def same(one, other):
 
 @pytest.mark.parametrize("name", ["cnn", "tied", "mixed"])
 def test_it_has_the_bits_of_torchs_averaged_model(name):
-    model, optimizer, data, loss = made(name)
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    done = 0
-    for epoch in range(3):
-        sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
-        sampler.set_epoch(epoch)
-        order = list(sampler)
-        for start in range(0, len(order), cases.BATCH_SIZE):
-            if done < STEPS:
-                optimizer.zero_grad()
-                value = loss(model, data[order[start : start + cases.BATCH_SIZE]])
-                value = value["loss"] if isinstance(value, dict) else value
-                value.backward()
-                optimizer.step()
-                averaged.update_parameters(model)
-                done += 1
+    averages = []
+
+    def update(value, model, optimizer):
+        PLAIN_UPDATE(value, model, optimizer)
+        if not averages:  # it begins with what it is given first
+            averages.append(AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)))
+        averages[0].update_parameters(model)
+
+    plain_loop(name, "adam", STEPS, loss=made(name)[3], update=update)
     ema = EMA(0.9)
     model, optimizer, data, loss = made(name)
     trainer = unisono.Trainer(model, optimizer, loss, shards=1, seed=5, callbacks=[ema])
     trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=STEPS)
-    assert same(ema.model(model).state_dict(), averaged.module.state_dict())
+    assert same(ema.model(model).state_dict(), averages[0].module.state_dict())
     assert not same(ema.model(model).state_dict(), model.state_dict())
 
 

@@ -6,28 +6,20 @@ are set before each forward pass. Run in workers, too, so importable there.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from tests.gpu import cases
 from tests.gpu.devices import be_ready, deterministic
+from tests.parity.plain import take_steps
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch.utils.data import DistributedSampler
 
 import unisono
-from unisono.plan.seeds import seed_of
 
 Weights = dict[str, Tensor]
 Prepare = Callable[[Any], Any]
-
-
-def made(case: str, optimizer: str, way: str, device: str) -> tuple[nn.Module, Any]:
-    """Make a model on the CPU and its optimizer, as programs do."""
-    model = cases.CASES[case].model(device)
-    return model, cases.OPTIMIZERS[optimizer].of(model.parameters(), way)
 
 
 def trainer_of(
@@ -48,14 +40,15 @@ def trainer_of(
         prepare: what is done to the model and to each tensor of a batch.
     """
     be_ready(device)
-    model, made_optimizer = made(case, optimizer, way, device)
+    model = cases.CASES[case].model(device)
+    made = cases.OPTIMIZERS[optimizer].of(model.parameters(), way)
     usual = loss or cases.CASES[case].loss
 
     def prepared(model: nn.Module, batch: Any) -> Any:
         return usual(model, tree_map(prepare, batch))
 
     return unisono.Trainer(
-        *(prepare(model), made_optimizer, prepared),
+        *(prepare(model), made, prepared),
         shards=shards,
         seed=cases.SEED,
         device=device,
@@ -87,12 +80,6 @@ def unisono_loop(case: str, device: str, steps: int, **options: Any) -> Weights:
     return weights_of(trainer.run.model)
 
 
-def usual_update(loss: Tensor, model: nn.Module, optimizer: Any) -> None:
-    """Do what follows the forward pass where nothing else is said."""
-    loss.backward()
-    optimizer.step()
-
-
 def plain_loop(
     case: str,
     device: str,
@@ -101,16 +88,14 @@ def plain_loop(
     optimizer: str = "adamw",
     way: str = "usual",
     prepare: Prepare = lambda thing: thing,
-    around: Callable[[], Any] = contextlib.nullcontext,
-    update: Callable[[Tensor, Any, Any], None] = usual_update,
+    **how: Any,
 ) -> Weights:
     """Train without Unisono, with deterministic settings; returns the weights.
 
     Args:
         case, device, steps, optimizer, way: as in :func:`trainer_of`.
         prepare: what is done to the model and to each tensor of a batch, on the device.
-        around: what the forward pass is computed within.
-        update: takes (loss, model, optimizer) to the next parameters.
+        how: as of :func:`tests.parity.plain.take_steps`.
     """
     be_ready(device)
     chosen = cases.CASES[case]
@@ -118,29 +103,10 @@ def plain_loop(
     getattr(model, "tie", lambda: None)()
     model = prepare(model)
     stepping = cases.OPTIMIZERS[optimizer].of(model.parameters(), way)
-    data = chosen.data()
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        data, num_replicas=1, rank=0, seed=cases.SEED
-    )
-    model.train()
+    how |= {"prepare": lambda part: prepare(part.to(device)), "batch_size": cases.BATCH_SIZE}
     with deterministic():
-        for step in range(steps):
-            epoch, place = divmod(step, cases.STEPS_PER_EPOCH)
-            sampler.set_epoch(epoch)
-            start = place * cases.BATCH_SIZE
-            batch = data[list(sampler)[start : start + cases.BATCH_SIZE]]
-            on_device = [prepare(part.to(device)) for part in batch]
-            torch.manual_seed(seed_of("train", cases.SEED, step))
-            stepping.zero_grad()
-            with around():
-                loss = mean_of(chosen.loss(model, on_device))
-            update(loss, model, stepping)
+        take_steps(model, chosen.data(), chosen.loss, stepping, steps, **how)
     return weights_of(model)
-
-
-def mean_of(returned: Any) -> Tensor:
-    """Take the mean loss out of what a loss function returns."""
-    return returned["loss"] if isinstance(returned, dict) else returned
 
 
 def first_difference(ours: Weights, theirs: Weights) -> str | None:

@@ -19,6 +19,7 @@ from tests.gpu.loops import (
 )
 from tests.loaders import loader_of
 from tests.once import computed_once
+from tests.parity.plain import update_by
 
 import unisono
 
@@ -77,12 +78,7 @@ def test_float16_has_the_bits_of_torchs_scaler(case, how, device):
     def around():
         return torch.autocast(device, torch.float16)
 
-    def update(loss, model, optimizer):
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-
+    update = update_by(scaler=scaler)
     theirs = plain_loop(case, device, SCALED_STEPS, around=around, update=update, **how)
     precision = unisono.Precision("fp16", scaler=ours)
     found = unisono_loop(case, device, SCALED_STEPS, precision=precision, **how)
@@ -140,18 +136,11 @@ def test_channels_last_has_the_bits_of_torchs(precision, device):
     ],
 )
 def test_clipping_has_the_bits_of_torchs(case, way, options, device):
-    def update(loss, model, optimizer):
-        loss.backward()
-        if "clip_norm" in options:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip_norm"])
-        else:
-            torch.nn.utils.clip_grad_value_(model.parameters(), options["clip_value"])
-        optimizer.step()
-
-    theirs = plain_loop(case, device, STEPS, update=update, way=way)
+    theirs = plain_loop(case, device, STEPS, update=update_by(**options), way=way)
     assert first_difference(unisono_loop(case, device, STEPS, way=way, **options), theirs) is None
 
 
+@computed_once()
 def test_a_batch_is_on_the_device_pinned_or_not(device):
     seen = []
 

@@ -11,6 +11,7 @@ from tests.parity import cases
 from torch.utils.data import DistributedSampler
 
 import unisono
+from unisono.plan.seeds import seed_of
 
 
 def mean_of(loss: Callable[..., Any], model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -62,10 +63,74 @@ def check_bits(trainer: unisono.Trainer, plain: torch.nn.Module) -> None:
         assert torch.equal(seen[name], value), name
 
 
-def differentiate_and_step(value: torch.Tensor, model: Any, optimizer: Any) -> None:
-    """Do what follows the forward pass where no recipe says more."""
-    value.backward()
-    optimizer.step()
+Update = Callable[[torch.Tensor, Any, Any], None]
+
+
+def update_by(
+    *, clip_norm: float | None = None, clip_value: float | None = None, scaler: Any = None
+) -> Update:
+    """Give what follows the forward pass, as torch's pages write it: (loss, model, optimizer)."""
+    scaling = torch.amp.GradScaler("cpu", enabled=False) if scaler is None else scaler
+
+    def update(value: torch.Tensor, model: Any, optimizer: Any) -> None:
+        scaling.scale(value).backward()
+        scaling.unscale_(optimizer)
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        if clip_value is not None:
+            torch.nn.utils.clip_grad_value_(model.parameters(), clip_value)
+        scaling.step(optimizer)
+        scaling.update()
+
+    return update
+
+
+PLAIN_UPDATE = update_by()
+
+
+def take_steps(
+    model: torch.nn.Module,
+    data: Any,
+    loss: Callable[..., Any],
+    optimizer: Any,
+    steps: int,
+    *,
+    batch_size: int = cases.BATCH_SIZE,
+    prepare: Callable[[Any], Any] = lambda thing: thing,
+    around: Callable[[], Any] = contextlib.nullcontext,
+    update: Update = PLAIN_UPDATE,
+    rates: dict[str, Any] | None = None,
+) -> None:
+    """Train with the sampler of one replica, batches in its order, seeded as the run's are.
+
+    Args:
+        model, data, loss, optimizer, steps: what, and for how long.
+        batch_size: of a step.
+        prepare: what is done to each tensor of a batch.
+        around: what the forward pass is computed within.
+        update: takes (loss, model, optimizer) to the next parameters.
+        rates: a schedule, under how often it is stepped: ``"step"`` or ``"epoch"``.
+    """
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
+    done, epoch, rates = 0, 0, rates or {}
+    while done < steps:
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for start in range(0, len(order), batch_size):
+            if done == steps:
+                return
+            batch = [prepare(part) for part in data[order[start : start + batch_size]]]
+            torch.manual_seed(seed_of("train", 5, done))
+            optimizer.zero_grad()
+            with around():
+                value = mean_of(loss, model, batch)
+            update(value, model, optimizer)
+            done += 1
+            if "step" in rates:
+                rates["step"].step()
+        epoch += 1
+        if "epoch" in rates:
+            rates["epoch"].step()
 
 
 def plain_loop(
@@ -74,47 +139,21 @@ def plain_loop(
     steps: int,
     *,
     prepare: Callable[[Any], Any] = lambda thing: thing,
-    around: Callable[[], Any] = contextlib.nullcontext,
-    update: Callable[[torch.Tensor, Any, Any], None] = differentiate_and_step,
     schedule: Callable[[Any], Any] | None = None,
     schedule_every: str = "epoch",
     loss: Callable[..., Any] | None = None,
+    **how: Any,
 ) -> Any:
-    """Train a case with the sampler of one replica, batches in its order.
+    """Train a case, as for :func:`tests.parity.cases.train`; gives the model.
 
     Args:
-        model_name, optimizer_name, steps: as for :func:`tests.parity.cases.train`.
         prepare: what is done to the model, and to each tensor of a batch.
-        around: what the forward pass is computed within.
-        update: takes (loss, model, optimizer) to the next parameters.
         schedule: makes a schedule of the optimizer's learning rate.
-        schedule_every: ``"step"`` or ``"epoch"``.
         loss: another one than the case's.
-
-    Returns:
-        The model.
+        how: as of :func:`take_steps`.
     """
     model, data, usual_loss, optimizer = made(model_name, optimizer_name)
     model = prepare(model)
-    rates = None if schedule is None else schedule(optimizer)
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
-    done, epoch = 0, 0
-    while done < steps:
-        sampler.set_epoch(epoch)
-        order = list(sampler)
-        for start in range(0, len(order), cases.BATCH_SIZE):
-            if done == steps:
-                break
-            batch = [prepare(part) for part in data[order[start : start + cases.BATCH_SIZE]]]
-            optimizer.zero_grad()
-            with around():
-                value = mean_of(loss or usual_loss, model, batch)
-            update(value, model, optimizer)
-            done += 1
-            if rates is not None and schedule_every == "step":
-                rates.step()
-        else:
-            epoch += 1
-            if rates is not None and schedule_every == "epoch":
-                rates.step()
+    how["rates"] = {} if schedule is None else {schedule_every: schedule(optimizer)}
+    take_steps(model, data, loss or usual_loss, optimizer, steps, prepare=prepare, **how)
     return model

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from tests.parity import cases
-from tests.parity.plain import check_bits, made, plain_loop, trained
+from tests.parity.plain import check_bits, made, plain_loop, trained, update_by
 
 import unisono
 
@@ -40,12 +40,7 @@ def found_by(optimizer_name, shards, **options):
 @pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_one_shard_has_the_bits_of_a_plain_loop(optimizer_name, clip_norm):
-    def update(value, model, optimizer):
-        value.backward()
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-        optimizer.step()
-
+    update = update_by(clip_norm=clip_norm)
     model = plain_loop("cnn with norm", optimizer_name, STEPS, prepare=prepared, update=update)
     trainer = train(optimizer_name, 1, clip_norm=clip_norm)
     check_bits(trainer, model)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.parity.plain import check_bits, plain_loop, trained
+from tests.parity.plain import check_bits, plain_loop, trained, update_by
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import unisono
@@ -52,18 +52,11 @@ def found_by_all():
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # as a step is skipped
 def test_one_shard_has_the_bits_of_a_plain_loop(precision, interval):
     dtype = PRECISIONS[precision]
-    grad_scaler = torch.amp.GradScaler("cpu", enabled=False) if precision != "fp16" else scaler()
 
     def around():
         return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype)
 
-    def update(value, model, optimizer):
-        grad_scaler.scale(value).backward()
-        grad_scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        grad_scaler.step(optimizer)
-        grad_scaler.update()
-
+    update = update_by(clip_norm=CLIP_NORM, scaler=scaler() if precision == "fp16" else None)
     options = {"schedule": cosine, "schedule_every": interval}
     model = plain_loop("cnn with norm", "adamw", STEPS, around=around, update=update, **options)
     check_bits(train(precision, interval, 1), model)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.parity.plain import check_bits, plain_loop, trained
+from tests.parity.plain import check_bits, plain_loop, trained, update_by
 
 import unisono
 
@@ -35,16 +35,12 @@ def in_plain_torch(optimizer_name, clip_norm, model_name="cnn"):
     """Train as torch's recipe for GradScaler says."""
     grad_scaler, scales = scaler(), []
 
-    def update(value, model, optimizer):
+    def around():
         scales.append(grad_scaler.get_scale())
-        grad_scaler.scale(value).backward()
-        grad_scaler.unscale_(optimizer)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-        grad_scaler.step(optimizer)
-        grad_scaler.update()
+        return autocast()
 
-    model = plain_loop(model_name, optimizer_name, STEPS, around=autocast, update=update)
+    update = update_by(clip_norm=clip_norm, scaler=grad_scaler)
+    model = plain_loop(model_name, optimizer_name, STEPS, around=around, update=update)
     return model, grad_scaler.state_dict(), scales
 
 

@@ -1,4 +1,4 @@
-"""Autocast: the bits of a plain loop with one shard, the same on any workers."""
+"""Autocast is the same on any workers; its bits with one shard: parity/test_recipes.py."""
 
 import pytest
 import torch
@@ -25,22 +25,6 @@ def train(precision, shards=3, **options):
     trainer.fit(data(), batch_size=10, epochs=2, validate=data())
     rows = trainer.predict(data(), batch_size=10)
     return trainer.digest(), trainer.evaluate(data(), batch_size=10), rows.dtype
-
-
-def test_one_shard_has_the_bits_of_a_plain_loop_with_autocast():
-    trainer = make("bf16", 1)
-    trainer.fit(data(), batch_size=10, epochs=1, shuffle=False)
-    model = make("bf16", 1).run.model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    for start in range(0, 40, 10):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            value = loss(model, data()[start : start + 10])
-        value.backward()
-        optimizer.step()
-    for key, tensor in model.state_dict().items():
-        assert torch.equal(trainer.run.model.state_dict()[key], tensor)
-        assert tensor.dtype == torch.float32
 
 
 @pytest.mark.slow

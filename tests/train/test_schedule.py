@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.classified import by_sign
 from tests.classified import cross_entropy as loss
+from tests.parity.plain import check_bits, plain_loop, trained
 from torch.optim import lr_scheduler
-from torch.utils.data import DistributedSampler
 
 import unisono
 
@@ -73,29 +73,12 @@ def train(name, shards=3, epochs=EPOCHS, **options):
 
 @pytest.mark.parametrize("name", ["cosine", "one cycle", "lambda", "chained"])
 def test_one_shard_has_the_bits_of_a_plain_loop(name):
-    trainer = make(name, 1)
-    weights = {key: value.clone() for key, value in trainer.run.model.state_dict().items()}
-    trainer.fit(data(), batch_size=BATCH, epochs=EPOCHS)
-    model = make(name, 1).run.model
-    model.load_state_dict(weights)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    make_schedule, interval = SCHEDULES[name]
-    schedule = make_schedule(optimizer)
-    sampler = DistributedSampler(data(), num_replicas=1, rank=0, seed=0)
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        order = list(sampler)
-        for start in range(0, len(order), BATCH):
-            optimizer.zero_grad()
-            loss(model, data()[order[start : start + BATCH]]).backward()
-            optimizer.step()
-            if interval == "step":
-                schedule.step()
-        if interval == "epoch":
-            schedule.step()
-    for key, value in model.state_dict().items():
-        assert torch.equal(trainer.run.model.state_dict()[key], value)
-    assert trainer.run.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] != 0.05
+    make_schedule, every = SCHEDULES[name]
+    steps = 12 if every == "step" else 21  # an epoch has 7
+    how = {"schedule": make_schedule, "schedule_every": every}
+    trainer = trained("cnn", "adamw", 1, steps, **how)
+    check_bits(trainer, plain_loop("cnn", "adamw", steps, **how))
+    assert trainer.run.optimizer.param_groups[0]["lr"] != 1e-2
 
 
 @pytest.mark.slow
