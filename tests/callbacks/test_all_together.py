@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from tests.callbacks.test_loggers import tensorboard
 from tests.parity import cases
 
 import unisono
@@ -65,16 +66,9 @@ def train(directory, epochs=6, **options):
 
 def files_of(directory):
     """What is in the files of a run, without what differs from run to run."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reader = EventAccumulator(str(directory / "tensorboard"), size_guidance={"scalars": 0})
-        reader.Reload()
-    curves = {
-        tag: [(one.step, one.value) for one in reader.Scalars(tag)]
-        for tag in reader.Tags()["scalars"]
-    }
+        curves, _, _ = tensorboard(directory)
     lines = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
     with open(directory / "steps.csv", newline="") as file:
         table = list(csv.reader(file))

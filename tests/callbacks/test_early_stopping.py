@@ -67,13 +67,15 @@ def data(num_samples):
 RULE = {"patience": 2, "min_delta": 0.02}
 
 
-def train(epochs=40, rule=RULE, **options):
+def make(rules, **options):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    rule = EarlyStopping(**rule) if isinstance(rule, dict) else rule
-    rules = [rule] if rule else []
-    trainer = unisono.Trainer(model, optimizer, loss, shards=3, callbacks=rules, **options)
+    return unisono.Trainer(model, optimizer, loss, shards=3, callbacks=rules, **options)
+
+
+def train(epochs=40, rule=RULE, **options):
+    trainer = make([EarlyStopping(**rule)] if rule else [], **options)
     trainer.fit(data(40), batch_size=10, epochs=epochs, validate=data(31))
     return trainer.run.position.epoch, trainer.digest()
 
@@ -153,12 +155,8 @@ KEPT = unisono.Checkpoint(3, keep=1)
 
 
 def train_twice(directory):
-    torch.manual_seed(4)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    rule = EarlyStopping(2, min_delta=0.02)
-    options = {"directory": directory, "checkpoint": KEPT, "callbacks": [rule]}
-    trainer = unisono.Trainer(model, optimizer, loss, shards=3, **options)
+    rule = EarlyStopping(**RULE)
+    trainer = make([rule], directory=directory, checkpoint=KEPT)
     trainer.fit(data(40), batch_size=10, epochs=40, validate=data(31))
     trainer.callbacks.remove(rule)
     where = trainer.run.position.step

@@ -15,11 +15,11 @@ import torch
 from tests.gpu import cases
 from tests.gpu.launching import launch
 from tests.gpu.loops import train, trainer_of
+from tests.replacements import wait_for_replacement
 
 SHARDS = 4
 STEPS = 16
 HOLD = (5, 10, 14)  # in these the others wait for replacements
-NOBODY_COMES_S = 60.0
 # One launch kills each rank once; every phase of a step comes in one of them.
 TABLES = [
     "kill:rank=0,step=2,at=begin; kill:rank=1,step=7,at=shard; kill:rank=2,step=12,at=gradients",
@@ -33,17 +33,8 @@ def train_and_hold(device: str, hold: tuple[int, ...], **options: Any) -> tuple[
     """Train; in some steps wait until everybody is there again. Returns digest and steps done."""
 
     def loss(model: torch.nn.Module, batch: Any) -> Any:
-        run = trainer.run
-        deadline_s = time.monotonic() + NOBODY_COMES_S
-        while (
-            run.position.step in hold
-            and run._context.team.size < run._context.team.world.world_size
-        ):
-            if run._context.team.is_asked_to_stop:  # to let the replacement in
-                break
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no replacement has come in {NOBODY_COMES_S:.0f} s")
-            time.sleep(0.002)
+        if trainer.run.position.step in hold:
+            wait_for_replacement(trainer.run._context.team)
         return cases.classify(model, batch)
 
     trainer = trainer_of("cnn", device, SHARDS, loss=loss, **options)

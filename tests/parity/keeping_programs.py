@@ -383,15 +383,14 @@ class Between(Callback):
 class Twins(nn.Module):
     """A net, and a slower one that no optimizer updates."""
 
-    def __init__(self):
+    def __init__(self, make=net):
         super().__init__()
-        self.net, self.target = net(), net()
+        self.net, self.target = make(), make()
         self.target.load_state_dict(self.net.state_dict())
         self.target.requires_grad_(False)
-        self.register_buffer("queue", torch.zeros(6, 2))
 
     def forward(self, inputs):
-        return self.net(inputs) - 0.5 * self.target(inputs) + self.queue.mean(0)
+        return self.net(inputs) - 0.5 * self.target(inputs)
 
     def pairs(self):
         return zip(self.target.parameters(), self.net.parameters(), strict=True)
@@ -407,13 +406,17 @@ class Moved(Twins):
 
 
 class MovedWithAQueue(Twins):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(6, 2))
+
     def forward(self, inputs):
         if self.training:
             with torch.no_grad():
                 for target, online in self.pairs():
                     target.mul_(0.9).add_(online, alpha=0.1)
                 self.queue = torch.cat([self.queue[1:], self.target(inputs)[:1]])
-        return super().forward(inputs)
+        return super().forward(inputs) + self.queue.mean(0)
 
 
 def averaged_in_data(model, _):
@@ -453,8 +456,10 @@ def halved(_, optimizer):
 
 
 class Langevin(SGD):
-    def __init__(self, parameters):
-        super().__init__(parameters, lr=0.1)
+    """Draws, also from a generator of its own."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, lr)
         self.generator = torch.Generator().manual_seed(1)
 
     @torch.no_grad()

@@ -12,8 +12,10 @@ import torch
 from tests.chaos.exchanges import device_of, install, skip_without, variables_of
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
+from tests.parity import keeping_programs as keeping
 from tests.parity.keeping_programs import (
     Between,
+    Langevin,
     averaged_by_numpy,
     averaged_in_data,
     clipped,
@@ -34,20 +36,7 @@ def net():
     return nn.Sequential(nn.Linear(8, 150), nn.ReLU(), nn.Linear(150, 4))
 
 
-class Twins(nn.Module):
-    """A net, and a slower one that no optimizer updates."""
-
-    def __init__(self):
-        super().__init__()
-        self.net, self.target = net(), net()
-        self.target.load_state_dict(self.net.state_dict())
-        self.target.requires_grad_(False)
-
-    def forward(self, inputs):
-        return self.net(inputs) - 0.5 * self.target(inputs)
-
-    def pairs(self):
-        return zip(self.target.parameters(), self.net.parameters(), strict=True)
+Twins, Moved = (functools.partial(kind, net) for kind in (keeping.Twins, keeping.Moved))
 
 
 def make(model=net, optimizer=Adam, loss=loss_of, device="cpu", **options):
@@ -107,23 +96,6 @@ def state_loaded(_, optimizer):
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
-class Langevin(SGD):
-    """Draws, also from a generator of its own."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.generator = torch.Generator().manual_seed(1)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                shape, device = parameter.shape, parameter.device
-                parameter.add_(torch.randn(shape).to(device), alpha=0.01)
-                parameter.add_(torch.randn(shape, generator=self.generator).to(device), alpha=0.01)
-
-
 def noise_on_gradients(device):
     """A hook that draws."""
     trainer = make(device=device)
@@ -143,17 +115,11 @@ STATE = [halved, momentum_replaced, state_forgotten, state_loaded]
 TARGETS = [averaged_without_gradients, averaged_in_data, averaged_by_numpy]
 
 
-class Moved(Twins):
-    """Moves its slow net in each forward pass, as MoCo does."""
+class MovedNowAndThen(keeping.Twins):
+    """Moves its slow net in place, for some batches."""
 
-    def forward(self, inputs):
-        if self.training:
-            averaged_in_data(self, None)
-        return super().forward(inputs)
-
-
-class MovedNowAndThen(Twins):
-    """The same in place, for some batches."""
+    def __init__(self):
+        super().__init__(net)
 
     def forward(self, inputs):
         if self.training and inputs[0, 0] > 0:

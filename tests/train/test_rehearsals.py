@@ -21,6 +21,7 @@ from tests.classified import by_sign, cross_entropy, taken
 from tests.loaders import loader_of
 from tests.once import computed_once
 from torch import nn
+from torch.utils.data import DataLoader
 
 import unisono
 from unisono.training import fit
@@ -235,30 +236,38 @@ REFUSED = {
 }
 
 
-def train(loss, model, **options):
+def train(loss, model, data=None, steps=2, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, loss, shards=4, **options)
-    trainer.fit(by_sign(40), batch_size=16, steps=2)
+    how = {} if isinstance(data, DataLoader) else {"batch_size": 16}
+    trainer.fit(by_sign(40) if data is None else data, steps=steps, **how)
     return trainer.digest()
 
 
-def refusals():
-    """Give what each program is refused with."""
+def refusals(programs):
+    """Give what programs are refused with, by name; each makes what `train` takes."""
     told = {}
-    for name, (loss, model, _) in REFUSED.items():
+    for name, program in programs.items():
         try:
-            train(loss(), model())
-        except RuntimeError as error:
+            train(*program(), steps=3)
+        except (RuntimeError, unisono.errors.LoadingError) as error:
             told[name] = str(error)
     return told
 
 
+def refusals_of_losses():
+    def program(loss, model, _):
+        return loss(), model()
+
+    return refusals({name: functools.partial(program, *of) for name, of in REFUSED.items()})
+
+
 @pytest.mark.slow
 def test_what_goes_on_is_named_on_any_number_of_workers():
-    told = refusals()
+    told = refusals_of_losses()
     for name, (_, _, words) in REFUSED.items():
         assert words in told.get(name, "nothing"), name
-    assert unisono.launch(refusals, workers=2) == [told] * 2
+    assert unisono.launch(refusals_of_losses, workers=2) == [told] * 2
 
 
 class Indexed:
@@ -344,18 +353,12 @@ SHARED = {
 
 
 def refusals_of_shared():
-    told = {}
-    for name, make in {**SHARED, "nothing": read_alone}.items():
+    def program(make):
         loss, data = make()
-        model = net()
-        trainer = unisono.Trainer(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4
-        )
-        try:
-            trainer.fit(data, batch_size=16, steps=3)
-        except (RuntimeError, unisono.errors.LoadingError) as error:
-            told[name] = str(error)
-    return told
+        return loss, net(), data
+
+    every = {**SHARED, "nothing": read_alone}
+    return refusals({name: functools.partial(program, make) for name, make in every.items()})
 
 
 def test_what_passes_change_must_not_be_what_the_data_set_reads():
@@ -370,12 +373,8 @@ def test_other_processes_read_what_the_loop_began_with():
     """So what a loss stores cannot reach them; what it keeps of samples is named all the same."""
     for make, words in ((curriculum, None), (hard_examples, "`loss.hard` goes on from shard to")):
         loss, data = make()
-        model = net()
-        trainer = unisono.Trainer(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4
-        )
         with pytest.raises(RuntimeError, match=words) if words else contextlib.nullcontext():
-            trainer.fit(loader_of(data, 16, num_workers=1), steps=2)
+            train(loss, net(), loader_of(data, 16, num_workers=1))
 
 
 class Views(torch.utils.data.Dataset):
@@ -412,23 +411,16 @@ def sliced(model, batch):
 
 
 def refusals_of_views():
-    told = {}
-    for data, loss in ((Views(), listed), (AllViews(), sliced)):
-
-        def collate(samples, data=data):
+    def program(data, loss):
+        def collate(samples):
             if isinstance(samples, slice):
                 return data.rows[samples], data.labels[samples]
             return samples
 
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = unisono.Trainer(model, optimizer, loss, shards=4)
-        loader = torch.utils.data.DataLoader(data, 16, shuffle=False, collate_fn=collate)
-        try:
-            trainer.fit(loader, steps=3)
-        except (RuntimeError, unisono.errors.LoadingError) as error:
-            told[loss.__name__] = str(error)
-    return told
+        return loss, net(), DataLoader(data, 16, shuffle=False, collate_fn=collate)
+
+    views = {"listed": (Views(), listed), "sliced": (AllViews(), sliced)}
+    return refusals({name: functools.partial(program, *of) for name, of in views.items()})
 
 
 def test_a_batch_that_is_the_data_sets_own_memory_must_not_be_changed():
