@@ -1,16 +1,131 @@
-"""The host waits for the device at the places that are named here, and at no others."""
+"""The host waits for the device at the places that are named here, and at no others.
+
+Programs that say so, step by step, are run in workers, too.
+"""
+
+from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.accelerator import sim
 from tests.chaos.exchanges import ACCELERATED, skip_without
-from tests.device import unusual, waits
+from tests.device import unusual
 from tests.once import computed_once
+from tests.parity import cases
+from torch import nn
 
 import unisono
-from unisono.runtime.device import Device
+from unisono.callbacks import Callback
+from unisono.runtime.device import Copies, Device
+
+WARM_UP, STEPS = 3, 9
+WATCHED = STEPS - WARM_UP - 1  # steps; the last ends the loop
+BATCH_SIZE = 20
+Waits = list[list[str]]  # by step: what for, and where
+
+
+class Watch(Callback):
+    """Collects what is waited for from the begin of one step to that of the next. Final."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[str]] = []
+        self._seen: list[sim.Synchronization] = []
+        self._asked: list[str] = []  # who asked again and again until copies were made
+
+    def on_step_begin(self, fit: Any) -> None:
+        self.next()
+
+    def on_end(self, fit: Any, summary: Any) -> None:
+        self.next()
+
+    def next(self) -> None:
+        waited = [f"{each.kind}: {Path(each.file).name}:{each.function}" for each in self._seen]
+        self.steps.append(waited + self._asked)
+        self._seen.clear()
+        self._asked.clear()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        wait = Copies.wait
+
+        def watched(copies: Copies) -> None:
+            if not copies._is_idle:
+                caller = sys._getframe(1).f_code
+                self._asked.append(f"{Path(caller.co_filename).name}:{caller.co_qualname}")
+            wait(copies)
+
+        with sim.synchronizations() as self._seen, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Copies, "wait", watched)
+            yield
+
+    @property
+    def found(self) -> Waits:
+        """Every step after the warm-up, but for the last, behind which the loop ends."""
+        return self.steps[1 + WARM_UP : -1]
+
+
+def samples(num_samples: int = 200) -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return torch.utils.data.TensorDataset(
+        torch.randn(num_samples, 1, 8, 8, generator=generator),
+        torch.randint(0, 10, (num_samples,), generator=generator),
+    )
+
+
+def with_sums(model: nn.Module, batch: Any) -> Any:
+    """A loss in which weights differ from shard to shard."""
+    losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    counts = (batch[1] > 2).float()
+    return {"loss": ((losses * counts).sum(), counts.sum()), "peak": losses.max()}
+
+
+LOSSES: dict[str, Callable[..., Any]] = {"mean": cases.classify, "sums": with_sums}
+
+
+def make(*, norm: bool, dropout: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = cases.Cnn(norm=norm, dropout=dropout)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def waits_of_trainer(
+    loss: str = "mean", *, norm: bool = True, dropout: float = 0.2, **options: Any
+) -> Waits:
+    """Train with a Trainer on the accelerator."""
+    sim.install()
+    model, optimizer = make(norm=norm, dropout=dropout)
+    watch = Watch()
+    trainer = unisono.Trainer(
+        model, optimizer, LOSSES[loss], shards=4, callbacks=[watch], device="sim", **options
+    )
+    with watch.watching():
+        trainer.fit(samples(), batch_size=BATCH_SIZE, steps=STEPS)
+    return watch.found
+
+
+def waits_of_run(loss: str = "mean", *, norm: bool = True, dropout: float = 0.2) -> Waits:
+    """Train with a loop of one's own on the accelerator."""
+    sim.install()
+    model, optimizer = make(norm=norm, dropout=dropout)
+    run = unisono.Run(model, optimizer, shards=4, device="sim")
+    watch = Watch()
+    model.train()
+    with watch.watching():
+        for step in run.steps(samples(), batch_size=BATCH_SIZE, steps=STEPS):
+            watch.next()
+            with step:
+                for batch in step.shards:
+                    step.backward(LOSSES[loss](model, batch))
+        watch.next()
+    return watch.found
+
 
 # Once a step, before the workers first meet: losses are there then, and parts on the host.
 ALONE = ["loss.py:PendingLosses.read"]
@@ -23,45 +138,45 @@ MODELS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", waits.LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trainer_waits_once_a_step(accelerator, loss, model):
-    assert waits.waits_of_trainer(loss, **model) == [ALONE] * waits.WATCHED
+    assert waits_of_trainer(loss, **model) == [ALONE] * WATCHED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", waits.LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_run_waits_once_a_step(accelerator, loss, model):
-    assert waits.waits_of_run(loss, **model) == [ALONE] * waits.WATCHED
+    assert waits_of_run(loss, **model) == [ALONE] * WATCHED
 
 
 @pytest.mark.slow
 def test_autocast_adds_no_wait(accelerator):
-    assert waits.waits_of_trainer(precision="bf16") == [ALONE] * waits.WATCHED
+    assert waits_of_trainer(precision="bf16") == [ALONE] * WATCHED
 
 
 @pytest.mark.slow
 def test_clipping_by_value_adds_no_wait(accelerator):
-    assert waits.waits_of_trainer(clip_value=0.1) == [ALONE] * waits.WATCHED
+    assert waits_of_trainer(clip_value=0.1) == [ALONE] * WATCHED
 
 
 @pytest.mark.slow
 def test_clipping_by_norm_reads_one_number(accelerator):
     norm = "item: transforms.py:NormClipping.apply"
-    for step in waits.waits_of_trainer(clip_norm=0.1):
+    for step in waits_of_trainer(clip_norm=0.1):
         assert sorted(step) == sorted([*ALONE, norm])
 
 
 @pytest.mark.slow
 def test_scaled_losses_read_one_number(accelerator):
-    finite = "item: transforms.py:LossScaling.unscale"
-    for step in waits.waits_of_trainer(precision="fp16"):
+    finite = "item: loss_scaling.py:LossScaling.unscale"
+    for step in waits_of_trainer(precision="fp16"):
         assert sorted(step) == sorted([*ALONE, finite])
 
 
 def of_all(options):
-    return [waits.waits_of_trainer(**options), waits.waits_of_run()]
+    return [waits_of_trainer(**options), waits_of_run()]
 
 
 @pytest.mark.slow
@@ -71,7 +186,7 @@ def test_workers_wait_twice_a_step(workers, options):
     skip_without(ACCELERATED)
     # Without recovery there are no snapshots, which wait.
     for found in unisono.launch(of_all, options, workers=workers, restarts=0):
-        assert found == [[TOGETHER] * waits.WATCHED] * 2
+        assert found == [[TOGETHER] * WATCHED] * 2
 
 
 def test_memory_that_is_copied_is_not_given_to_others(accelerator):

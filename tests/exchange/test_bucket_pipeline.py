@@ -1,19 +1,92 @@
-"""Buckets leave in one order, whenever their gradients come; what never comes holds nobody up."""
+"""Buckets hold every parameter once, from the last to the first, and slices every byte once.
+
+They leave in one order, whenever their gradients come; what never comes holds nobody up.
+"""
 
 import random
 import threading
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.threads import in_threads
 
-from unisono.engine.exchange.arena import lay_out
+from unisono.engine.exchange.arena import Slot, lay_out
 from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_buckets
 from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer
 from unisono.engine.exchange.group_exchange import BucketSums
 from unisono.engine.exchange.parts import OwnParts, Parts
 from unisono.plan.summation import Node, tree_sum
 from unisono.runtime.device import host
+from unisono.runtime.workers.memory import ALIGNMENT_BYTES
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def slot(numel, dtype=torch.float32):
+    return Slot(str(numel), 0, (numel,), (1,), dtype, numel)
+
+
+@pytest.mark.parametrize(
+    ("numels", "first_bytes", "bucket_bytes", "buckets"),
+    [
+        ([10], 1, 1, [[0]]),
+        ([10, 10, 10], 1, 1, [[2], [1], [0]]),
+        ([10, 10, 10], 1 << 20, 1, [[0, 1, 2]]),
+        ([10, 10, 10, 10], 1, 1 << 20, [[3], [0, 1, 2]]),
+        ([16, 16, 16, 16, 16], 64, 128, [[4], [2, 3], [0, 1]]),  # 64 bytes each
+        ([16, 16, 16, 16], 64, 128, [[3], [1, 2], [0]]),
+        ([1000, 1, 1], 64, 128, [[2], [0, 1]]),
+        ([0, 0], 64, 64, [[0, 1]]),
+    ],
+)
+def test_a_bucket_is_full_at_its_size(numels, first_bytes, bucket_bytes, buckets):
+    layout = lay_out_buckets([slot(n) for n in numels], 2, first_bytes, bucket_bytes)
+    assert [list(bucket.indices) for bucket in layout.buckets] == buckets
+
+
+@st.composite
+def cases(draw):
+    slots = draw(
+        st.lists(st.builds(slot, st.integers(0, 300), st.sampled_from(DTYPES)), min_size=1)
+    )
+    world_size = draw(st.integers(1, 9))
+    sizes = draw(st.tuples(st.integers(1, 3000), st.integers(1, 3000)))
+    return slots, world_size, draw(st.integers(1, world_size)), sizes
+
+
+@pytest.mark.slow
+@given(case=cases())
+def test_every_element_is_in_one_slice_of_one_bucket(case):
+    slots, world_size, num_workers, sizes = case
+    layout = lay_out_buckets(slots, world_size, *sizes)
+    assert [i for b in reversed(layout.buckets) for i in b.indices] == list(range(len(slots)))
+    seen = {index: [] for index in range(len(slots))}
+    for number, bucket in enumerate(layout.buckets):
+        assert {layout.bucket_of[index] for index in bucket.indices} == {number}
+        for position in range(num_workers):
+            for piece in bucket.pieces(position, num_workers):
+                seen[bucket.indices[piece.index]] += range(piece.start, piece.stop)
+    assert seen == {index: list(range(slot.numel)) for index, slot in enumerate(slots)}
+
+
+@pytest.mark.slow
+@given(case=cases())
+def test_no_slice_reaches_into_another_bucket(case):
+    slots, world_size, num_workers, sizes = case
+    layout = lay_out_buckets(slots, world_size, *sizes)
+    ends = [bucket.start for bucket in layout.buckets[1:]] + [layout.num_bytes]
+    for bucket, end in zip(layout.buckets, ends, strict=True):
+        length = bucket.slice_bytes(num_workers)
+        assert length % ALIGNMENT_BYTES == 0
+        assert bucket.num_bytes <= num_workers * length <= end - bucket.start
+        for index, relative in zip(bucket.indices, bucket.slots, strict=True):
+            assert layout.slots[index].offset == bucket.start + relative.offset
+
+
+# Sending them
+
 
 NUMELS = (40, 3, 7, 100, 20, 1)
 HELD = [[Node(0, 2)], [Node(2, 3), Node(3, 4)], [Node(4, 6)]]

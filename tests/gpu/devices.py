@@ -1,13 +1,18 @@
-"""The devices that tests run on, and the settings that make a plain loop repeatable."""
+"""The devices that tests run on, workers that share one, and settings that repeat a plain loop."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 import torch
 from tests.accelerator import sim
+
+import unisono
 
 CUDA, CPU, SIM = "cuda", "cpu", "sim"
 
@@ -65,3 +70,11 @@ def _read(switch: Callable[[], object]) -> object:
         return switch()
     except RuntimeError:
         return "differs from the new switches"
+
+
+def launch(function: Callable[..., Any], *args: Any, workers: int, device: str, **more: Any) -> Any:
+    """Call a function on workers that share a device; returns what each of them said."""
+    if device == CUDA:
+        return unisono.launch(function, *args, workers=workers, workers_per_gpu=workers, **more)
+    with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+        return unisono.launch(function, *args, workers=workers, **more)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.gpu import cases
-from tests.gpu.launching import launch
+from tests.gpu.devices import launch
 from tests.gpu.loops import train, trainer_of
 
 SHARDS = 4

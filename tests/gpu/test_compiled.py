@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.gpu.launching import launch
+from tests.gpu.devices import launch
 from tests.gpu.loops import first_difference, plain_loop, train, unisono_loop
 
 from unisono.training.computing import compiled_in_this_thread

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from tests.gpu import cases
-from tests.gpu.launching import launch
+from tests.gpu.devices import launch
 from tests.gpu.loops import train, trainer_of
 from tests.replacements import wait_for_replacement
 

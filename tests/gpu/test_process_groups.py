@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.gpu import cases
-from tests.gpu.devices import CUDA, deterministic
-from tests.gpu.launching import launch
+from tests.gpu.devices import CUDA, deterministic, launch
 from tests.gpu.loops import Weights, first_difference, weights_of
 
 import unisono

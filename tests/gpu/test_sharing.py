@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu import cases
-from tests.gpu.devices import CPU
-from tests.gpu.launching import launch
+from tests.gpu.devices import CPU, launch
 from tests.gpu.loops import train_all, trainer_of
 
 from unisono.callbacks import EMA

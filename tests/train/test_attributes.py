@@ -1,29 +1,279 @@
-"""What a program changes between steps and keeps for itself goes on, and back, with its run."""
+"""What a program changes between steps and keeps for itself goes on, and back, with its run.
 
+In callbacks, optimizers, layers, closures.
+"""
+
+import copy
 import functools
+from collections import deque
 
 import pytest
 import torch
-from tests.train import keeping
+from tests.replacements import wait_for_replacement
+from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.callbacks import Callback
 from unisono.engine.state.attributes import Attributes
 from unisono.errors import CheckpointError
 
-ALL = list(keeping.PROGRAMS)
+
+class Warming(Callback):
+    """Counts steps, and sets the rate by that; its terminal is another one on each rank."""
+
+    def __init__(self, base=0.05):
+        self.count, self.base = 0, base
+
+    def on_begin(self, fit):
+        self.rank, self.writes = fit.rank, fit.is_leader
+
+    def on_step_begin(self, fit):
+        assert self.rank == fit.rank
+        self.count += 1
+        fit.optimizer.param_groups[0]["lr"] = self.base / self.count
+
+
+class Meter:
+    """A mean, as every program has one."""
+
+    def __init__(self):
+        self.sum, self.num = 0.0, 0
+
+
+class Smoothing(Callback):
+    """Keeps averages and lists of what it has seen, and computes with them."""
+
+    def __init__(self):
+        self.meter, self.losses, self.last = Meter(), [], deque(maxlen=3)
+
+    def on_step_end(self, fit, step):
+        loss = step.means["loss"]
+        self.meter.sum += loss
+        self.meter.num += 1
+        self.losses.append(loss)
+        self.last.append({"loss": loss, "epoch": step.epoch})
+        mean = self.meter.sum / self.meter.num + sum(one["loss"] for one in self.last)
+        fit.optimizer.param_groups[0]["lr"] = 0.01 * (mean + 0.01 * len(self.losses))
+
+
+class Anchored(Callback):
+    """Draws weights to where they were when training began, and to a mean of where they went."""
+
+    def on_begin(self, fit):
+        self.anchor = [p.detach().clone() for p in fit.model.parameters()]
+
+    def on_step_end(self, fit, step):
+        with torch.no_grad():
+            if not hasattr(self, "mean"):
+                self.mean = {name: p.clone() for name, p in fit.model.named_parameters()}
+            for start, (name, p) in zip(self.anchor, fit.model.named_parameters(), strict=True):
+                self.mean[name].lerp_(p, 0.3)
+                p.lerp_(start, 0.1).lerp_(self.mean[name], 0.1)
+
+
+class Counted(torch.optim.Optimizer):
+    """Counts its steps in an attribute."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr})
+        self.t = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.t += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] / self.t**0.5)
+
+
+class Lazy(Counted):
+    """Makes what it keeps in its first step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if not hasattr(self, "norms"):
+            self.norms = torch.zeros(2)
+        self.norms[0] += sum(p.grad.square().sum() for g in self.param_groups for p in g["params"])
+        self.norms[1] += 1
+        super().step()
+        for group in self.param_groups:
+            group["lr"] = 0.05 / float(self.norms[0] / self.norms[1] + 1)
+
+
+class Teaching(Callback):
+    """Draws a model to a teacher, its own mean over time."""
+
+    teacher = None
+
+    def on_begin(self, fit):
+        if self.teacher is None:
+            self.teacher = copy.deepcopy(fit.model)
+
+    @torch.no_grad()
+    def on_step_end(self, fit, step):
+        for mean, p in zip(self.teacher.parameters(), fit.model.parameters(), strict=True):
+            mean.lerp_(p, 0.2)
+            p.lerp_(mean, 0.1)
+
+
+def enclosed():
+    """Make a callback whose teacher and count are in a closure."""
+    teacher, count = torch.nn.Linear(3, 5), 0
+
+    class Enclosed(Callback):
+        @torch.no_grad()
+        def on_step_end(self, fit, step):
+            nonlocal count
+            count += 1
+            teacher.weight.lerp_(fit.model[0].weight, 1 / count)
+            fit.model[0].weight.lerp_(teacher.weight, 0.1)
+
+    return Enclosed()
+
+
+TICKS = 0
+
+
+class Ticking(Callback):
+    """Counts in a global, in the class and in a torch layer, and sets the rate by that."""
+
+    num = 0
+
+    def __init__(self):
+        global TICKS
+        TICKS = Ticking.num = 0
+
+    def on_step_end(self, fit, step):
+        global TICKS
+        TICKS += 1
+        Ticking.num += 2
+        fit.model.tau = getattr(fit.model, "tau", 1.0) * 0.9
+        fit.model[1].p = getattr(fit.model[1], "p", 1.0) * 0.8
+        rate = fit.model.tau + fit.model[1].p
+        fit.optimizer.param_groups[0]["lr"] = 0.05 * rate / (TICKS + Ticking.num)
+
+
+class Levels(TensorDataset):
+    """Samples of a difficulty that grows."""
+
+    level = 0.5
+
+    def __getitem__(self, index):
+        return tuple(value * self.level for value in super().__getitem__(index))
+
+
+class Harder(Callback):
+    def on_step_end(self, fit, step):
+        self.data.level += 0.1
+
+
+class Rows(TensorDataset):
+    """Samples of rows, which lie in a list."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.rows = [(number, *row) for number, row in enumerate(rows.tolist())]
+
+    def __getitem__(self, index):
+        return (torch.tensor(self.rows[index][1:]),)
+
+
+class Turning(Callback):
+    """Turns the rows of a data set, and sets an attribute of a function."""
+
+    def on_step_end(self, fit, step):
+        self.data.rows.append(self.data.rows.pop(0))
+        rate.of = getattr(rate, "of", 0.05) * 0.9
+        fit.optimizer.param_groups[0]["lr"] = rate()
+
+
+def rate():
+    return rate.of
+
+
+def counting(optimizer):
+    """Make a schedule whose function counts its calls."""
+    calls = 0
+
+    def factor(epoch):
+        nonlocal calls
+        calls += 1
+        return 1 / calls
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def plain(params):
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+PROGRAMS = {
+    "warming": (plain, Warming),
+    "smoothing": (plain, Smoothing),
+    "anchored": (plain, Anchored),
+    "counted": (Counted, None),
+    "lazy": (Lazy, Warming),
+    "teaching": (plain, Teaching),
+    "enclosed": (plain, enclosed),
+    "ticking": (plain, Ticking),
+    "harder": (plain, Harder),
+    "turning": (plain, Turning),
+    "scheduled": (plain, None),
+}
+
+
+def train(names, totals=(4, 9), directory=None, lrs=0.05):
+    """Train each of some programs; returns their digests."""
+    return {name: train_one(name, totals, directory and f"{directory}/{name}") for name in names}
+
+
+def train_one(name, totals, directory):
+    make, callback = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(model, batch):
+        wait_for_replacement(trainer.run._context.team)
+        return (model(batch[0]) - 1).square().mean()
+
+    rows = torch.randn(24, 3, generator=generator)
+    data = (Rows if name == "turning" else Levels)(rows)
+    rate.of = 0.05
+    callbacks = [callback()] if callback else []
+    for each in callbacks:
+        each.data = data if name in ("harder", "turning") else None
+    optimizer = make(model.parameters())
+    schedule = unisono.Schedule(counting(optimizer), every="step") if name == "scheduled" else None
+    trainer = unisono.Trainer(
+        model,
+        optimizer,
+        loss,
+        shards=4,
+        directory=directory,
+        checkpoint=1 if directory else None,
+        schedule=schedule,
+        callbacks=callbacks,
+    )
+    for total in totals:
+        trainer.fit(data, batch_size=8, steps=total)
+    return trainer.digest()
+
+
+ALL = list(PROGRAMS)
 IN_AN_UPDATE = "kill:rank=0,step=6,at=update"
 
 
 @functools.cache
 def undisturbed():
-    return keeping.train(ALL)
+    return train(ALL)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(workers, tmp_path):
-    unisono.launch(keeping.train, ALL, (4, 6), tmp_path, workers=workers)
-    found = unisono.launch(keeping.train, ALL, (4, 9), tmp_path, workers=2)
+    unisono.launch(train, ALL, (4, 6), tmp_path, workers=workers)
+    found = unisono.launch(train, ALL, (4, 9), tmp_path, workers=2)
     assert found == [undisturbed()] * 2
 
 
@@ -43,14 +293,14 @@ def test_lost_workers_change_nothing(exchange, faults, names, monkeypatch):
     monkeypatch.setenv("UNISONO_FAULTS", faults)
     monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
     for name in names:
-        found = unisono.launch(keeping.train, [name], (4, 9), workers=2)
+        found = unisono.launch(train, [name], (4, 9), workers=2)
         assert found == [{name: whole[name]}] * 2
 
 
 def test_what_a_program_gives_anew_counts_where_the_run_has_not_changed_it(tmp_path):
     def rate(base, steps):
         model = torch.nn.Linear(3, 1)
-        callback = keeping.Warming(base)
+        callback = Warming(base)
         options = {"directory": tmp_path, "callbacks": [callback], "shards": 2}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         trainer = unisono.Trainer(model, optimizer, loss, **options)
@@ -62,10 +312,10 @@ def test_what_a_program_gives_anew_counts_where_the_run_has_not_changed_it(tmp_p
 
 
 def test_a_checkpoint_without_attributes_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.setitem(keeping.PROGRAMS, "any", (keeping.plain, None))
-    keeping.train_one("any", (2,), tmp_path)
-    monkeypatch.setitem(keeping.PROGRAMS, "any", (keeping.plain, keeping.Smoothing))
-    keeping.train_one("any", (4,), tmp_path)
+    monkeypatch.setitem(PROGRAMS, "any", (plain, None))
+    train_one("any", (2,), tmp_path)
+    monkeypatch.setitem(PROGRAMS, "any", (plain, Smoothing))
+    train_one("any", (4,), tmp_path)
 
 
 def loss(model, batch):

@@ -1,17 +1,123 @@
-"""Whoever comes later to what a program does between two loops finds the state of that moment."""
+"""Whoever comes later to what a program does between two loops finds the state of that moment.
 
+Programs of several loops that look at the model and write files in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import functools
+import io
+import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.train import phases
+import torch
+from tests.classified import cross_entropy
+from tests.parity import cases
+from tests.train import test_whole_state as whole
+from torch import nn
 
 import unisono
+from unisono.callbacks import EarlyStopping
+
+
+def note(files: Path, name: str, model: nn.Module, **seen: Any) -> None:
+    """Write what rank 0 sees here, over what is there: the weights, and what was computed."""
+    if unisono.world().rank == 0:
+        text = json.dumps({"weights": model.state_dict(), **seen}, default=torch.Tensor.tolist)
+        (files / f"{name}.json").write_text(text)
+
+
+def kept(directory: Path | None, **options: Any) -> dict[str, Any]:
+    return {} if directory is None else {"directory": directory, **options}
+
+
+def unfreezes(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Train the head until a callback stops that, then another layer too, then on."""
+    torch.manual_seed(11)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    optimizer = torch.optim.Adam(model[3].parameters(), lr=1e-2)
+    trainer = unisono.Trainer(
+        *(model, optimizer, cases.classify), shards=4, **kept(directory, checkpoint=2)
+    )
+    data = torch.utils.data.Subset(cases.images(), range(40))
+    for name, steps in (("head", 8), ("more", 7), ("all", last)):
+        stops = EarlyStopping(patience=1, min_delta=9.0)
+        if name == "head":
+            trainer.callbacks = [stops]
+        trainer.fit(data, batch_size=20, steps=steps, validate=data, validate_every=1)
+        trainer.callbacks = []
+        seen = trainer.evaluate(data, batch_size=20) | {"step": trainer.run.position.step}
+        note(files, name, model, seen=seen, digest=trainer.digest(), lr=optimizer.param_groups)
+        if name == "head":
+            optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 1e-3})
+        optimizer.param_groups[0]["lr"] *= 0.5
+    return trainer.digest()
+
+
+def breaks(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Leave a loop of its own early, change a weight, and train on."""
+    torch.manual_seed(12)
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = unisono.Run(model, optimizer, shards=4, **kept(directory, checkpoint=1))
+    run.state["seen"] = 0
+    data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.arange(24) % 2)
+    for number, steps in enumerate((9, last)):
+        for step in run.steps(data, batch_size=8, steps=steps):
+            with step:
+                for batch in step.shards:
+                    step.backward(cross_entropy(model, batch))
+            if not step.is_done:
+                continue
+            run.state["seen"] += 1
+            if not number and run.state["seen"] == 4:
+                break
+        note(files, f"loop {number}", model, state=dict(run.state), position=str(run.position))
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+    return run.digest()
+
+
+def takes_whole(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Have an optimizer that is not element-wise, and predict in between."""
+    saving = unisono.Checkpoint(1, keep=1)
+    trainer = whole.trained(whole.Madgrad, [2], **kept(directory, checkpoint=saving))
+    for number, steps in enumerate((5, last)):
+        outputs = trainer.predict(whole.images(), batch_size=10)
+        note(files, f"before {number}", trainer.run.model, outputs=outputs, digest=trainer.digest())
+        trainer.fit(whole.images(), batch_size=10, steps=steps)
+    return trainer.digest()
+
+
+def calls_often(directory: Path | None, files: Path, last: int = 12) -> str:
+    """Call `fit` for each step: more loops than what is kept of them in memory."""
+    torch.manual_seed(13)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    trainer = unisono.Trainer(model, optimizer, cross_entropy, shards=4, directory=directory)
+    data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
+    for steps in range(1, last + 1):
+        trainer.fit(data, batch_size=8, steps=steps)
+        note(files, f"step {steps}", model, seen=trainer.evaluate(data, batch_size=8))
+    return trainer.digest()
+
+
+PROGRAMS = [unfreezes, breaks, takes_whole]
+
+
+def silent(program: Any, *args: Any) -> str:
+    """Run a program without its prints."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return program(*args)
+
 
 pytestmark = pytest.mark.slow
 
-EACH = pytest.mark.parametrize("program", phases.PROGRAMS, ids=lambda one: one.__name__)
+EACH = pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 
 
 def written(files):
@@ -21,17 +127,17 @@ def written(files):
 @functools.cache
 def undisturbed(program):
     with tempfile.TemporaryDirectory() as files:
-        return phases.silent(program, None, Path(files)), written(Path(files))
+        return silent(program, None, Path(files)), written(Path(files))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "workers"),
     [
-        (phases.unfreezes, 2),
-        (phases.breaks, 1),
-        (phases.takes_whole, 3),
-        (phases.calls_often, 2),
+        (unfreezes, 2),
+        (breaks, 1),
+        (takes_whole, 3),
+        (calls_often, 2),
     ],
 )
 def test_a_replacement_writes_what_was_there(program, workers, monkeypatch, tmp_path):
@@ -39,23 +145,23 @@ def test_a_replacement_writes_what_was_there(program, workers, monkeypatch, tmp_
     for directory in (None, tmp_path / "run"):
         for file in tmp_path.glob("*.json"):
             file.unlink()
-        digests = unisono.launch(phases.silent, program, directory, tmp_path, workers=workers)
+        digests = unisono.launch(silent, program, directory, tmp_path, workers=workers)
         assert digests == [undisturbed(program)[0]] * workers
         assert written(tmp_path) == undisturbed(program)[1]
 
 
 @EACH
 def test_a_resumed_run_writes_what_was_there(program, tmp_path):
-    phases.silent(program, tmp_path / "run", tmp_path, 10)
-    assert phases.silent(program, tmp_path / "run", tmp_path) == undisturbed(program)[0]
+    silent(program, tmp_path / "run", tmp_path, 10)
+    assert silent(program, tmp_path / "run", tmp_path) == undisturbed(program)[0]
     assert written(tmp_path) == undisturbed(program)[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [phases.unfreezes, phases.breaks])
+@pytest.mark.parametrize("program", [unfreezes, breaks])
 def test_others_that_resume_and_lose_one_write_what_was_there(program, monkeypatch, tmp_path):
-    unisono.launch(phases.silent, program, tmp_path / "run", tmp_path, 10, workers=3)
+    unisono.launch(silent, program, tmp_path / "run", tmp_path, 10, workers=3)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=11")
-    digests = unisono.launch(phases.silent, program, tmp_path / "run", tmp_path, workers=2)
+    digests = unisono.launch(silent, program, tmp_path / "run", tmp_path, workers=2)
     assert digests == [undisturbed(program)[0]] * 2
     assert written(tmp_path) == undisturbed(program)[1]

@@ -1,21 +1,145 @@
-"""Whatever an ordinary program does, a worker that is killed changes nothing."""
+"""Ordinary programs, each with something that a lost worker once put out of step.
+
+Whatever they do, a worker that is killed changes nothing.
+"""
+
+import contextlib
+import io
 
 import pytest
-from tests.train import lossy
+import torch
+from tests.classified import cross_entropy as loss
+from torch import nn
 
 import unisono
+
+
+def made(width=8, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2)
+    )
+    x = torch.randn(64, 8)
+    data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+    return model, torch.optim.Adam([{"params": model.parameters(), **options}], lr=1e-2), data
+
+
+def quietly(work):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return work()
+
+
+def schedule_behind_the_block():
+    """Steps a schedule, counts and averages whether or not the step was done."""
+    model, optimizer, data = made()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    run = unisono.Run(model, optimizer, shards=4)
+    run.state.update(schedule=schedule, average=torch.zeros(1), seen=0)
+    for step in run.steps(data, batch_size=16, steps=40):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model, batch))
+        schedule.step()
+        run.state["seen"] += 1
+        run.state["average"] = run.state["average"] * 0.9 + step.loss
+    total = sum(parameter.double().sum().item() for parameter in model.parameters())
+    rate = optimizer.param_groups[0]["lr"]
+    return total, rate, schedule.last_epoch, run.state["seen"], run.state["average"].item()
+
+
+def k_fold():
+    """Makes a run for each fold and keeps nothing but its digest."""
+
+    def fold(number):
+        model, optimizer, data = made(width=8 + number)
+        trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+        trainer.fit(data, batch_size=16, steps=30 + number)
+        return trainer.digest()
+
+    return quietly(lambda: [fold(number) for number in range(4)])
+
+
+def in_turn():
+    """Trains two models in turns, as a teacher and a student."""
+    trainers = []
+    for width in (16, 12):
+        model, optimizer, data = made(width)
+        trainers.append(unisono.Trainer(model, optimizer, loss, shards=4))
+
+    def work():
+        for epochs in range(1, 4):
+            for trainer, factor in zip(trainers, (1, 40), strict=True):
+                trainer.fit(data, batch_size=16, epochs=factor * epochs)
+        return [trainer.digest() for trainer in trainers]
+
+    return quietly(work)
+
+
+def until_it_is_good():
+    """Decides by what each call of fit has returned."""
+    model, optimizer, data = made()
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+
+    def work():
+        told = []
+        for epochs in range(1, 40):
+            summary = trainer.fit(data, batch_size=16, epochs=epochs, validate=data)
+            told.append((dict(summary.means), dict(summary.validation), summary.digest))
+            if summary.means["loss"] < 0.5:
+                break
+        return told, trainer.evaluate(data, batch_size=16)
+
+    return quietly(work)
+
+
+def left_by_break():
+    """Leaves its loop early, then goes on with another."""
+    model, optimizer, data = made()
+    run = unisono.Run(model, optimizer, shards=4)
+    for last in (7, 23):
+        for step in run.steps(data, batch_size=16, steps=40):
+            with step:
+                for batch in step.shards:
+                    step.backward(loss(model, batch))
+            if step.number == last:
+                break
+    return sum(parameter.double().sum().item() for parameter in model.parameters())
+
+
+def named_groups():
+    """Has options that are neither numbers nor texts."""
+    model, optimizer, data = made(tags={"layer": "all"}, names=["a", "b"])
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+    return quietly(lambda: trainer.fit(data, batch_size=16, steps=40).digest)
+
+
+def one_loop_inside_of_another():
+    """Trains a second model, of the same size, inside of each step of the first."""
+    outer, inner = made(), made()
+    with torch.no_grad():
+        inner[0][0].weight.mul_(2)
+    runs = [unisono.Run(model, optimizer, shards=4) for model, optimizer, _ in (outer, inner)]
+    for step in runs[0].steps(outer[2], batch_size=16, steps=6):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(outer[0], batch))
+        for other in runs[1].steps(inner[2], batch_size=16, steps=2 * (step.number + 1)):
+            with other:
+                for batch in other.shards:
+                    other.backward(loss(inner[0], batch))
+    return [sum(p.double().sum().item() for p in m.parameters()) for m in (outer[0], inner[0])]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "faults"),
     [
-        (lossy.schedule_behind_the_block, "kill:rank=1,step=25,at=updated"),
-        (lossy.k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
-        (lossy.in_turn, "kill:rank=0,step=50,at=update"),
-        (lossy.until_it_is_good, "kill:rank=0,step=9,at=update"),
-        (lossy.left_by_break, "kill:rank=0,step=5; kill:rank=1,step=15"),
-        (lossy.named_groups, "kill:rank=1,step=25,at=update"),
+        (schedule_behind_the_block, "kill:rank=1,step=25,at=updated"),
+        (k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
+        (in_turn, "kill:rank=0,step=50,at=update"),
+        (until_it_is_good, "kill:rank=0,step=9,at=update"),
+        (left_by_break, "kill:rank=0,step=5; kill:rank=1,step=15"),
+        (named_groups, "kill:rank=1,step=25,at=update"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -28,6 +152,6 @@ def test_a_killed_worker_changes_nothing(monkeypatch, program, faults):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_loop_inside_of_another_has_memory_of_its_own(workers):
-    alone = lossy.one_loop_inside_of_another()
+    alone = one_loop_inside_of_another()
     assert alone[0] != alone[1]
-    assert unisono.launch(lossy.one_loop_inside_of_another, workers=workers) == [alone] * workers
+    assert unisono.launch(one_loop_inside_of_another, workers=workers) == [alone] * workers

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
-from tests.train import whole
+from tests.train import test_whole_state as whole
 
 import unisono
 from unisono.callbacks import Callback

@@ -1,9 +1,11 @@
-"""What shards tell beside their gradients."""
+"""What shards tell beside their gradients, and the seconds of a step's phases."""
 
 import pytest
 import torch
 
 import unisono
+from unisono.engine.step import records as phase_timers
+from unisono.engine.step.records import Phase, PhaseTimers
 
 
 def test_rows_of_any_length_are_read_whole():
@@ -41,3 +43,15 @@ def test_a_loss_that_is_not_a_number_is_named_before_it_is_differentiated():
         pytest.raises(unisono.errors.NonFiniteLossError, match="nan in step 0 for shard 0"),
     ):
         train_with(lambda model, batch: (0 * model(batch[0])).mean().log() * float("nan"))
+
+
+def test_phases_add_up(monkeypatch):
+    now_s = [5.0]
+    monkeypatch.setattr(phase_timers, "perf_counter", lambda: now_s[0])
+    timers = PhaseTimers()
+    for begun_s in (5.0, 6.5):
+        timers.begin()
+        for phase in (Phase.LOADING, Phase.FORWARD, Phase.LOADING):
+            now_s[0] += 0.5
+            timers.lap(phase)
+        assert timers.times == [begun_s, 1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
