@@ -7,12 +7,15 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import unisono
 from unisono.runtime.launch.call import pack_call
+from unisono.runtime.launch.job import FUNCTION, Job
 from unisono.runtime.launch.pickling import dumps, load
+from unisono.runtime.world import world
 
 SCRIPT = """
 import dataclasses, functools, io, threading, torch
@@ -139,8 +142,117 @@ def test_the_class_of_the_present_is_known_and_not_an_older_one(script):
     exec(SCRIPT, new)
     main.Config = new["Config"]
     try:
-        packed = pack_call(print, (old, new["Config"](), new["save"]))
+        packed, _ = pack_call(print, (old, new["Config"](), new["save"]))
     finally:
         del main.Config
     call = load(packed)
     assert call["of_main"]["Config"] is type(call["args"][1])
+
+
+def values(num_rows: int) -> list[Any]:
+    """Arrays and tensors of all kinds; the first two tensors have one storage."""
+    torch.manual_seed(0)
+    whole = torch.arange(num_rows * 64.0).view(num_rows, 64)
+    return [
+        whole,
+        whole.t()[3:5],
+        whole.bfloat16(),
+        torch.nn.Parameter(whole.clone()),
+        torch.nn.Linear(64, num_rows),
+        torch.zeros(0, 3),
+        whole.to_sparse(),
+        np.asfortranarray(whole.numpy()),
+        whole.numpy()[::2],
+    ]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.nn.Module):
+        pairs = zip(one.parameters(), other.parameters(), strict=True)
+        return all(same(*pair) for pair in pairs)
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, other) and other.flags.writeable)
+    alike = (one.dtype, one.layout, one.requires_grad) == (
+        other.dtype,
+        other.layout,
+        other.requires_grad,
+    )
+    strides = one.layout != torch.strided or one.stride() == other.stride()
+    return alike and strides and torch.equal(one.to_dense(), other.to_dense())
+
+
+def job_of(*args: Any) -> Job:
+    payload, buffers = pack_call(len, args)
+    return Job(
+        kind=FUNCTION,
+        target="len",
+        payload=payload,
+        buffers=buffers,
+        environ={},
+        num_workers=1,
+        threads=1,
+        restarts=0,
+        replaces=False,
+        stall_timeout_s=1.0,
+        backend="gloo",
+    )
+
+
+@pytest.mark.parametrize("num_rows", [3, 10_000])  # in the pickle, beside it
+def test_arrays_and_tensors_of_a_call_arrive_as_they_are(num_rows: int) -> None:
+    given, job = values(num_rows), job_of(values(num_rows))
+    assert len(job.buffers) == (0 if num_rows < 10 else 7)
+    assert all(same(*pair) for pair in zip(given, load(dumps(given)), strict=True))
+    fd = job.write()
+    for _ in range(2):  # what one reader writes the next one does not see
+        read = Job.read(fd)
+        (found,) = load(read.payload, read.buffers)["args"]
+        assert all(same(*pair) for pair in zip(given, found, strict=True))
+        assert found[0].data_ptr() % 64 == 0
+        found[0].zero_()
+        assert not found[1].any()
+        found[0].untyped_storage().resize_(0) if num_rows < 10 else None
+
+
+def spoil(data: torch.Tensor) -> tuple[float, int]:
+    """Give what was there, and how many bytes of it are this process's own; then write."""
+    seen, held = float(data.sum()), 0
+    if world().rank:
+        data.zero_()
+    with open("/proc/self/smaps") as file:
+        is_job = False
+        for line in file:
+            is_job = "unisono-job" in line if "-" in line.split()[0] else is_job
+            held += 1024 * int(line.split()[1]) if is_job and line.startswith("Anonymous") else 0
+    unisono.distributed.init()
+    torch.distributed.barrier()
+    return seen, held
+
+
+@pytest.mark.slow
+def test_workers_share_the_data_of_a_call_until_they_write() -> None:
+    data = torch.ones(1_000, 4_000)
+    (first, not_held), (other, held) = unisono.launch(spoil, data, workers=2)
+    assert first == other == data.sum()
+    assert not_held < data.nbytes / 10
+    assert held >= data.nbytes
+
+
+def lose_one(data: torch.Tensor) -> float:
+    seen = float(data.sum())
+    data.zero_()
+    run = unisono.Run(
+        model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), lr=0.1), shards=2
+    )
+    for step in run.steps(torch.ones(8, 1), batch_size=4, steps=4):
+        with step:
+            for batch in step.shards:
+                step.backward(model(batch).mean())
+    return seen
+
+
+@pytest.mark.slow
+def test_a_replacement_has_the_data_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=2")
+    data = torch.ones(1_000, 1_000)
+    assert unisono.launch(lose_one, data, workers=2) == [1e6, 1e6]

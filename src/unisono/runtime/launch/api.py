@@ -100,9 +100,11 @@ def launch(
     restarts = check_whole("restarts", restarts, at_least=0)
     stall_timeout_s = STALL.in_s() if stall_timeout_s is None else stall_timeout_s
     check_seconds("stall_timeout_s", stall_timeout_s, STALL)
+    payload, buffers = pack_call(fn, args)
     job = Job(
         kind=FUNCTION,
-        payload=pack_call(fn, args),
+        payload=payload,
+        buffers=buffers,
         target=name_of(fn),
         argv=tuple(map(str, sys.argv)),
         environ=launch_environment(

@@ -31,8 +31,11 @@ from typing import Any
 from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE
 
 
-def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
     """Pickle a call, and the state of the caller that its workers start from.
+
+    Returns:
+        With the buffers of large arrays and tensors, which are not copied.
 
     Raises:
         TypeError: `fn` cannot be called, or something cannot be pickled; the message names it.
@@ -44,8 +47,8 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             f"`fn` must be a function that every worker calls, but is {reprlib.repr(fn)}: "
             "pass the function itself, as in `launch(main, workers=2)`."
         )
-    file = io.BytesIO()
-    pickler = Pickler(file)
+    file, buffers = io.BytesIO(), list[Any]()
+    pickler = Pickler(file, buffers)
     call = {
         "function": fn,
         "args": args,
@@ -61,7 +64,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             f"`fn` and its arguments must be picklable, but {_culprit(fn, args)} not ({error}): "
             "open files, locks and the like inside the function instead of passing them in."
         ) from (error if _is_of_the_caller(error) else None)
-    return file.getvalue()
+    return file.getvalue(), tuple(buffers)
 
 
 def pack_result(result: Any) -> bytes:

@@ -14,8 +14,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from unisono.runtime.launch.cell import environment_of_workers
+from unisono.runtime.workers.memory import aligned
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE
 from unisono.runtime.world import HOSTS_VARIABLE
 
@@ -37,6 +39,7 @@ class Job:
     target: str  # the script's path, the module's name, or the function's name for messages
     argv: tuple[str, ...] = ()  # what follows the script or module on the command line
     payload: bytes = b""  # the pickled call; empty for scripts and modules
+    buffers: tuple[Any, ...] = ()  # large arrays and tensors of it, as pickle's buffers
     environ: dict[str, str]  # the launcher's environment variables
     folder: str = field(default_factory=os.getcwd)  # the working directory
     # where the caller of a function imports from; empty for scripts and modules
@@ -64,17 +67,36 @@ class Job:
         return self.restarts > 0
 
     def write(self) -> int:
-        """Write the job to a new memfd and return its descriptor."""
+        """Write the job to a new memfd and return its descriptor.
+
+        ::
+
+            sizes, pickled │ the job, pickled │ its buffers      each at a whole cache line
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        packed = pickle.dumps(self, 5, buffer_callback=buffers.append)
+        parts = [memoryview(packed), *(buffer.raw() for buffer in buffers)]
         with os.fdopen(os.memfd_create("unisono-job", os.MFD_CLOEXEC), "wb") as file:
-            pickle.dump(self, file)
+            pickle.dump([part.nbytes for part in parts], file)
+            for part in parts:
+                file.seek(aligned(file.tell()))
+                file.write(part)
             file.flush()
             return os.dup(file.fileno())
 
     @staticmethod
     def read(fd: int) -> Job:
-        """Read the job behind `fd`, which many processes may do at once."""
-        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
-            job: Job = pickle.loads(file)
+        """Read the job behind `fd`, which many processes may do at once.
+
+        They share the memory of its buffers, but for pages that one of them writes to.
+        """
+        file = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE)
+        sizes = pickle.load(file)
+        parts, start = [], aligned(file.tell())
+        for size in sizes:
+            parts.append(memoryview(file)[start : start + size])
+            start = aligned(start + size)
+        job: Job = pickle.loads(parts[0], buffers=parts[1:])
         return job
 
 

@@ -6,7 +6,8 @@ name. Besides:
 * a function with a `functools` cache travels with its cache empty;
 * a module that torch has given a class of its own, such as ``torch.backends.cudnn``, goes by name;
 * what goes by value out of ``__main__`` is noted, so that a worker's ``__main__`` can hold it;
-* a class that is known where it arrives keeps the attributes and methods that it has there.
+* a class that is known where it arrives keeps the attributes and methods that it has there;
+* large arrays and tensors may travel beside the pickle, without a copy (PEP 574).
 
 Imports cloudpickle, which is not needed before the first call.
 """
@@ -18,24 +19,34 @@ import importlib
 import io
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
 from cloudpickle import cloudpickle
 
+_LARGE_BYTES = 1 << 20  # what is smaller is pickled
 _Cached = type(functools.cache(len))
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, with the additions. Final.
 
+    Args:
+        buffers: where buffers of large arrays and tensors are put; None: they are pickled, too.
+
     Attributes:
         of_main: functions and classes of ``__main__`` that went by value, by their qualified names.
     """
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer] | None = None) -> None:
+        def put(buffer: pickle.PickleBuffer) -> bool:
+            if buffers is None or buffer.raw().nbytes < _LARGE_BYTES:
+                return True  # pickle it
+            buffers.append(buffer)
+            return False
+
+        super().__init__(file, buffer_callback=put)
         self.of_main: dict[str, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
@@ -66,8 +77,12 @@ def dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
-def load(packed: bytes) -> Any:
-    """Unpickle a value; classes that are known here stay as they are."""
+def load(packed: bytes, buffers: Iterable[Any] = ()) -> Any:
+    """Unpickle a value; classes that are known here stay as they are.
+
+    Args:
+        buffers: those that went beside the pickle, in their order; their memory is then used.
+    """
     with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
         known = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
 
@@ -79,7 +94,7 @@ def load(packed: bytes) -> Any:
             found = super().find_class(module_name, global_name)
             return set_if_new if found is cloudpickle._class_setstate else found
 
-    return Unpickler(io.BytesIO(packed)).load()
+    return Unpickler(io.BytesIO(packed), buffers=buffers).load()
 
 
 def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -89,10 +104,42 @@ def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
         return None if _is_found_by_name(value) else (_cached, made_by)
     if type(value) is functools.cached_property:
         return _cached_property, (value.func, value.attrname)
+    storages: Any = sys.modules.get("torch.storage")
+    if storages is not None and isinstance(value, storages.TypedStorage):
+        return _typed, (value._untyped_storage, value.dtype)
+    if storages is not None and isinstance(value, storages.UntypedStorage):
+        return _reduced_storage(value)
     if isinstance(value, ModuleType) and type(value) is not ModuleType:
         is_loaded = sys.modules.get(value.__name__) is value
         return (importlib.import_module, (value.__name__,)) if is_loaded else None
     return None
+
+
+def _reduced_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    import torch
+
+    from unisono.runtime.device import HOST
+
+    if storage.device.type != HOST:
+        return None
+    elements: Any = torch.empty(0, dtype=torch.uint8, device=HOST).set_(storage)
+    return _untyped, (pickle.PickleBuffer(elements.numpy()),)
+
+
+def _typed(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    make: Any = torch.TypedStorage
+    return make(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _untyped(buffer: Any) -> Any:
+    """Make a storage of memory: over it, where it went beside the pickle."""
+    import torch
+
+    elements = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.ByteTensor()
+    is_pickled = isinstance(buffer, (bytes, bytearray))
+    return (elements.clone() if is_pickled else elements).untyped_storage()
 
 
 def _is_found_by_name(value: Any) -> bool:

@@ -71,7 +71,7 @@ def _call_function(job: Job) -> bytes:
     sys.path[:] = job.sys_path
     sys.argv = list(job.argv)
     main = _fresh_main()
-    call: dict[str, Any] = load(job.payload)
+    call: dict[str, Any] = load(job.payload, job.buffers)
     know_sources(call["sources"])
     _know_by_name(main.__dict__, call["of_main"])
     start_generators(call["states"], job.seed)
