@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.exchanges import variables_of
 from tests.hosts.conftest import MakeHosts
-from tests.hosts.test_hosts import TRAIN, Output, start
+from tests.hosts.test_hosts import TRAIN, Output, all_well, start
 from tests.hosts.virtual_hosts import torchrun
 from tests.parity.test_changed_parameters import alone
 from tests.test_examples import results
@@ -25,8 +25,7 @@ def test_an_example_has_the_digest_of_one_host(make_hosts: MakeHosts, name: str)
     said = []
     for workers in ([2], [1, 1]):
         outputs = start(hosts[: len(workers)], workers, [script])
-        for output in outputs:
-            output.has_ended_well()
+        all_well(outputs)
         said.append(results(outputs[0].text))
     assert said[0]
     assert said[1] == said[0]

@@ -66,6 +66,11 @@ class Output:
         raise AssertionError(f"no line matches {pattern}: {self.text}")
 
 
+def all_well(outputs: Sequence[Output]) -> str:
+    """See that all have ended well; gives what they have printed."""
+    return "".join(output.has_ended_well() for output in outputs)
+
+
 def start(
     hosts: Sequence[Host], workers: Sequence[int], program: Sequence[str], *, elastic: str = ""
 ) -> list[Output]:
@@ -78,8 +83,7 @@ def digests(outputs: Sequence[Output]) -> set[str]:
 
 def trained(hosts: Sequence[Host], workers: Sequence[int], *options: str) -> set[str]:
     outputs = start(hosts, workers, [TRAIN, *options])
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
     found = digests(outputs)
     assert sum(output.text.count("digest") for output in outputs) == sum(workers)
     return found
@@ -144,8 +148,7 @@ def sent_a_step(make_hosts: MakeHosts, workers: Sequence[int], program: Sequence
     counts = []
     for steps in (4, 14):
         hosts = make_hosts(len(workers))
-        for output in start(hosts, workers, [*program, "--steps", str(steps)]):
-            output.has_ended_well()
+        all_well(start(hosts, workers, [*program, "--steps", str(steps)]))
         counts.append([host.traffic().sent for host in hosts])
     return max(more - less for less, more in zip(*counts, strict=True)) / 10
 
@@ -211,7 +214,7 @@ def test_a_lost_worker_is_replaced_on_its_host(
     hosts, kills, plain = make_hosts(2), KILLS[workers], [*options, *LONGER]
     program = [TRAIN, *plain, "--directory", str(tmp_path / "a run")]
     outputs = unisono_run(hosts, workers, program, faults=[f"kill:{kill}" for kill in kills])
-    text = "".join(output.has_ended_well() for output in outputs)
+    text = all_well(outputs)
     assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills)
     assert len(re.findall(r"rank \d is replaced", text)) == len(kills)
     assert text.count("digest") == sum(workers)
@@ -243,7 +246,7 @@ def test_lost_workers_are_replaced_wherever_they_are(
     program = [FIT, str(tmp_path / "rows.safetensors"), str(tmp_path / "run")]
     flags = ["--restarts", "99"]
     outputs = unisono_run(make_hosts(len(workers)), workers, program, kills=kills, flags=flags)
-    text = "".join(output.has_ended_well() for output in outputs)
+    text = all_well(outputs)
     assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills.split(";"))
     alone = [sys.executable, "-m", "tests.hosts.programs.fit", program[1]]
     done = subprocess.run(alone, capture_output=True, text=True, check=True)
@@ -259,7 +262,7 @@ def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
     kept = ["--directory", str(tmp_path / "a run")]
     kill = "kill:rank=1,step=6,at=snapshot"  # of which its host has a part
     outputs = unisono_run(hosts, [1, 1], [*program, *kept], faults=[kill])
-    assert "rank 1 is replaced" in "".join(output.has_ended_well() for output in outputs)
+    assert "rank 1 is replaced" in all_well(outputs)
     assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
 
 
@@ -273,8 +276,7 @@ def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHo
     outputs[1].await_line("rank 3 .* was killed")
     time.sleep(5)
     hosts[0].run("pkill", "-CONT", *workers)
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
     assert digests(outputs) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
 
 
@@ -283,7 +285,7 @@ def test_a_worker_that_hangs_is_replaced(make_hosts: MakeHosts) -> None:
     stops = ["stop:rank=1,step=3,at=update", "stop:rank=2,step=6,at=gradients"]
     flags = ["--stall-timeout", "2"]
     outputs = unisono_run(hosts, [2, 1], program, faults=stops, flags=flags)
-    text = "".join(output.has_ended_well() for output in outputs)
+    text = all_well(outputs)
     assert len(re.findall("has stopped it .* It is ended", text)) == len(stops)
     assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
 
@@ -334,8 +336,7 @@ def test_a_host_that_is_lost_comes_back(
     time.sleep(away_s)
     outputs += unisono_run([hosts[other]], [2], program, nnodes="2", numbers=[number])
     del outputs[number]
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
     assert "resuming from checkpoint" in "".join(output.text for output in outputs)
     assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
 
@@ -351,8 +352,7 @@ def test_hosts_go_on_without_one_and_with_it_again(make_hosts: MakeHosts, tmp_pa
     outputs[0].await_line("rank 0 step 19")
     outputs += unisono_run(hosts[2:], [1], program, nnodes="1:3", numbers=[2])
     outputs[0].await_line("another host has come")
-    for output in (outputs[0], outputs[3]):
-        output.has_ended_well()
+    all_well((outputs[0], outputs[3]))
     assert outputs[3].text.count("rank 1 digest") == 1
     # What was done when the hosts were lost came from memory.
     assert outputs[0].text.count("rank 0 step 4\n") == 1
@@ -436,8 +436,7 @@ def test_a_notice_to_one_agent_of_torchs_leaves_a_checkpoint(
     checkpoints = (tmp_path / "a run" / "checkpoints").iterdir()
     assert [int(path.name.partition("-")[2]) for path in checkpoints] == [newest]
     again = start(hosts, [1, 1], kept)
-    for output in again:
-        output.has_ended_well()
+    all_well(again)
     assert digests(again) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
 
 
@@ -459,8 +458,7 @@ def test_a_signal_on_any_host_leaves_a_checkpoint_of_the_step_under_way(
     checkpoints = (tmp_path / "a run" / "checkpoints").iterdir()
     assert [int(path.name.partition("-")[2]) for path in checkpoints] == [newest]
     again = unisono_run(hosts, [1, 1], kept)
-    for output in again:
-        output.has_ended_well()
+    all_well(again)
     assert digests(again) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
 
 
@@ -483,8 +481,7 @@ def test_pods_of_the_manifest_train(make_hosts: MakeHosts, tmp_path: Path) -> No
         )
         for host in hosts
     ]
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
     assert "on 4 workers" in outputs[0].text
     assert digests(outputs) == trained_here("--epochs", "1")
 
@@ -510,7 +507,7 @@ def test_init_joins_the_workers_of_all_launchers(make_hosts: MakeHosts, tmp_path
     script = tmp_path / "init.py"
     script.write_text(INIT)
     outputs = unisono_run(make_hosts(2), [1, 2], [str(script)])
-    said = "".join(output.has_ended_well() for output in outputs)
+    said = all_well(outputs)
     told = [f"rank {rank} of 3, {here} here, on gloo, eth0" for rank, here in enumerate((0, 0, 1))]
     assert sorted(re.findall(r"rank \d of .*", said)) == told
 
@@ -535,8 +532,7 @@ def test_what_listens_is_what_the_docs_name(
         assert len(ports) == len(expected)
         assert expected - ports <= {"another"}
     assert not second  # workers listen no longer than until all have connected
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
 
 
 SLOW = (TRAIN, "cnn", "--steps", "16", "--pause", "0.3")
@@ -560,8 +556,7 @@ def test_a_link_that_is_cut_for_five_seconds_changes_nothing(
     hosts[1].cut()
     time.sleep(5)
     hosts[1].restore()
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
     assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
 
 
@@ -621,12 +616,10 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(
     hosts, own = make_hosts(2), "/dev/shm/tmp/run"  # each host has one
     program = [TRAIN, "cnn", "--directory", own, "--steps"]
     kill = ["kill:rank=1,step=3,at=update"]  # its replacement writes there, too
-    for output in unisono_run(hosts, [1, 1], [*program, "4"], faults=kill):
-        output.has_ended_well()
+    all_well(unisono_run(hosts, [1, 1], [*program, "4"], faults=kill))
     hosts[1].run("rm", "-r", f"{own}/checkpoints/step-000000000004")
     outputs = start(hosts, [1, 1], [*program, "8"])
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
     assert "resuming from checkpoint step-000000000002 in" in outputs[0].text
     assert digests(outputs) == trained(hosts[:1], [2], "cnn", "--steps", "8")
     hosts[1].run("rm", "-r", own)
@@ -641,12 +634,10 @@ def test_a_run_resumes_from_a_url_where_disks_are_new(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/shm/cache")  # each host has one
     hosts, program = make_hosts(2), [TRAIN, "cnn", "--directory", f"file://{tmp_path}/there"]
-    for output in unisono_run(hosts, [1, 1], [*program, "--steps", "4"], faults=[]):
-        output.has_ended_well()
+    all_well(unisono_run(hosts, [1, 1], [*program, "--steps", "4"], faults=[]))
     for host in wiped:
         hosts[host].run("rm", "-r", "/dev/shm/cache")
     outputs = start(hosts, [1, 1], [*program, "--steps", "8"])
-    for output in outputs:
-        output.has_ended_well()
+    all_well(outputs)
     assert "resuming from checkpoint step-000000000004 in" in outputs[0].text
     assert digests(outputs) == trained(hosts[:1], [2], "cnn", "--steps", "8")

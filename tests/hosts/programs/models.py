@@ -50,16 +50,3 @@ class Gpt(nn.Module):
     def data(seed: int) -> TensorDataset:
         text = torch.randint(0, 32, (64, 17), generator=torch.Generator().manual_seed(seed))
         return TensorDataset(text[:, :-1], text[:, 1:])
-
-
-class Normed(torch.optim.SGD):
-    """Looks at whole parameters, so one worker of each host updates for all of them."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter]
-                    state["norm"] = state.get("norm", torch.zeros(())) + parameter.grad.norm()
-                    parameter -= group["lr"] * parameter.grad / (1 + state["norm"])

@@ -7,8 +7,9 @@ import time
 
 import torch
 from tests.chaos.exchanges import install
+from tests.device.ranks import Normed
 from tests.hosts.programs import killing
-from tests.hosts.programs.models import Cnn, Gpt, Normed
+from tests.hosts.programs.models import Cnn, Gpt
 from tests.train.closures import SAM
 from torch import nn
 
