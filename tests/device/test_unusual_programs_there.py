@@ -84,12 +84,6 @@ def test_a_model_that_is_elsewhere_or_over_two_devices_is_refused(accelerator):
             trainer_of(model, device)
 
 
-def test_an_exchange_that_does_not_fit_is_refused(accelerator, monkeypatch):
-    monkeypatch.setenv("UNISONO_EXCHANGE", "shared")
-    with pytest.raises(ValueError, match="UNISONO_EXCHANGE=shared must have"):
-        trainer_of(unusual.net())
-
-
 MOVES = {
     "the model to the CPU": lambda model: model.cpu(),
     "the model to another device": lambda model: model.to("sim:1"),

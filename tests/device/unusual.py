@@ -291,50 +291,7 @@ def nan_in_one_shard_is_named_and_nothing_is_changed(device):
     return "no error"
 
 
-@program
-def infinite_gradients_with_clipping_are_named(device):
-    def loss(model, batch):
-        return model(batch[0]).abs().mean().sqrt() * 0 + (model[4].weight * 0).sum().sqrt()
-
-    try:
-        fitted(device, loss=loss, clip_norm=1.0)
-    except unisono.errors.NonFiniteLossError as error:
-        return str(error)
-    return "no error"
-
-
 # Data
-
-
-@program
-def loader_processes_and_pinned_memory(device):
-    return fitted(device, reading={"num_workers": 2, "pin_memory": True})
-
-
-class Movable:
-    """Has a method `to`, as torch_geometric's and transformers' batches have."""
-
-    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        self.inputs, self.labels = inputs, labels
-
-    def to(self, device: Any, non_blocking: bool = False) -> Movable:
-        return Movable(
-            self.inputs.to(device, non_blocking=non_blocking),
-            self.labels.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> Movable:
-        return Movable(self.inputs.pin_memory(), self.labels.pin_memory())
-
-
-def with_movable(samples):
-    return Movable(*torch.utils.data.default_collate(samples))
-
-
-@program
-def batches_that_can_be_moved(device):
-    loss = lambda m, b: F.cross_entropy(m(b.inputs), b.labels)  # noqa: E731
-    return fitted(device, reading={"collate_fn": with_movable}, loss=loss)
 
 
 @program
@@ -425,19 +382,6 @@ def evaluation_prediction_and_metrics_between_steps(device):
         found.append((str(rows.device), rows.tolist()))
         found.append(trainer.digest())
     return found
-
-
-@program
-def torchmetrics(device):
-    from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
-
-    metrics = {
-        "accuracy": MulticlassAccuracy(4, average="micro"),
-        "confusion": MulticlassConfusionMatrix(4),
-    }
-    trainer = make(device)
-    trainer.fit(data(40), batch_size=10, steps=3, validate=data(17), validate_metrics=metrics)
-    return trainer.evaluate(data(17), batch_size=9, metrics=metrics)
 
 
 @program

@@ -1,11 +1,9 @@
-"""Replicas give the bits of shared memory, whoever is lost, and go on where it has stopped."""
+"""Gloo is loaded where it is chosen; gradients that come twice in a pass are whole."""
 
-import functools
 import sys
 
 import pytest
 import torch
-from tests.chaos.training import Options, train
 from tests.warm import processes
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -17,43 +15,11 @@ from unisono.engine.state.contents import digest_of
 
 pytestmark = pytest.mark.slow
 
-HOLD = (9, 15, 20)
-
-
-@functools.cache
-def undisturbed(options):
-    return train(options)
-
-
-@pytest.fixture(params=["staged", "gloo"])
-def replicas(request, monkeypatch):
-    monkeypatch.setenv(EXCHANGE_VARIABLE, request.param)
-
 
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
     unused = "unisono.engine.exchange.gloo_communicator"
     code = f"import sys, unisono.training.trainer; assert {unused!r} not in sys.modules"
     processes.run([sys.executable, "-c", code], check=True)
-
-
-# The other exchange: tests/chaos/test_faults.py.
-@pytest.mark.parametrize(
-    "replicas", ["gloo", pytest.param("staged", marks=pytest.mark.long)], indirect=True
-)
-@pytest.mark.parametrize(
-    ("fault", "optimizer"),
-    [
-        ("kill:rank=0,step=8,at=begin; kill:rank=2,step=15,at=update", "adam"),
-        ("kill:rank=1,step=8,at=shard; kill:rank=0,step=15,at=updated", "clipped"),
-        ("kill:rank=2,step=8,at=gradients; kill:rank=1,step=15,at=commit", "adafactor"),
-    ],
-)
-def test_whoever_is_lost_takes_nothing_with_it(replicas, monkeypatch, fault, optimizer):
-    options = Options(optimizer=optimizer, hold=HOLD)
-    expected = undisturbed(Options(optimizer=optimizer))
-    monkeypatch.setenv("UNISONO_FAULTS", fault)
-    results = unisono.launch(train, options, workers=3, restarts=50)
-    assert all(result == expected for result in results)
 
 
 class Recomputed(nn.Module):

@@ -24,18 +24,6 @@ def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):
     assert clipped.digest() != trained("cnn", optimizer_name, 1, STEPS).digest()
 
 
-def digest():
-    return trained("cnn", "adamw", 4, STEPS, **CLIPS["norm"]).digest()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", ["gradients", "update", "updated"])
-def test_a_worker_killed_while_others_clip_changes_no_bit(monkeypatch, phase):
-    alone = digest()
-    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=4,at={phase}")
-    assert unisono.launch(digest, workers=3) == [alone] * 3
-
-
 class Tempered(torch.nn.Module):
     """Float64 beside a temperature in float32, whose shape counts where the norm is float64."""
 

@@ -27,11 +27,6 @@ def test_bits_are_those_of_one_device(name, accelerator):
         assert trained(MODELS[name], devices) == expected, devices
 
 
-@pytest.mark.parametrize("name", ["CNN", "GPT"])
-def test_the_cpu_several_times_is_the_cpu(name):
-    assert trained(MODELS[name], ["cpu", "cpu"]) == trained(MODELS[name], ["cpu"])
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["GPT", *(name for name in MODELS if "Recomp" in name)])

@@ -199,12 +199,6 @@ def test_a_run_that_is_resumed_has_the_bits_of_one_that_never_stopped(kind, tmp_
 
 @pytest.mark.slow
 @EACH
-def test_one_fit_after_the_other_has_the_bits_of_a_single_one(kind, tmp_path):
-    assert train(kind, [3, 5, 8], tmp_path) == undisturbed(kind)
-
-
-@pytest.mark.slow
-@EACH
 @pytest.mark.parametrize(
     "faults",
     ["kill:rank=0,step=5,at=update", pytest.param("kill:rank=1,step=5", marks=pytest.mark.long)],
