@@ -17,7 +17,7 @@ import pytest
 from tests.chaos import driver
 from tests.chaos.jobs import Job, gone_within
 from tests.chaos.phases import read_phase
-from tests.chaos.training import NUM_STEPS, Options, train
+from tests.chaos.training import GATE_STEP, NUM_STEPS, Options, train
 
 import unisono
 from unisono.runtime.checkpoint.run_directory import RunDirectory
@@ -75,11 +75,12 @@ def steps_kept(tmp_path):
     return [entry.step for entry in entries]
 
 
-def check_goes_on(started, options, **more):
-    """Start again without disturbance."""
+def check_goes_on(started, options, *, resumed=None, **more):
+    """Start again without disturbance; `resumed`: at which step."""
     job = started(replace(options, pace_ms=0.0), **{"workers": 2, **more})
     assert job.wait() == 0, job.err
     assert "resuming from checkpoint" in job.err
+    assert resumed is None or f"checkpoint step-{resumed:012} " in job.err
     assert job.results
     assert all(result == undisturbed() for result in job.results)
 
@@ -255,6 +256,37 @@ def test_asked_while_a_worker_is_lost(started, tmp_path, in_directory):
     assert job.wait() == 130
     assert len(steps_kept(tmp_path)) == 1
     check_goes_on(started, options)
+
+
+@pytest.fixture
+def asked_in_a_long_step(started, tmp_path, in_directory):
+    """Give a notice in a step that waits for a file, once there are checkpoints 6 and 8."""
+    options = in_directory(every=8, keep=1, gate=str(tmp_path / "gate"), pace_ms=60.0)
+    options = replace(options, slow_every=8)  # so that a snapshot follows
+    job = started(options, step=GATE_STEP, workers=2)
+    assert steps_kept(tmp_path) == [8, 6]  # one call has ended with 6
+    interrupt(job, signal.SIGTERM)
+    job.wait_until(lambda: max(steps_kept(tmp_path)) > 8, "the newest snapshot is kept")
+    newest, *older = steps_kept(tmp_path)
+    assert newest <= GATE_STEP
+    assert older == [8, 6]  # another host may have no newer one yet
+    return job, options, newest
+
+
+def test_a_kill_in_a_long_step_costs_what_came_after_the_newest_snapshot(
+    started, asked_in_a_long_step
+):
+    job, options, newest = asked_in_a_long_step
+    job.end()  # by SIGKILL, as the time that was left is over
+    check_goes_on(started, replace(options, gate=""), resumed=newest)
+
+
+def test_a_long_step_that_ends_in_time_is_kept(started, tmp_path, asked_in_a_long_step):
+    job, options, _ = asked_in_a_long_step
+    Path(options.gate).touch()
+    assert job.wait() == 128 + signal.SIGTERM
+    assert steps_kept(tmp_path) == [GATE_STEP + 1, 6]
+    check_goes_on(started, options, resumed=GATE_STEP + 1)
 
 
 def test_asked_twice_it_ends_at_once(started, tmp_path, in_directory):

@@ -37,6 +37,7 @@ STEPS_PER_EPOCH = 6
 NUM_EPOCHS = 4
 NUM_STEPS = STEPS_PER_EPOCH * NUM_EPOCHS
 NOBODY_COMES_S = 60.0
+GATE_STEP = 11
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Options:
         repeats: how often the samples come in an epoch.
         directory: the run directory; empty for none.
         every: steps between checkpoints; 0: only at the end.
+        keep: how many checkpoints stay.
         hold: in these steps those who go on wait until a replacement has caught up.
+        gate: a file; in step 11 they wait until it is there. Empty for none.
         pace_ms: how long each shard's forward pass sleeps.
         slow_every: in every so-manieth step it sleeps ten times as long, 0: in none.
         phases: a folder in which every worker keeps where it is; empty for none.
@@ -64,7 +67,9 @@ class Options:
     repeats: int = 1
     directory: str = ""
     every: int = 0
+    keep: int = 3
     hold: tuple[int, ...] = ()
+    gate: str = ""
     pace_ms: float = 0.0
     slow_every: int = 0
     phases: str = ""
@@ -159,11 +164,12 @@ def with_own_loop(options, model, optimizer):
 
 
 def settings(options: Options) -> dict[str, object]:
+    checkpoint = unisono.Checkpoint(options.every or None, keep=options.keep)
     return {
         "shards": SHARDS,
         "seed": 5,
         "directory": options.directory or None,
-        "checkpoint": options.every or None,
+        "checkpoint": checkpoint if options.directory else None,
         "device": options.device,
     }
 
@@ -177,6 +183,8 @@ def before_forward(options, run, recorder, *, is_training):
     step = run.position.step
     is_slow = options.slow_every and step % options.slow_every == 0
     time.sleep(options.pace_ms * (10 if is_slow else 1) / 1000)
+    while options.gate and step == GATE_STEP and not Path(options.gate).exists():
+        time.sleep(0.001)
     start_s = time.monotonic()
     while step in options.hold and run._context.team.size < run._context.team.world.world_size:
         if run._context.team.is_asked_to_stop:

@@ -171,15 +171,23 @@ class RequestHandler:
         self._writer.wait()
         kept = self._newest_snapshot()
         mapping = None if kept is None else self._memories.mapping(kept.key)
-        if kept is None or mapping is None:
+        if kept is None or mapping is None or not self._may_write(kept):
             return
-        if self.state.first_rank is not None:
-            try:
-                self._writer.locks.hold(Path(kept.directory))
-            except CheckpointError:  # another host has it, and does
-                return
         self._writer.begin(mapping, kept)
         self._writer.wait()
+
+    def keep_meanwhile(self) -> None:
+        """Have the newest snapshot written, unless it is, while a job that ends finishes its step.
+
+        Whoever has asked for the end may kill the job before that step has ended. Until then no
+        checkpoint is removed for this one: another host may not have it.
+        """
+        kept = None
+        with contextlib.suppress(ValueError):  # the step has just ended: another is in its place
+            kept = self._newest_snapshot()
+        if kept is not None and not self._is_ending and self._may_write(kept):
+            self._to_write.append((replace(kept, keep=kept.keep + 1), None, False))
+            self._write_next()
 
     def close(self, is_enough: Callable[[], bool]) -> None:
         """Let go of everything once the workers have ended; remove what they have left half.
@@ -275,6 +283,15 @@ class RequestHandler:
             return None
         mapping = self._memories.mapping(loop["key"])
         return None if mapping is None else newest_kept(mapping, loop)
+
+    def _may_write(self, kept: Kept) -> bool:
+        """Tell whether the directory is this host's to write to."""
+        if self.state.first_rank is not None:
+            try:
+                self._writer.locks.hold(Path(kept.directory))
+            except CheckpointError:  # another host has it, and does
+                return False
+        return True
 
     def _number_of_snapshot(self, loop: Mapping[str, Any]) -> int:
         """Count the whole snapshots of a loop's memory; 0 if that is gone."""

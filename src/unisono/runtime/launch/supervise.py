@@ -33,13 +33,16 @@ from unisono.runtime.launch.request_handler import RequestHandler
 from unisono.runtime.launch.stall_watch import StallWatch
 from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
-from unisono.runtime.signals import AGENT_ENDED, ONE_SIGNAL_S, Signals
+from unisono.runtime.signals import AGENT_ENDED, NOTICES, ONE_SIGNAL_S, Signals
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import MEMORY_NAME
 from unisono.runtime.workers.launcher_messages import Membership
 
+# A step that lasts longer after a notice may not end before the job is killed, which Open MPI does
+# after two seconds, and most others after thirty.
+_KEEPS_AFTER_S = 1.0
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
 
@@ -100,6 +103,7 @@ class _Supervision:
         self._condemned: dict[int, str] = {}
         self._has_groups = False
         self._told_until_s = -math.inf
+        self._keeps_at_s = math.inf
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         # Of several hosts, this one alone cannot tell who waits for whom.
         self._is_one_of_several = bool(job.hosts)
@@ -169,7 +173,7 @@ class _Supervision:
         """Run until no worker is left."""
         while not self.state.over:
             timed = (self.state, self._watch, self._outputs)
-            due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s)
+            due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s, self._keeps_at_s)
             ready = self._selector.select(max(0.0, due_s - time.monotonic()))
             # What a worker wrote before its end is shown before what is said of that.
             self._outputs.pump()
@@ -177,6 +181,7 @@ class _Supervision:
                 if key.data is not None:
                     key.data()
             self._take(policy.time_passed(self.state, time.monotonic()))
+            self._keep_meanwhile()
             self._end_stalled()
             self._look_for_hangs()
         # Of several hosts, one that is told to end may wait in vain for another to finish the step.
@@ -266,6 +271,14 @@ class _Supervision:
         can_wait = self.state.interrupted_by is None and signum != AGENT_ENDED
         gently = can_wait and self._requests.want_stop(signum)
         self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
+        if gently and signum in NOTICES:
+            self._keeps_at_s = time.monotonic() + _KEEPS_AFTER_S
+
+    def _keep_meanwhile(self) -> None:
+        if time.monotonic() >= self._keeps_at_s:
+            self._keeps_at_s = math.inf
+            if self.state.stage is policy.Stage.RUNNING:
+                self._requests.keep_meanwhile()
 
     def _read_writer(self) -> None:
         self._woken.recv(64)
