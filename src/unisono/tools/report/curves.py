@@ -68,7 +68,7 @@ def others(history: History) -> list[Figure]:
     figures = [
         _single("Samples per second", history.samples_per_second, from_zero=True),
         _single("Learning rate", history.learning_rate, from_zero=True),
-        _single("Norm of the gradients", history.gradient_norm),
+        _single("Norm of the gradients", history.numbers["gradient_norm"]),
     ]
     return [figure for figure in figures if figure.data[0]["x"]]
 

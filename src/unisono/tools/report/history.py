@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from unisono.tools.report.run_progress import Mark, RunProgress, mark_of
-from unisono.training.events.events import PHASES, Evaluation, Event, Slowdown, StepDone
+from unisono.training.events.events import NUMBERS, PHASES, Evaluation, Event, Slowdown, StepDone
 from unisono.training.events.follow import EventReader, events_file
 
 
@@ -192,7 +192,8 @@ class History:
         default_factory=dict
     )  # least loss, greatest of others, with its step
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
-    gradient_norm: Series = field(default_factory=Series)
+    # of steps, by their names in the event file
+    numbers: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     samples_per_second: Series = field(default_factory=Series)
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
     findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
@@ -225,8 +226,9 @@ class History:
                 self.marks.append(Mark(step.step, step.time_unix_s, text))
         if step.learning_rates:
             self.learning_rate.add(step.step, step.learning_rates[0])
-        if step.gradient_norm is not None:
-            self.gradient_norm.add(step.step, step.gradient_norm)
+        for name in NUMBERS:
+            if (value := getattr(step, name)) is not None:
+                self.numbers[name].add(step.step, value)
         if step.seconds:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
         self.phases.add(step)

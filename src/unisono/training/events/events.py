@@ -212,6 +212,12 @@ class StepDone(Event):
         return columns
 
 
+# What steps have numbers of.
+NUMBERS = [
+    name for name, kind in get_type_hints(StepDone, include_extras=True).items() if kind == Number
+]
+
+
 @dataclass(frozen=True)
 class Workers(Event):
     """Who computes has changed."""
