@@ -50,7 +50,6 @@ def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) 
 
     Args:
         tensor: dense and contiguous, of one shape and dtype on all ranks.
-        group: of any backend.
         divisor: the number of ranks that count.
     """
     if sums_in_order(group):
@@ -102,7 +101,6 @@ def sparse_mean_in_order(
 
     Args:
         tensor: sparse (COO), of one shape, dtype and number of sparse dimensions on all ranks.
-        group: of any backend.
         divisor: the number of ranks that count.
 
     Returns:
@@ -133,7 +131,6 @@ def gather_bytes(output: torch.Tensor, tensor: torch.Tensor, group: dist.Process
     Args:
         output: contiguous; as large as all of them together.
         tensor: contiguous, of one shape and dtype on all ranks, supported by the library or not.
-        group: of any backend.
     """
     # torch 2.13 gave it this name; before, it was the other one, which warns now.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -77,11 +77,6 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def count_chunks(args: tuple[Any, ...], kwargs: dict[str, Any], shards: int, dim: int) -> int:
     """Count the chunks of a batch.
 
-    Args:
-        args, kwargs: what the module is called with.
-        shards: the most chunks.
-        dim: the dimension that tensors are cut in.
-
     Returns:
         At most `shards`; 1 where there is nothing to cut and nothing to give to several, and also
         for an empty batch.
@@ -125,9 +120,7 @@ def cut(
     """Cut a batch into one chunk for each entry of `devices`, and bring each there.
 
     Args:
-        args, kwargs: what the module is called with.
         devices: of each chunk, as many as :func:`count_chunks` says.
-        dim: the dimension that tensors are cut in.
         owned: whether a chunk has memory of its own also where its tensor is on its device
             already, so that a module that writes to its inputs does the same on all devices.
     """
@@ -197,10 +190,6 @@ def join(outputs: Sequence[Any], device: torch.device, dim: int, path: str = "ou
         device: where the results go.
         dim: along which tensors are concatenated. Scalars become a vector, with torch's warning.
         path: what they are called in messages.
-
-    Raises:
-        TypeError: an output is of another kind.
-        ValueError: chunks return different kinds, keys, lengths or shapes.
     """
     first = outputs[0]
     if any((each is None) != (first is None) or _kind(each) != _kind(first) for each in outputs):

@@ -284,16 +284,8 @@ _WITHOUT_NUMBERS = "mps"  # one device; torch's DataParallel leaves it alone, to
 def read_devices(device_ids: Iterable[Name] | Name | None) -> tuple[torch.device, ...]:
     """Find the devices of a DataParallel.
 
-    Args:
-        device_ids: numbers of the machine's kind of accelerator, or torch's names of devices; one
-            may be there several times. None: all accelerators.
-
     Returns:
         Each with its number; none if there is no accelerator and none was asked for.
-
-    Raises:
-        TypeError: it is no list, or something in it names no device.
-        ValueError: a device is not there, or they are of several types.
     """
     if device_ids is None:
         kind = accelerator()
@@ -320,10 +312,6 @@ def read_device(argument: str, name: Name) -> torch.device:
     Args:
         argument: what the caller calls it, for messages.
         name: a number of the machine's kind of accelerator (-1: the CPU), or torch's name.
-
-    Raises:
-        TypeError: it names no device.
-        ValueError: it is not there.
     """
     if isinstance(name, int) and not isinstance(name, bool):
         if name == -1:

@@ -227,9 +227,6 @@ def check_equal(lines: Sequence[str], group: dist.ProcessGroup, device: torch.de
     """Compare the lines of :func:`describe`. Collective: every rank of the group calls it.
 
     Names may differ, as only the order counts.
-
-    Raises:
-        MismatchError: on every rank, if two models differ.
     """
     text = "\n".join(lines).encode()
     # Names are for the message only.
@@ -245,12 +242,7 @@ def check_equal(lines: Sequence[str], group: dist.ProcessGroup, device: torch.de
 
 
 def difference(models: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
-    """Describe where models first differ from the first rank's.
-
-    Args:
-        models: the description of each rank's, not all equal.
-        ranks: the global ranks.
-    """
+    """Describe where models first differ from the first rank's."""
     first = models[0]
     other = next(rank for rank, model in enumerate(models) if _shapes(model) != _shapes(first))
     theirs = models[other]

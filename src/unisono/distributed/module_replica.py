@@ -42,13 +42,7 @@ _Module: Any = torch.nn.Module  # whose methods have no types
 
 
 class Original:
-    """A module, taken apart: what replicas are made of. Final.
-
-    Attributes:
-        module: the module.
-        parts: all modules in it, itself first.
-        parameters, buffers: all of them, each once.
-    """
+    """A module, taken apart: what replicas are made of. Final."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.parts = module, [*module.modules()]
@@ -56,12 +50,7 @@ class Original:
         self.buffers = _once(part._buffers for part in self.parts)
 
     def check(self, device: torch.device) -> None:
-        """Refuse what cannot be replicated.
-
-        Raises:
-            ValueError: a part of it is compiled, or a script.
-            RuntimeError: something is on another device, or has no shape yet.
-        """
+        """Refuse what cannot be replicated."""
         refuse_compiled(self.module, self.parts)
         for tensor in (*self.parameters, *self.buffers):
             if is_lazy(tensor) or tensor.device != device:
@@ -108,11 +97,7 @@ class Original:
 
 
 def refuse_compiled(module: torch.nn.Module, parts: Iterable[torch.nn.Module]) -> None:
-    """Refuse a module of which a copy would compute with the original's tensors.
-
-    Raises:
-        ValueError: a part of it is compiled, or a script.
-    """
+    """Refuse a module of which a copy would compute with the original's tensors."""
     for part in parts:
         is_script = isinstance(part, torch.jit.ScriptModule)
         is_compiled = "_orig_mod" in part._modules or part.__dict__.get("_compiled_call_impl")

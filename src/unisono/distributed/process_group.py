@@ -300,20 +300,8 @@ def choose(
 ) -> tuple[str, torch.device]:
     """Choose what a program has left open.
 
-    Args:
-        here: the worker's place.
-        backend: what the program asks for, as ``init_process_group`` takes it; None: ``"nccl"``
-            where there are GPUs, else ``"unisono"``, or ``"gloo"`` on several hosts.
-        gpus: how many GPUs this process sees.
-        sharing: how many workers share each GPU.
-        num_hosts: on how many hosts the ranks are.
-
     Returns:
         The backend, and this worker's device: its own GPU if the backend is NCCL, else the CPU.
-
-    Raises:
-        ValueError: there are too few GPUs for the workers of this host, or none, or they share
-            them, which NCCL refuses; or the backend is for one host.
     """
     if backend is None:
         backend = _FOR_GPUS if gpus else _FOR_CPUS if num_hosts == 1 else _FOR_HOSTS
@@ -367,12 +355,7 @@ class Choice:
 
 
 def agreed_seed(choices: Sequence[Choice]) -> int:
-    """Check that the ranks' choices, in rank order, fit together; return the seed of all.
-
-    Raises:
-        MismatchError: ranks pass different seeds, or have different backends.
-        ValueError: two of them have the same GPU.
-    """
+    """Check that the ranks' choices, in rank order, fit together; return the seed of all."""
     first = choices[0]
     owners: dict[str, int] = {}
     for rank, choice in enumerate(choices):
@@ -407,7 +390,6 @@ def place_among(here: World, places: RankPlaces, environ: Mapping[str, str]) -> 
     :func:`unisono.world` then takes all ranks for those of one host.
 
     Args:
-        here: the place by the environment.
         places: where the ranks have found each other.
         environ: the variables; what they say of a worker's place on its host is believed.
 

@@ -31,11 +31,7 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """How a dataset is cut into global batches and shards. Pure arithmetic.
-
-    Raises:
-        ValueError: a number does not fit the others.
-    """
+    """How a dataset is cut into global batches and shards. Pure arithmetic."""
 
     num_samples: int  # N, of one epoch, at least 1: the dataset's length, or the sampler's
     batch_size: int  # B, samples of one global batch, at least S

@@ -47,9 +47,7 @@ def assign(
     """Divide shards among workers.
 
     Args:
-        num_shards: S, the fixed number of parts of every global batch.
         num_workers: W, those alive now, at most S.
-        because: why there are so many shards, for the error.
 
     Returns:
         One range a worker, in rank order, each with at least one shard; together they are
@@ -98,11 +96,7 @@ def take_over(held: Held, ranks: Sequence[int]) -> tuple[Held, Held]:
 
 
 def _runs_of(shards: Sequence[int]) -> list[range]:
-    """Join neighbours.
-
-    Args:
-        shards: ascending.
-    """
+    """Join neighbours."""
     runs: list[range] = []
     for shard in shards:
         if runs and runs[-1].stop == shard:
@@ -132,10 +126,6 @@ class Piece:
 def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
     """Divide tensors among workers so that each gets about the same number of elements.
 
-    Args:
-        numels: the elements of each tensor.
-        num_workers: W.
-
     Returns:
         One list of pieces a worker, in rank order; together they are every tensor once. A tensor
         without elements goes to one worker as an empty piece.
@@ -159,12 +149,7 @@ def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
 
 
 def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
-    """Count the parts of each host.
-
-    Args:
-        num_shards: S.
-        workers: how many each host has.
-    """
+    """Count the parts of each host."""
     ranges = assign(num_shards, sum(workers))
     counts, first = [], 0
     for number in workers:

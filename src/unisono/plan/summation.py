@@ -44,12 +44,7 @@ class Node:
 
 
 def parts_of(shards: range, num_shards: int) -> list[Node]:
-    """Find the maximal sub-trees inside a range of shards, from left to right.
-
-    Args:
-        shards: a worker's contiguous range.
-        num_shards: S.
-    """
+    """Find the maximal sub-trees inside a range of shards, from left to right."""
 
     def inside(node: Node) -> list[Node]:
         if node.hi <= shards.start or shards.stop <= node.lo:
@@ -91,7 +86,6 @@ def additions_over(num_shards: int, parts: tuple[Node, ...] = ()) -> tuple[tuple
     """List the additions that make one sum of one value per part.
 
     Args:
-        num_shards: S.
         parts: which part each value is, in any order; together they are shards 0 … S − 1. By
             default each shard is a part.
 

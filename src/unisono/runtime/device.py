@@ -48,9 +48,6 @@ class Device:
         more: those that have other parts of the model.
 
     Attributes:
-        torch: torch's; of several the first.
-        is_host: whether it is the CPU.
-        is_divided: whether it is several.
         parts: each of several by itself; else this one alone.
     """
 
@@ -177,12 +174,7 @@ class Device:
         return any(tensor.device == part.torch for part in self.parts)
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor) -> None:
-        """Differentiate a loss.
-
-        Args:
-            loss: a scalar.
-            weight: its gradient.
-        """
+        """Differentiate a loss."""
         if not self.is_divided:
             torch.autograd.backward(loss, weight)
             return
@@ -242,9 +234,6 @@ class Device:
     def register(self, memory: torch.Tensor) -> Callable[[], None] | None:
         """Pin memory of the host where it lies, so that nobody waits for copies from and to it.
 
-        Args:
-            memory: a tensor over it.
-
         Returns:
             Undoes it, before the memory goes; None if it cannot be pinned, which is told once.
         """
@@ -266,13 +255,6 @@ class Copies:
 
     On the CPU they are made at once. Memory of the host that is copied from or to must stay as it
     is until :meth:`wait` has returned; elsewhere than in pinned memory the host may wait.
-
-    Args:
-        device: which.
-        module: torch's, for its type; None for the CPU.
-
-    Attributes:
-        device: torch's; of several the first.
     """
 
     def __init__(self, device: Device, module: Any) -> None:
@@ -383,11 +365,7 @@ def is_on_host(tensor: torch.Tensor) -> bool:
 
 
 def read_name(name: str | torch.device, argument: str = "device") -> torch.device:
-    """Read torch's name of a device, given as an argument of the name `argument`.
-
-    Raises:
-        TypeError: it names none.
-    """
+    """Read torch's name of a device, given as an argument of the name `argument`."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:

@@ -69,11 +69,7 @@ class Fault:
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:
-    """Understand the table.
-
-    Raises:
-        ValueError: a row has an unknown kind, field or place, or lacks one, or has no number.
-    """
+    """Understand the table."""
     return tuple(_read(row.strip()) for row in text.split(";") if row.strip())
 
 
@@ -91,11 +87,7 @@ def disk_full(faults: tuple[Fault, ...], checkpoint: int) -> bool:
 
 
 class Faults:
-    """The faults of this process. Final.
-
-    Args:
-        mine: those that are still to come.
-    """
+    """The faults of this process. Final."""
 
     def __init__(self, mine: tuple[Fault, ...] = ()) -> None:
         self._mine = mine
@@ -107,27 +99,14 @@ class Faults:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], rank: int, incarnation: int) -> Faults:
-        """Read what concerns this process from ``UNISONO_FAULTS``.
-
-        Args:
-            environ: the process's variables.
-            rank: of this worker.
-            incarnation: how many processes had the rank before.
-
-        Raises:
-            ValueError: the table is not understood.
-        """
+        """Read what concerns this process from ``UNISONO_FAULTS``."""
         faults = read_faults(environ.get(FAULTS_VARIABLE, ""))
         mine = (fault for fault in faults if fault.rank == rank)
         here = (fault for fault in mine if incarnation == (1 if fault.at == "join" else 0))
         return cls(tuple(here))
 
     def meet(self, at: str, step: int | None = None) -> None:
-        """Do what is due at a place; may not return.
-
-        Raises:
-            RuntimeError: this was asked for.
-        """
+        """Do what is due at a place; may not return."""
         if not self._mine:
             return
         fault = due(self._mine, step=step, at=at)

@@ -61,9 +61,6 @@ _where: ContextVar[str] = ContextVar("unisono_collectives_forbidden", default=""
 def forbid(where: str) -> str:
     """Refuse collectives in this thread from now on; ``""`` allows them again.
 
-    Args:
-        where: :data:`IN_A_PASS` or :data:`IN_AN_UPDATE`.
-
     Returns:
         What was refused before, to restore it.
     """
@@ -75,14 +72,7 @@ def forbid(where: str) -> str:
 
 
 def check_allowed(call: str) -> None:
-    """Refuse a collective where :func:`forbid` applies.
-
-    Args:
-        call: its name, torch's or the dispatcher's.
-
-    Raises:
-        RuntimeError: it must not be called here.
-    """
+    """Refuse a collective where :func:`forbid` applies."""
     where = _where.get()
     if where:
         raise RuntimeError(
@@ -92,11 +82,7 @@ def check_allowed(call: str) -> None:
 
 
 def public_name(call: str) -> str:
-    """Name a collective as torch.distributed does for programs.
-
-    Args:
-        call: what the dispatcher, or a process group, calls it.
-    """
+    """Name a collective as torch.distributed does for programs."""
     name = call.strip("_")
     return _NAMES.get(name, name)
 

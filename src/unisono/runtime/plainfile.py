@@ -48,7 +48,6 @@ def open_plain(path: Path, flags: int) -> int:
 
     Raises:
         NotPlainFileError: something else has that name.
-        OSError: it cannot be opened.
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -82,9 +81,6 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     A reader finds the old file or a whole new one, even after a crash and where several processes
     write it at once. If the block raises, the old one stays, and nothing is left beside it. What a
     killed process has left, the next on its host removes.
-
-    Raises:
-        OSError: it cannot be written.
     """
     start = f".{path.name}.{zlib.crc32(host_name().encode()):08x}-"
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
@@ -120,9 +116,6 @@ def check_plain(path: Path, *, is_replaced: bool = False) -> None:
     Args:
         path: the file, which need not be there.
         is_replaced: whether a new file takes its place; then it may have other names, too.
-
-    Raises:
-        NotPlainFileError: something else is there.
     """
     try:
         seen = os.lstat(path)
@@ -133,11 +126,7 @@ def check_plain(path: Path, *, is_replaced: bool = False) -> None:
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a link in place of a folder in which a run makes files of its own.
-
-    Raises:
-        NotPlainFileError: it is one.
-    """
+    """Refuse a link in place of a folder in which a run makes files of its own."""
     if os.path.islink(path):
         raise NotPlainFileError(
             f"{shown(path, 1000)} must be a directory, but is a symbolic link: move it away, or "

@@ -137,7 +137,6 @@ def wait_for(
 
     Args:
         look: given the seconds since the first look; raises NotThereError where it finds nothing.
-        timeout_s: how long it may take, in seconds.
         late: makes what is raised then, of what was raised last.
         told: who has waited, and for what, as is said once when it takes long.
     """
@@ -199,9 +198,6 @@ def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> i
     """Open the memfd that process `pid` has as `fd`; the descriptor is the caller's.
 
     Args:
-        pid: the process.
-        fd: its number there.
-        name: what it was called when it was made.
         num_bytes: its size; None if it grows.
 
     Raises:

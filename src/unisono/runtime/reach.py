@@ -70,11 +70,7 @@ class Reached(NamedTuple):
 
 
 def reach(roots: Mapping[str, Any]) -> Reached:
-    """Walk from some objects.
-
-    Args:
-        roots: where to begin, each with its name.
-    """
+    """Walk from some objects."""
     found = Reached({}, [])
     seen = _defaults()
     ways = deque((name, root, True) for name, root in roots.items())

@@ -20,11 +20,7 @@ class Timeout:
     default_s: float  # what holds otherwise, in seconds
 
     def in_s(self) -> float:
-        """Read it, in seconds.
-
-        Raises:
-            ValueError: the variable is set to something else than seconds above 0.
-        """
+        """Read it, in seconds."""
         text = os.environ.get(self.variable, "")
         if not text:
             return self.default_s
@@ -37,11 +33,7 @@ class Timeout:
 
 
 def check_seconds(name: str, value: Any, timeout: Timeout) -> None:
-    """Refuse an argument that is no number of seconds above 0.
-
-    Raises:
-        ValueError: it is not; the message has the timeout's default for an example.
-    """
+    """Refuse an argument that is no number of seconds above 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
         raise ValueError(

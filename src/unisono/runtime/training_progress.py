@@ -22,11 +22,7 @@ class TrainingProgress:
 
 
 class Now:
-    """Where this process is; its threads see the same. Final.
-
-    Attributes:
-        at: there.
-    """
+    """Where this process is; its threads see the same. Final."""
 
     def __init__(self) -> None:
         self.at: At = (0, 0, 0, None)

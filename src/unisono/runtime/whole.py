@@ -7,12 +7,7 @@ from typing import Any
 
 
 def check_whole(name: str, value: Any, *, at_least: int, below: int | None = None) -> int:
-    """Refuse anything but a whole number of the right size, and give it as an int.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is too small or too large.
-    """
+    """Refuse anything but a whole number of the right size, and give it as an int."""
     example = f"pass `{name}={max(at_least, 1)}`, say"
     try:
         if isinstance(value, bool):

@@ -25,11 +25,7 @@ _Vectors = Sequence[torch.Tensor]
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """Return the number of a dtype, the same on all ranks.
-
-    Raises:
-        TypeError: tensors of this dtype cannot be moved.
-    """
+    """Return the number of a dtype, the same on all ranks."""
     if dtype not in DTYPES:
         raise TypeError(f"tensors must be of a plain dtype, but one is {dtype}: convert it first.")
     return DTYPES.index(dtype)
@@ -48,17 +44,11 @@ def encode(
     """Say what a call asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
 
     Args:
-        kind: such as ``all_reduce``.
-        dtype: of the elements, if there are any.
         numel: how many elements a rank gives or takes, where that is the same on every rank.
-        reduction: its name, or empty.
         root: the global rank that gives or takes alone.
         sizes: the numbers of elements for or from each rank, where they differ.
         shape: of the tensor, where it must be the same on every rank; of a vector `numel` says
             enough.
-
-    Raises:
-        TypeError: tensors of this dtype cannot be moved.
     """
     words = f"{kind}({reduction})" if reduction else kind
     if dtype is not None:
@@ -128,11 +118,7 @@ def rooted_call(
 
 
 def check_rank(role: str, rank: int, num_ranks: int) -> None:
-    """Refuse a rank that the group does not have.
-
-    Raises:
-        ValueError: with those that it has.
-    """
+    """Refuse a rank that the group does not have."""
     if not 0 <= rank < num_ranks:
         raise ValueError(
             f"the {role} of a call must be one of the group's ranks, 0 to {num_ranks - 1}, but is "

@@ -183,13 +183,7 @@ _ALIGNED_ELEMENTS = 64
 
 
 def all_reduce(board: Board, vector: torch.Tensor, reduction: str) -> Meetings:
-    """Leave the reduction of all ranks' vectors in each of them.
-
-    Args:
-        board: the meeting place.
-        vector: contiguous.
-        reduction: which.
-    """
+    """Leave the reduction of all ranks' vectors in each of them."""
     if board.num_ranks <= 2 or vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
         return reduce(board, vector, reduction)
     return _in_slices(board, vector, reduction)
@@ -239,11 +233,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def reduction_of(opts: Any, dtype: torch.dtype) -> str:
-    """Name the reduction of a call, from torch's options for it: SUM unless they say otherwise.
-
-    Raises:
-        TypeError: it is none of ours, or has no meaning for the dtype.
-    """
+    """Name the reduction of a call, from torch's options for it: SUM unless they say otherwise."""
     wanted = getattr(opts, "reduceOp", opts)
     wanted = ReduceOp.SUM if wanted is None else getattr(wanted, "op", wanted)
     name = _REDUCTION_OF.get(getattr(wanted, "value", None))
@@ -254,11 +244,7 @@ def reduction_of(opts: Any, dtype: torch.dtype) -> str:
 
 
 def check(reduction: str, dtype: torch.dtype) -> None:
-    """Refuse what has no meaning for a dtype.
-
-    Raises:
-        TypeError: with the remedy.
-    """
+    """Refuse what has no meaning for a dtype."""
     is_number = dtype.is_floating_point or dtype.is_complex
     if reduction in _BITWISE and is_number:
         raise TypeError(f"{reduction} needs integers or bools, but got {dtype}: use MIN, MAX, SUM.")

@@ -41,7 +41,6 @@ class Call:
             call's turn.
 
     Attributes:
-        rank: this rank as the program knows it.
         is_done: whether the helper has finished it, well or not.
         error: its failure in the helper.
     """
@@ -124,10 +123,6 @@ class Execution:
     def carry_out(self, call: Call, *, is_async: bool) -> bool:
         """Run a call after all that were made before it.
 
-        Args:
-            call: made by this rank.
-            is_async: return within milliseconds, done or not.
-
         Returns:
             Whether it is done; always True unless `is_async`.
 
@@ -166,12 +161,7 @@ class Execution:
         return call.error
 
     def wait(self, call: Call, timeout_s: float | None = None) -> None:
-        """Wait until the helper has finished a call.
-
-        Raises:
-            BaseException: the call's failure.
-            WaitTimeoutError: it is not done in `timeout_s` seconds.
-        """
+        """Wait until the helper has finished a call."""
         with self._lock:
             if not self._changed.wait_for(lambda: call.is_done, timeout_s):
                 raise WaitTimeoutError(

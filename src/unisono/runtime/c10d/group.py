@@ -54,10 +54,6 @@ def create(options: Any, backend_options: object) -> Group:
     """Make a group for torch. Collective: every rank of the group calls it.
 
     From then on the process keeps the memory that it frees.
-
-    Args:
-        options: torch's ``_DistributedBackendOptions``.
-        backend_options: must be None; the backend has none.
     """
     if backend_options is not None:
         raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
@@ -83,9 +79,6 @@ def _refusals_are_told(method: _Method) -> _Method:
 @never_compiled
 class Group(_ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group. Final.
-
-    Args:
-        store, rank, names, timeout_s: see :class:`~unisono.runtime.c10d.group_member.GroupMember`.
 
     Attributes:
         backend_name: the backend that the program asked for; see ``registration.py``.

@@ -55,12 +55,6 @@ def shared_memory(
 
     Others can find it until the block of rank 0 ends.
 
-    Args:
-        store: the group's own part of a store.
-        rank: this rank in the group.
-        world_size: the number of ranks in the group.
-        timeout_s: how long rank 0 may take.
-
     Raises:
         RendezvousError: what the store leads to is not this group's memory.
     """
@@ -148,9 +142,7 @@ class GroupMember:
 
     Args:
         store: where rank 0 of the group tells the others of its memory; not kept.
-        rank: this rank in the group.
         names: each rank of the group as the program knows it, its global rank.
-        timeout_s: how long a wait may last.
     """
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
@@ -177,13 +169,6 @@ class GroupMember:
         is_async: bool,
     ) -> tuple[Call, ...]:
         """Announce a call and carry it out. Collective: every rank calls it, in the same order.
-
-        Args:
-            call: what :func:`~unisono.runtime.c10d.calls.encode` returned.
-            steps: what to do once it is announced.
-            vectors: what that works on.
-            timeout_s: how long each wait may last; the group's limit if None.
-            is_async: return within milliseconds, whether it is done or not.
 
         Returns:
             What is left to wait for: nothing, unless `is_async`.

@@ -106,9 +106,6 @@ class GroupMemory:
     """One rank's mapping of the group's memory. Final.
 
     Words are at offsets that lie before the slots.
-
-    Attributes:
-        seats: of each rank, with which its line begins.
     """
 
     def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
@@ -149,12 +146,7 @@ _KEEP_PAGES_UP_TO_BYTES = 64 << 20
 
 
 class Blocks:
-    """The free and the taken blocks of one heap. Final.
-
-    Args:
-        mapping: the memory that the heap lies in.
-        heap: which part of it.
-    """
+    """The free and the taken blocks of one heap. Final."""
 
     def __init__(self, mapping: mmap.mmap, heap: range) -> None:
         self._mapping = mapping
@@ -164,11 +156,7 @@ class Blocks:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> int:
-        """Reserve a block and return where it begins, a multiple of 64.
-
-        Raises:
-            MemoryError: no gap is large enough.
-        """
+        """Reserve a block and return where it begins, a multiple of 64."""
         with self._lock:
             self._accept_returned()
             return self._first_fit(max(aligned(num_bytes), 64))
@@ -214,13 +202,7 @@ _TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)
 
 
 class Peers:
-    """The other ranks as one rank sees them. Final.
-
-    Args:
-        region: the group's memory.
-        rank: this rank in the group.
-        names: each rank of the group as the program knows it, its global rank.
-    """
+    """The other ranks as one rank sees them. Final."""
 
     def __init__(self, region: GroupMemory, rank: int, names: Sequence[int]) -> None:
         self._region = region

@@ -37,13 +37,7 @@ from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoi
 
 
 class Meeting:
-    """One rank's view of the meeting point. Final.
-
-    Args:
-        region: the group's memory.
-        peers: the processes of the others.
-        timeout_s: how long a wait may last unless the call says otherwise.
-    """
+    """One rank's view of the meeting point. Final."""
 
     def __init__(self, region: GroupMemory, peers: Peers, timeout_s: float) -> None:
         self._region = region
@@ -68,15 +62,7 @@ class Meeting:
         self._ending = threading.RLock()  # a signal's handler may come back here
 
     def announce(self, call: bytes, timeout_s: float | None = None) -> None:
-        """Post the call that the next meeting begins; this rank must not be ahead.
-
-        Args:
-            call: what :func:`~unisono.runtime.c10d.calls.encode` returned.
-            timeout_s: how long each wait of this call may last.
-
-        Raises:
-            PeerLostError: the group has ended.
-        """
+        """Post the call that the next meeting begins; this rank must not be ahead."""
         self._check_usable()
         self._num_calls += 1
         self._post = call + b"\0"

@@ -81,14 +81,7 @@ class Receive:
 
 
 class Messages:
-    """One rank's sends and receives. Final.
-
-    Args:
-        region: the group's memory.
-        blocks: this rank's heap.
-        peers: the processes of the others.
-        timeout_s: how long a wait may last unless the caller says otherwise.
-    """
+    """One rank's sends and receives. Final."""
 
     def __init__(self, region: GroupMemory, blocks: Blocks, peers: Peers, timeout_s: float) -> None:
         self._region = region

@@ -80,11 +80,7 @@ BACKENDS = (GLOO, NAME)
 
 
 def check_backend(name: object) -> None:
-    """Check what was passed to ``unisono run --backend`` or ``launch(backend=)``.
-
-    Raises:
-        ValueError: it is neither "gloo" nor "unisono".
-    """
+    """Check what was passed to ``unisono run --backend`` or ``launch(backend=)``."""
     if name not in BACKENDS:
         raise ValueError(
             f"`--backend` or `backend` must be {GLOO} or {NAME}, but is {name!r}: pass {NAME!r} to "

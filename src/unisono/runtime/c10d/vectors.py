@@ -8,11 +8,7 @@ import torch
 
 
 def check_movable(tensor: torch.Tensor) -> None:
-    """Refuse tensors that are sparse or not on the CPU.
-
-    Raises:
-        TypeError: with the remedy.
-    """
+    """Refuse tensors that are sparse or not on the CPU."""
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"the backend `unisono` moves dense tensors, but got one with layout {tensor.layout}: "
@@ -55,19 +51,11 @@ class Vectors:
         self._filled: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View a tensor that the call reads.
-
-        Raises:
-            TypeError: the tensor is sparse or not on the CPU.
-        """
+        """View a tensor that the call reads."""
         return self._vector_of(tensor, self._given)
 
     def filled(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View a tensor that the call writes to, and may read.
-
-        Raises:
-            TypeError: the tensor is sparse or not on the CPU.
-        """
+        """View a tensor that the call writes to, and may read."""
         return self._vector_of(tensor, self._filled)
 
     def read(self) -> None:
@@ -92,11 +80,7 @@ class Vectors:
 
 
 def as_vector(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor's elements in order, or copy them where they do not lie in order.
-
-    Raises:
-        TypeError: the tensor is sparse or not on the CPU.
-    """
+    """View a tensor's elements in order, or copy them where they do not lie in order."""
     return _plain(tensor).contiguous().view(-1)
 
 
@@ -108,11 +92,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
-    """Cut a vector into equal parts.
-
-    Raises:
-        ValueError: it cannot be cut so.
-    """
+    """Cut a vector into equal parts."""
     if vector.numel() % num_rows:
         raise ValueError(
             f"the tensor for all ranks must have a multiple of {num_rows} elements, but has "
@@ -122,11 +102,7 @@ def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
 
 
 def parts(tensor: torch.Tensor, sizes: list[int] | None, num_ranks: int) -> list[torch.Tensor]:
-    """Cut a contiguous tensor along its first dimension, evenly if `sizes` is empty.
-
-    Raises:
-        ValueError: the sizes do not fit.
-    """
+    """Cut a contiguous tensor along its first dimension, evenly if `sizes` is empty."""
     if not sizes:
         return rows(tensor.view(-1), num_ranks)
     if len(sizes) != num_ranks or sum(sizes) != tensor.shape[0]:

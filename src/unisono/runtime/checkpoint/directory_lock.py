@@ -47,11 +47,7 @@ class DirectoryLocks:
         self._held: dict[str, DirectoryLock] = {}
 
     def hold(self, directory: Path) -> None:
-        """Lock the folder that has this name now.
-
-        Raises:
-            CheckpointError: another process has it.
-        """
+        """Lock the folder that has this name now."""
         with self._lock:
             held = self._held.get(str(directory))
             if held is not None and held.file_id == file_id_of(directory):

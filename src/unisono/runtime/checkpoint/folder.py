@@ -94,21 +94,13 @@ def read_folder(
 
 
 def check_folder(path: Path) -> dict[str, int]:
-    """Compare a checkpoint's files with its commit file; return their sizes in bytes.
-
-    Raises:
-        CheckpointError: as for :func:`read_folder`.
-    """
+    """Compare a checkpoint's files with its commit file; return their sizes in bytes."""
     read_folder(path, wanted=())
     return {name: fact["bytes"] for name, fact in _read_commit(path).items()}
 
 
 def digest_of_state(path: Path) -> str:
-    """Read the SHA-256 of a checkpoint's tensors, as its commit file says them.
-
-    Raises:
-        CheckpointError: as for :func:`read_folder`.
-    """
+    """Read the SHA-256 of a checkpoint's tensors, as its commit file says them."""
     facts = _read_commit(path)
     return " ".join(facts[name]["sha256"] for name in (MODEL_FILE, OPTIMIZER_FILE))
 
@@ -146,11 +138,7 @@ def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_commit(text: bytes) -> dict[str, dict[str, Any]]:
-    """Understand a commit file: by name of each of :data:`FILES`, its ``bytes`` and ``sha256``.
-
-    Raises:
-        CheckpointError: it is none, or only a part of one.
-    """
+    """Understand a commit file: by name of each of :data:`FILES`, its ``bytes`` and ``sha256``."""
     try:
         facts = json.loads(text) if len(text) <= COMMIT_BYTES_AT_MOST else None
     except (ValueError, RecursionError):

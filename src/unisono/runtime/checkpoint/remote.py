@@ -94,10 +94,6 @@ def start_copying(folder: str, work: Mapping[str, Any]) -> None:
     """Start the process of a folder, in the place of the one that it may have.
 
     It is waited for when this process ends, if :func:`finish_copying` has not done so before.
-
-    Args:
-        folder: the local one.
-        work: what the process is to do, see ``remote_process.py``.
     """
     if (before := _processes.pop(folder, None)) is not None:
         _end(before)

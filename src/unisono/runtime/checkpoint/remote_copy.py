@@ -58,11 +58,7 @@ class TakenError(Exception):
 
 
 class Copy:
-    """A local folder and what is at the URL. Final.
-
-    Args:
-        work: see ``remote_process.py``.
-    """
+    """A local folder and what is at the URL. Final."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self._work, self._folder = work, Path(work["folder"])

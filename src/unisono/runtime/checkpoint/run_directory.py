@@ -50,10 +50,6 @@ class RunDirectory:
     """The checkpoints below ``directory/checkpoints``. Final.
 
     All that are found lead to the present step: others are set aside when a run begins.
-
-    Args:
-        directory: the run directory; made when the first checkpoint is written.
-        keep: how many checkpoints stay, at least 1.
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
@@ -84,10 +80,6 @@ class RunDirectory:
     def write(self, step: int, files: Mapping[str, Content]) -> Path:
         """Write a checkpoint of step `step`, then remove those beyond `keep` that end no loop.
 
-        Args:
-            step: steps done.
-            files: the bytes of the three files, at once or as chunks.
-
         Raises:
             OSError: it could not be written; older ones stay.
         """
@@ -112,9 +104,6 @@ class RunDirectory:
 
         Args:
             end: :data:`ENDED` or :data:`LEFT`, and which loop.
-
-        Raises:
-            OSError: it cannot be written.
         """
         with written_whole(self.path_of(step) / END_MARK) as file:
             file.write(end.encode())
@@ -131,11 +120,7 @@ class RunDirectory:
         return found[-1] if found else None
 
     def set_aside(self, step: int) -> list[str]:
-        """Rename checkpoints of later steps than `step`: what follows is another past.
-
-        Returns:
-            Their names.
-        """
+        """Rename checkpoints of later steps than `step`: what follows is another past."""
         later = [path for number, path in self._found() if number > step]
         for path in later:
             rename_aside(path)

@@ -74,13 +74,7 @@ def offsets_of(sizes: Sequence[int]) -> list[int]:
 
 
 def blob_bytes(facts: int, tensors: int, extra: Sequence[int] = ()) -> int:
-    """Count the bytes that a blob takes; a slot needs `blob_at` bytes more.
-
-    Args:
-        facts: bytes of their JSON.
-        tensors: bytes of their JSON.
-        extra: bytes of each extra.
-    """
+    """Count the bytes that a blob takes; a slot needs `blob_at` bytes more."""
     json_bytes = len(_FACTS) + facts + len(_TENSORS) + tensors + len(_END)
     return _extra_at(0, json_bytes) + sum(map(_aligned, extra))
 
@@ -100,9 +94,6 @@ def write_blob(
         facts: JSON, what goes into run.json.
         tensors: JSON, an object that lists the tensors of each of :data:`TENSOR_FILES`.
         extra: bytes of tensors that do not lie in the state, see :func:`offsets_of`.
-
-    Raises:
-        ValueError: it does not fit into the slot.
     """
     with memoryview(slot) as view:
         assert blob_at % ALIGNMENT_BYTES == 0
@@ -125,20 +116,12 @@ def write_blob(
 
 
 def used_bytes(slot: memoryview | mmap.mmap, blob_at: int) -> int:
-    """Count the bytes of a snapshot, from the slot's start to the end of its blob.
-
-    Raises:
-        ValueError: there is no whole blob at `blob_at`.
-    """
+    """Count the bytes of a snapshot, from the slot's start to the end of its blob."""
     return _Blob(slot, blob_at).end
 
 
 def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
-    """Read the facts of a snapshot.
-
-    Raises:
-        ValueError: there is no whole blob at `blob_at`.
-    """
+    """Read the facts of a snapshot."""
     return _Blob(slot, blob_at).facts
 
 
@@ -150,9 +133,6 @@ def read_extras(
     Args:
         slot: as it was written; cannot be closed while a view of it is held.
         blob_at: a multiple of 64.
-
-    Raises:
-        ValueError: there is no whole blob.
     """
     blob = _Blob(slot, blob_at)
     found = ((said, blob.tensor(said)) for said in blob.listed(OPTIMIZER_FILE))
@@ -208,11 +188,7 @@ class _Blob:
         return json.loads(bytes(self._json))
 
     def tensor(self, said: dict[str, Any]) -> Tensor:
-        """Find one tensor.
-
-        Raises:
-            ValueError: its dtype is none that is known.
-        """
+        """Find one tensor."""
         code, shape, stride = said["dtype"], tuple(said["shape"]), tuple(said["stride"])
         if code not in ITEM_BYTES_IN_MEMORY:
             raise ValueError(f"`{said['name']}` must be of a known dtype, but is {code}.")

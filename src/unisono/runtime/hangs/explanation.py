@@ -52,10 +52,6 @@ class Hang:
 def explain(looks: Sequence[RankLook], hang: Hang) -> str:
     """Say who holds up whom, and where all of those are.
 
-    Args:
-        looks: one of each rank.
-        hang: how long it has lasted, and so on.
-
     Returns:
         An empty text if nobody is seen to wait and no step is under way.
     """

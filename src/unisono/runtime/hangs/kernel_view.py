@@ -46,12 +46,7 @@ def look_at(pid: int) -> KernelView:
 
 
 def children(pid: int, *, recursive: bool = False) -> list[int]:
-    """List the processes that a process has started and that still run, the oldest first.
-
-    Args:
-        pid: of the process.
-        recursive: theirs too, and so on.
-    """
+    """List the processes that a process has started and that still run, the oldest first."""
     import psutil  # takes 15 ms, which no launcher waits for
 
     with suppress(psutil.NoSuchProcess):

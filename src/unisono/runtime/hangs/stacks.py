@@ -102,15 +102,7 @@ Stack = tuple[Frame, ...]
 
 
 def main_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
-    """Read the stack of a process's first thread from what py-spy has written as JSON.
-
-    Args:
-        dump: one object for each thread.
-        pid: the process; its first thread has the same number.
-
-    Raises:
-        ValueError: there is no such thread, or the form is another one.
-    """
+    """Read the stack of a process's first thread from what py-spy has written as JSON."""
     for thread in dump:
         # A fork that Python has not seen keeps the numbers of the process before.
         if thread.get("os_thread_id") == pid or len(dump) == 1:
@@ -144,11 +136,7 @@ def _within_program(stack: Stack) -> Stack:
 
 
 def own_place(stack: Stack) -> Frame | None:
-    """Find the innermost frame of the user's; where there is none, the innermost that tells most.
-
-    Returns:
-        None for an empty stack.
-    """
+    """Find the innermost frame of the user's; where there is none, the innermost that tells most."""
     for owners in ((Owner.USER,), (Owner.LIBRARY,), tuple(Owner)):
         for frame in stack:
             if frame.owner in owners:
@@ -210,12 +198,7 @@ class Sample:
 
 
 def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sample]:
-    """Read the stacks of some processes, all at the same time.
-
-    Args:
-        pids: the processes.
-        timeout_s: after how long those that have not been read are given up, in seconds.
-    """
+    """Read the stacks of some processes, all at the same time."""
     program = find_sampler()
     if program is None:
         return {pid: Sample(trouble=_NOT_THERE) for pid in pids}

@@ -43,9 +43,6 @@ def where(pid: int, folder: str = "") -> str:
     Args:
         pid: the launcher, a worker, or another process of the job.
         folder: paths below it are written from there.
-
-    Raises:
-        ValueError: there is no such process, or another user's.
     """
     _check(pid)
     job = find_job(pid)

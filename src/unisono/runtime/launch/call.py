@@ -68,11 +68,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, tup
 
 
 def pack_result(result: Any) -> bytes:
-    """Pickle what a worker's function returned.
-
-    Raises:
-        TypeError: it cannot be pickled; the message says why.
-    """
+    """Pickle what a worker's function returned."""
     from unisono.runtime.launch.pickling import dumps
 
     try:
@@ -106,11 +102,7 @@ def _is_of_the_caller(error: BaseException) -> bool:
 
 
 def unpack_result(packed: bytes, rank: int) -> Any:
-    """Unpickle what :func:`pack_result` packed on worker `rank`; None if there is nothing.
-
-    Raises:
-        TypeError: it cannot be unpickled here.
-    """
+    """Unpickle what :func:`pack_result` packed on worker `rank`; None if there is nothing."""
     from unisono.runtime.launch.pickling import load
 
     if not packed:  # it left by `sys.exit(0)`

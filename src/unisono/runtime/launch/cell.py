@@ -45,11 +45,7 @@ def environment_of_workers(environ: Mapping[str, str], *, launcher_draws: bool) 
 
 
 class Observed:
-    """Shows, a few times a second, how far a run is. Final.
-
-    Args:
-        draw: draws a state, or has it drawn.
-    """
+    """Shows, a few times a second, how far a run is. Final."""
 
     every_s = 0.25
 
@@ -148,12 +144,7 @@ class DisplayState:
 
 
 class Count:
-    """Counts the steps of a run, and tells when to show them. Final.
-
-    Args:
-        every_s: how long to wait from one time to the next, in seconds.
-        clock: gives the time in seconds.
-    """
+    """Counts the steps of a run, and tells when to show them. Final."""
 
     def __init__(self, every_s: float, clock: Clock) -> None:
         self._every_s, self._clock = every_s, clock

@@ -25,7 +25,6 @@ def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, 
     As CUDA does, it stops at the first name that is not there, and sees none if one comes twice.
 
     Args:
-        environ: the variables.
         gpus: the unique names of the driver's GPUs, by number; empty where it tells none.
     """
     text = environ.get(VISIBLE_VARIABLE)
@@ -48,13 +47,7 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 
 class DriverGpu(NamedTuple):
-    """What the driver says of a GPU; 0 and empty where it does not.
-
-    Attributes:
-        uuid: its unique name, such as ``GPU-8932f937-d72c-4106-c12f-20bd9faed9f6``.
-        name: its model.
-        memory, memory_used: in bytes.
-    """
+    """What the driver says of a GPU; 0 and empty where it does not."""
 
     uuid: str
     name: str = ""

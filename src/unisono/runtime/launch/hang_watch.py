@@ -58,13 +58,7 @@ class _Wait:
 
 
 class HangWatch:
-    """Watches the workers of one job for waits that are too long. Final.
-
-    Args:
-        control: their control block.
-        folder: where the job was started; paths below it are written from there.
-        say: where words for the user go.
-    """
+    """Watches the workers of one job for waits that are too long. Final."""
 
     def __init__(self, control: ControlBlock, folder: str, say: Callable[[str], None]) -> None:
         self._control, self._folder, self._say = control, folder, say

@@ -187,13 +187,6 @@ def launch_environment(
     *,
     launcher_draws: bool = False,
 ) -> dict[str, str]:
-    """Return the variables that a job starts with: the launcher's, and what the user has chosen.
-
-    Args:
-        environ: the launcher's own.
-        command: what the user has called.
-        of_gpus: what :func:`unisono.runtime.launch.placement.place_workers` says of GPUs.
-        launcher_draws: whether the launcher shows the progress of a run.
-    """
+    """Return the variables that a job starts with: the launcher's, and what the user has chosen."""
     told = {**environ, COMMAND_VARIABLE: shlex.join(command)}
     return {**environment_of_workers(told, launcher_draws=launcher_draws), **of_gpus}

@@ -44,9 +44,6 @@ class SharedMemories:
     def request(self, rank: int, key: int, num_bytes: int, path: str = "") -> int:
         """Return the descriptor of memory `key`; it stays the launcher's.
 
-        Args:
-            path: of a file of that size, which is to be that memory.
-
         Raises:
             ValueError: another worker asked for another size, or there is no such memory.
             OSError: there is no room for a file, or the one at `path` cannot be opened.

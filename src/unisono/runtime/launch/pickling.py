@@ -67,11 +67,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value.
-
-    Raises:
-        Exception: it cannot be pickled; classes may raise anything then.
-    """
+    """Pickle a value."""
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()

@@ -64,12 +64,6 @@ def place_workers(
     By default there is one worker for each GPU that the environment shows, and without one, one
     for each core, at most 8.
 
-    Args:
-        workers: how many the user asks for; None: the default.
-        workers_each: how many on each GPU; None: what the environment says.
-        environ: the launcher's variables.
-        machine: this one.
-
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.
     """

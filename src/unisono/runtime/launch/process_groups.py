@@ -65,11 +65,6 @@ def group_request(url: str, timeout_s: float, environ: Mapping[str, str]) -> Gro
 
     Args:
         url: what torch calls the handler with, such as ``env://?rank=0&world_size=2``.
-        timeout_s: how long the rank waits for the others, in seconds.
-        environ: the environment variables.
-
-    Raises:
-        ValueError: there is no such rank.
     """
     parts = urlparse(url)
     given = dict(parse_qsl(parts.query))

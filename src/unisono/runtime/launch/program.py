@@ -27,11 +27,7 @@ from unisono.runtime.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_byte
 
 
 def run_program(job: Job) -> bytes:
-    """Run the job's program to its end and return its pickled result; nothing for a script.
-
-    Raises:
-        BaseException: whatever the program raises, including ``SystemExit``.
-    """
+    """Run the job's program to its end and return its pickled result; nothing for a script."""
     if job.kind == FUNCTION:
         return _call_function(job)
     start_generators({}, job.seed)

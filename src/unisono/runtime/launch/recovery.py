@@ -137,9 +137,6 @@ def lost(
     """A worker was killed.
 
     Args:
-        state: what is known.
-        rank: which worker.
-        now: the time of a monotonic clock, in seconds.
         had_begun: whether its program had begun; one that had not can always be run.
         how: in words, such as "worker 1 was killed by SIGKILL".
     """

@@ -61,12 +61,7 @@ def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
 
 
 def failure_message(state: JobState, num_workers: int) -> str:
-    """Say what failed first, in one sentence and, where there is one, a traceback.
-
-    Args:
-        state: of the job.
-        num_workers: how many it had.
-    """
+    """Say what failed first, in one sentence and, where there is one, a traceback."""
     cause = state.cause
     assert cause is not None
     if cause.rank is None:

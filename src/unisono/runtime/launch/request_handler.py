@@ -50,12 +50,9 @@ class RequestHandler:
     """Answers the workers of one job. Final.
 
     Args:
-        control: the control block that the workers share.
         staff: does what this object cannot.
         state: who computes at first.
-        writer: writes checkpoints.
         wake: called from another thread when a checkpoint is written; has :meth:`written` called.
-        say: where words for the user go.
     """
 
     def __init__(

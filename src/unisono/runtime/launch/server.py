@@ -32,12 +32,7 @@ PRELOADED = (
 
 
 def main(channel_fd: int, launcher_pid: int) -> NoReturn:
-    """Load torch, then serve until the launcher is gone.
-
-    Args:
-        channel_fd: the way to the launcher.
-        launcher_pid: the process with which this one ends.
-    """
+    """Load torch, then serve until the launcher is gone."""
     if not die_with(launcher_pid):
         os._exit(0)
     for signum in ENDING_SIGNALS:

@@ -43,12 +43,7 @@ class Stalled(NamedTuple):
 
 
 class StallWatch:
-    """Looks at a job's workers once a second. Final.
-
-    Args:
-        control: the control block that they share.
-        timeout_s: how long one that others wait for may stand still, in seconds.
-    """
+    """Looks at a job's workers once a second. Final."""
 
     def __init__(self, control: ControlBlock, timeout_s: float) -> None:
         self._control = control
@@ -72,8 +67,6 @@ class StallWatch:
         """Look, if it is time, at the workers with these processes.
 
         Args:
-            pids: by rank.
-            membership: who computes together.
             are_grouped: there has been a process group of several workers.
             is_everybody: no other worker, nor the launcher, has something to do.
 
@@ -189,9 +182,6 @@ def look(
     """Compare a look at each worker with the one before, and say how long each has been quiet.
 
     Args:
-        before: the last look.
-        seen: this one.
-        passed_s: the time between them.
         are_grouped: workers may wait for each other in ways that cannot be seen.
     """
     passed_s = min(passed_s, 2 * LOOK_EVERY_S)
@@ -241,12 +231,7 @@ def stall_message(rank: int, pid: int, step: int, worker: Observation) -> str:
 
 
 def deadlock_message(workers: Observations, pid: int) -> str:
-    """Say who waits where.
-
-    Args:
-        workers: all that have not finished.
-        pid: the process of the one that is ended.
-    """
+    """Say who waits where."""
     places = "; ".join(
         f"worker {rank} waits {worker.place or 'for something that cannot be seen'}"
         for rank, worker in sorted(workers.items())

@@ -60,8 +60,6 @@ def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> J
 
     Args:
         server: starts the workers; killed with them if they cannot be ended alone.
-        job: what the workers do.
-        signals: those that should end the job.
 
     Raises:
         KeyboardInterrupt: raised while waiting; all workers have been ended.

@@ -66,10 +66,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
     """Turn a fresh fork of the server into worker `rank` and never come back.
 
     Args:
-        rank: which worker to be.
-        incarnation: how many workers had this rank before.
         fds: standard input, output, error; the job; the control block; the store; the channel.
-        server_pid: the process that forked this one, with which it dies.
     """
     exit_code = _BOOTSTRAP_FAILED
     try:

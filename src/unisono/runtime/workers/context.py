@@ -75,13 +75,6 @@ class Context:
 
         Args:
             timeout_s: how long the last one may take; by default what ``timeouts.py`` says.
-
-        Raises:
-            ValueError: the environment does not say clearly who this worker is, or where rank 0 is.
-            RuntimeError: a worker has started this process.
-            RendezvousError: the workers cannot find each other.
-            WaitTimeoutError: a worker did not come in time.
-            PeerLostError: a worker came, and left before all were there.
         """
         from unisono.runtime.workers.rendezvous import of_launcher
 
@@ -115,14 +108,6 @@ class Context:
         Returns:
             The team, and what it does together; the same for all runs of a process, but a team of
             one is another one for each.
-
-        Raises:
-            ValueError: the environment does not say clearly who this worker is, or torch's process
-                group has more ranks than that says.
-            RuntimeError: this process cannot be one of the workers, or does not know the others.
-            RendezvousError: the workers cannot find each other.
-            WaitTimeoutError: a worker did not come in time.
-            PeerLostError: a worker came, and left before all were there.
         """
         # Not above: a process that only starts a job does not need them.
         from unisono.runtime.workers.external import ExternallyLaunched
@@ -165,11 +150,7 @@ _WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
 
 
 def refuse_children(here: World) -> None:
-    """Refuse what a worker has started: it has that one's variables, but not its seat.
-
-    Raises:
-        RuntimeError: this process is one.
-    """
+    """Refuse what a worker has started: it has that one's variables, but not its seat."""
     if PID_VARIABLE in os.environ and not is_worker():
         raise RuntimeError(
             f"what a worker starts must not train in its place, but this process has the variables "
@@ -180,11 +161,7 @@ def refuse_children(here: World) -> None:
 
 
 def refuse_larger_group(here: World) -> None:
-    """Refuse one of a process group with others who would not take part.
-
-    Raises:
-        ValueError: torch's process group has more ranks than there are workers.
-    """
+    """Refuse one of a process group with others who would not take part."""
     dist = _process_groups()
     if dist is None:
         return
@@ -204,9 +181,6 @@ def refuse_spawned(here: World) -> None:
     """Refuse one of several spawned processes that does not know of the others.
 
     One that sets RANK and WORLD_SIZE, or makes a process group, has said who it is.
-
-    Raises:
-        RuntimeError: this process is one.
     """
     index = _spawned_index()
     if index == 0 or here.world_size > 1 or here.started_by == SOMEBODY or _process_groups():
@@ -248,12 +222,7 @@ class ShownWait:
         self._is_shown = False
 
     def look(self, waited_s: float, what: Callable[[], str]) -> None:
-        """Show it if it is time.
-
-        Args:
-            waited_s: how long it has lasted.
-            what: says what for, in at most 124 letters.
-        """
+        """Show it if it is time."""
         is_due = waited_s >= _SHOWN_AFTER_S and not self._is_shown
         if is_due and threading.current_thread() is threading.main_thread():
             self._is_shown = True

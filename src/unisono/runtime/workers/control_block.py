@@ -108,10 +108,6 @@ class ControlBlock:
     Args:
         fd: the memory, made by :meth:`create`; below 0 for one that nobody shares.
         world_size: the number of workers.
-
-    Attributes:
-        head: see :class:`Head`.
-        lines: of each rank.
     """
 
     def __init__(self, fd: int, world_size: int) -> None:
@@ -262,11 +258,6 @@ class Barrier:
     """One worker's view of the meeting point. Every rank makes one; final.
 
     Args:
-        control: the control block shared with the other workers.
-        rank: this worker.
-        timeout_s: how long a wait may last, in seconds; see :mod:`unisono.runtime.timeouts`.
-        notice_after_s: when a wait is told in words, in seconds; the same.
-        say: where those words go.
         look: called several times a second while a worker is missing; marks on the control block
             who has died. By default nothing: a launcher does that.
     """
@@ -309,11 +300,7 @@ class Barrier:
         return int(self._line.arrivals)
 
     def arrive(self, purpose: str = "") -> None:
-        """Come to the next meeting. Collective: every rank calls it, in the same order.
-
-        Args:
-            purpose: what the meeting is for, in at most 24 letters; the same on every rank.
-        """
+        """Come to the next meeting. Collective: every rank calls it, in the same order."""
         self._line.purposes[(self.arrivals + 1) % 2].value = purpose.encode()[:PURPOSE_BYTES]
         self._point.arrive()
 

@@ -61,10 +61,6 @@ class ExternallyLaunched(Supervisor):
         """Take this process's seat among the workers of its job. Collective, once in a process.
 
         From then on the others learn how this process ends, and it keeps the memory that it frees.
-
-        Raises:
-            RendezvousError: the others cannot be reached from here.
-            PeerLostError: a worker came, and left before all were there.
         """
         places = rendezvous.places
         several = places.ranks_of_host if len(places.ranks_of_host) > 1 else ()
@@ -89,12 +85,7 @@ class ExternallyLaunched(Supervisor):
             self.control.receive()
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
-        """Share memory that a host's first rank makes. Collective: every rank calls it.
-
-        Raises:
-            MismatchError: another worker asked for another size.
-            RendezvousError: that memory cannot be opened from here.
-        """
+        """Share memory that a host's first rank makes. Collective: every rank calls it."""
         if path:
             return open_plain(Path(path), os.O_RDWR)
         is_first = self.world.rank == self._first
@@ -119,9 +110,6 @@ def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str
 
     Returns:
         This host's address for the others.
-
-    Raises:
-        RendezvousError: they are not.
     """
     for ranks in ranks_of_host:
         if ranks[-1] - ranks[0] >= len(ranks):

@@ -66,11 +66,6 @@ class Gathering:
         """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
 
         If rank 0 holds the store, it returns when all ranks have all values.
-
-        Raises:
-            WaitTimeoutError: a rank did not come in time.
-            RendezvousError: the store is gone.
-            UnisonoError: `look` has raised it, here or on another rank.
         """
         try:
             self.store.set_timeout(timedelta(seconds=_STORE_ANSWERS_WITHIN_S))

@@ -125,11 +125,7 @@ def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
     """Connect this worker with every one of other hosts. Collective: every rank calls it.
 
     Args:
-        rendezvous: where all workers have met.
         address: of this host, where the others reach it; nothing else is listened on.
-
-    Raises:
-        RendezvousError: another host cannot be reached, or has another version.
     """
     places, token = rendezvous.places, rendezvous.token
     others = set(range(places.world_size)) - set(places.local_ranks)
@@ -162,15 +158,11 @@ def connect_ranks(
     """Connect this worker with others; of each two, the higher rank calls the lower one.
 
     Args:
-        me: this worker's rank.
         address: where it listens until all have connected.
         token: what callers must know.
         tell: tells the others where it listens; gives where each of them does, and its token.
         look: called now and then; raises where a worker will never come.
         within_s: how long it may take from then on, in seconds.
-
-    Raises:
-        RendezvousError: one of them is not reached.
     """
     links: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -190,11 +182,7 @@ def connect_ranks(
 
 
 def _call_rank(rank: int, place: Address, token: str, me: int, deadline: float) -> socket.socket:
-    """Connect to a worker that listens, until a time of ``time.monotonic``; both show the token.
-
-    Raises:
-        RendezvousError: it is not reached there.
-    """
+    """Connect to a worker that listens, until a time of ``time.monotonic``; both show the token."""
     link = None
     try:
         left_s = max(0.1, deadline - time.monotonic())
@@ -224,11 +212,7 @@ def _take_calls(
     look: Callable[[], None],
     deadline: float,
 ) -> Iterator[tuple[int, socket.socket]]:
-    """Give a connection of each rank, as they come.
-
-    Raises:
-        RendezvousError: a rank has not connected by then.
-    """
+    """Give a connection of each rank, as they come."""
     listening.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)

@@ -112,10 +112,6 @@ class HostMember(LauncherLink):
         """Reach the workers of other hosts. Collective: every rank calls it, once.
 
         A replacement does so when it has caught up with them.
-
-        Raises:
-            RendezvousError: another host cannot be reached.
-            WaitTimeoutError: a rank did not come in time.
         """
         if not self._is_replacement:
             self._begin_again(0)
@@ -137,11 +133,7 @@ class HostMember(LauncherLink):
         super().tell(message)
 
     def outcome(self, index: int, name: str) -> bytes | None:
-        """See :class:`Supervisor`.
-
-        Raises:
-            MismatchError: the others have made another call there.
-        """
+        """See :class:`Supervisor`."""
         if not self._is_over(index):
             return None
         said, _, payload = self._store.get(f"outcome {index}").partition(b"\n")
@@ -196,11 +188,7 @@ class HostMember(LauncherLink):
         return Live(membership, self.agreed_loop, is_alone=True)
 
     def _begin_again(self, arrivals: int) -> Membership:
-        """Wait for all workers of all hosts, and connect with them anew. Collective.
-
-        Args:
-            arrivals: to how many meetings this worker has come.
-        """
+        """Wait for all workers of all hosts, and connect with them anew. Collective."""
         failures = 0
         while not self._is_over(self._index):
             # Others may wait for this worker where they do not miss the lost one.
@@ -361,13 +349,7 @@ _BACKLOG = 4096
 
 
 class Heartbeats:
-    """What one worker shows to the others, and sees of them. Final.
-
-    Args:
-        store: has everybody's addresses.
-        rank: this worker.
-        address: of this host, where the others reach it.
-    """
+    """What one worker shows to the others, and sees of them. Final."""
 
     def __init__(self, store: Store, rank: int, address: str) -> None:
         self._store, self._rank, self._address = store, rank, address

@@ -26,7 +26,6 @@ class HostsControlBlock(ControlBlock):
     Args:
         fd: the memory that the workers of this host share, made for so many; see
             :class:`ControlBlock`.
-        places: who is where.
         are_replaced: whether a worker that dies is made up for.
     """
 

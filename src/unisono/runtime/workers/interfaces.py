@@ -20,9 +20,6 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
 
     Args:
         environ: says the interface, and where the rendezvous is; the process's own by default.
-
-    Raises:
-        RendezvousError: there is no such interface, or none leads beyond this host.
     """
     environ = os.environ if environ is None else environ
     where, port = environ.get("MASTER_ADDR", ""), int(environ.get("MASTER_PORT", "0") or 0)
@@ -88,11 +85,7 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def address_towards(where: str, port: int = 0) -> str:
-    """Find the address that packets to another one would come from; none is sent.
-
-    Raises:
-        RendezvousError: it cannot be reached.
-    """
+    """Find the address that packets to another one would come from; none is sent."""
     try:
         found = socket.getaddrinfo(where, port or 1, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, place = found[0]

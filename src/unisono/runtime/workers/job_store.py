@@ -71,9 +71,6 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
     """Tell whether the store is at MASTER_ADDR and MASTER_PORT; otherwise it is a file.
 
     It is there where an agent of torchrun has it, and where workers may be on several hosts.
-
-    Raises:
-        ValueError: they are on several hosts, and nothing says where rank 0 is.
     """
     given = [name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)]
     several = here.local_world_size != here.world_size
@@ -154,13 +151,8 @@ def wait_for_rank_0(
 
     Args:
         look: told how long it has waited; raises :class:`NotThereError` where it finds nothing.
-        here: this worker's place.
         where: what the workers come to, for messages.
         advice: what to do if rank 0 does not come.
-        timeout_s: how long it may take, in seconds.
-
-    Raises:
-        WaitTimeoutError: rank 0 did not come in time.
     """
 
     def late(error: NotThereError) -> Exception:
@@ -171,11 +163,7 @@ def wait_for_rank_0(
 
 @contextlib.contextmanager
 def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
-    """Make the job's file, as rank 0. The others can find it until the block ends.
-
-    Raises:
-        RendezvousError: another process has come as rank 0.
-    """
+    """Make the job's file, as rank 0. The others can find it until the block ends."""
     # Stays open as long as the process: process groups that are made later use it, too.
     fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
     low = os.memfd_create(f"{_announcement(job)}{os.getpid()}-{fd}", os.MFD_CLOEXEC)
@@ -254,12 +242,7 @@ def _taken(job: JobName, here: World) -> RendezvousError:
 def store_at_master(
     environ: Mapping[str, str], here: World, *, where: str, timeout_s: float
 ) -> Store:
-    """Have the store at MASTER_ADDR and MASTER_PORT.
-
-    Raises:
-        RendezvousError: rank 0 cannot listen there.
-        WaitTimeoutError: nobody listens there in time.
-    """
+    """Have the store at MASTER_ADDR and MASTER_PORT."""
     from torch._C._distributed_c10d import TCPStore
 
     address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
@@ -316,21 +299,13 @@ def _port(text: str) -> int:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen at that address alone; torch's own way is to listen at all of them.
-
-    Raises:
-        OSError: it is not one of this host's, or the port is taken.
-    """
+    """Listen at that address alone; torch's own way is to listen at all of them."""
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(place, family=family, backlog=_BACKLOG)
 
 
 def knock(address: str, port: int) -> None:
-    """Check that the port is open first: a wait inside of torch's store handles no signal.
-
-    Raises:
-        NotThereError: nobody does.
-    """
+    """Check that the port is open first: a wait inside of torch's store handles no signal."""
     try:
         socket.create_connection((address, port), timeout=_CONNECTS_WITHIN_S).close()
     except OSError as error:
@@ -362,8 +337,6 @@ def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobNam
     """Name the job that `environ` belongs to.
 
     Args:
-        environ: the variables of a worker.
-        here: its place, found in them.
         session: the session of its process; counts where no variable says anything.
     """
     for names in _KINDS.get(here.started_by, _KINDS[SOMEBODY]):

@@ -25,10 +25,6 @@ def die_with(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
     Its parent is the thread that forked, which in a launcher may end before the process does. A
     process that is stopped before it has asked leaves when continued.
 
-    Args:
-        parent_pid: the process that forked this one.
-        signum: with what.
-
     Returns:
         Whether the parent is still there; if not, it was too late to ask.
     """

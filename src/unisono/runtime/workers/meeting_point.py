@@ -130,10 +130,7 @@ class MeetingPoint:
     """One process's view of it.
 
     Args:
-        seats: of all ranks, in shared memory.
-        rank: this one.
         waiter: is asked while a rank is missing.
-        notice_after_s: when a wait is long, in seconds.
 
     Attributes:
         spin_s: how long a wait spins, in seconds.
@@ -175,9 +172,6 @@ class MeetingPoint:
         """Wait until the others have come to the meeting of number `target`.
 
         Args:
-            others: their ranks.
-            target: which meeting.
-            timeout_s: how long the wait may last, in seconds.
             patience_s: how long until it stops without an error, in seconds.
             spins: spin for a moment before sleeping.
 

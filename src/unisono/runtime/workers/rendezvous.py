@@ -110,8 +110,6 @@ class Rendezvous:
     """What every worker of a job gets. Final; see :meth:`unisono.runtime.workers.context.Context`.
 
     Args:
-        store: see below.
-        places: see below.
         has_ended: tells whether a rank has ended, as far as that can be known here.
         is_held: whether rank 0 holds the store, which ends with it.
         watch: told now and then how long this rank has waited; may raise.
@@ -150,8 +148,6 @@ class Rendezvous:
 
         Args:
             where: what they come to, for messages.
-            timeout_s: how long each may take, in seconds.
-            speaks: whether a long wait is said.
             watch: beside this rendezvous' own.
         """
         self._num_gathered += 1
@@ -175,10 +171,6 @@ class Rendezvous:
     def gather(self, what: str, mine: object) -> list[Any]:
         """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
 
-        Args:
-            what: says what it is, for messages.
-            mine: this rank's value.
-
         Raises:
             WaitTimeoutError: a rank did not come in time; `missing` says which.
             PeerLostError: a rank has ended; `rank` says which.
@@ -196,11 +188,6 @@ def prefixed(prefix: str, store: Store) -> Store:
 
 def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvous:
     """Wait for all workers of a job that is not our launcher's. Collective, once in a process.
-
-    Args:
-        here: this worker's place, as the environment says it.
-        environ: the variables.
-        timeout_s: how long the last one may take, in seconds.
 
     Raises:
         ValueError: the environment does not say, or half, where rank 0 is.
@@ -315,11 +302,7 @@ def _store(
 
 
 def check_present(ended: Iterable[int], rank: int, where: str) -> None:
-    """Refuse to wait for ranks that have ended.
-
-    Raises:
-        PeerLostError: there is one.
-    """
+    """Refuse to wait for ranks that have ended."""
     for other in ended:
         raise PeerLostError(
             f"every rank must come to {where} and stay until all have come, but rank {other} has "
@@ -342,11 +325,7 @@ class Attempts:
 
         Args:
             where: what the workers come to, for messages.
-            timeout_s: how long rank 0 may take, in seconds.
             advice: what to do if it does not come.
-
-        Raises:
-            WaitTimeoutError: rank 0 did not come in time.
         """
         if self._here.rank == 0:
             self._number = self._store.add("attempts", 1)

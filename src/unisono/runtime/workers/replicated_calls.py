@@ -36,9 +36,6 @@ _INNER_LOOPS_AT_MOST = 1 << 32
 class ReplicatedCalls:
     """One worker's way through the replicated calls. Final.
 
-    Args:
-        team: the workers; one that replaces another catches up first.
-
     Attributes:
         is_undone: whether the program is behind a step that all hosts compute again: replacements
             are not there.
@@ -89,9 +86,6 @@ class ReplicatedCalls:
         Args:
             name: what it is; a replacement that comes to something else is refused.
             act: makes it, with the other workers; not called where they have already been.
-
-        Raises:
-            RuntimeError: it follows a step that comes again.
         """
         if self._num_loops:
             if self.is_undone:

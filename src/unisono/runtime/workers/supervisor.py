@@ -120,7 +120,6 @@ class Supervisor(Protocol):
         """Have a snapshot written as a checkpoint, once earlier ones are written.
 
         Args:
-            kept: where it lies and where it goes.
             wait: return only when it is on the disk, or has failed.
 
         Returns:
@@ -129,14 +128,7 @@ class Supervisor(Protocol):
         return False
 
     def lock_directory(self, directory: str, remote: Mapping[str, Any] | None = None) -> bool:
-        """Keep other jobs out of a run directory; False if this process has to do it itself.
-
-        Args:
-            remote: see :meth:`unisono.runtime.checkpoint.writer.CheckpointWriter.hold`.
-
-        Raises:
-            CheckpointError: another job is in it.
-        """
+        """Keep other jobs out of a run directory; False if this process has to do it itself."""
         return False
 
 
@@ -221,11 +213,7 @@ class LauncherLink(Supervisor):
             self.control.end_wait(self.world.rank)
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
-        """Share memory that the launcher makes and keeps alive.
-
-        Raises:
-            MismatchError: another worker asked for another size.
-        """
+        """Share memory that the launcher makes and keeps alive."""
         with self._lock:
             while self._unused:
                 self._channel.send(messages.MemoryReleased(self._unused.popleft()))
@@ -244,11 +232,7 @@ class LauncherLink(Supervisor):
         return self._ask(messages.Stopped(arrivals, between_steps), messages.Continue).membership
 
     def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
-        """See :meth:`Supervisor.catch_up`; the launcher knows the outcomes.
-
-        Raises:
-            MismatchError: the others have made other calls, or the replacement cannot join them.
-        """
+        """See :meth:`Supervisor.catch_up`; the launcher knows the outcomes."""
         answer = self._ask(messages.CatchUp(index, name), messages.Passed, messages.Live)
         return cast("messages.Passed | messages.Live", answer)
 

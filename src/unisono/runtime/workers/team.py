@@ -40,10 +40,6 @@ class StepBrokenError(BaseException):
 class Team:
     """The workers of a job, on one host or several. Final; see :class:`.context.Context`.
 
-    Args:
-        supervisor: who started this worker.
-        faults: what is to go wrong here, for tests.
-
     Attributes:
         world: this worker's place.
         membership: who computes together now.
@@ -149,9 +145,6 @@ class Team:
         """Stand still until the launcher of this host ends the job, as that of another one does.
 
         Not collective.
-
-        Raises:
-            UnisonoError: it does not.
         """
         until_s = time.monotonic() + _ENDED_WITHIN_S
         while not self.is_ended_by:
@@ -255,11 +248,7 @@ class Team:
         return self.supervisor.memory(key, num_bytes, self.gather)
 
     def memory_fd(self, key: int, num_bytes: int, path: str = "") -> int:
-        """Do the same, and give its descriptor, which is the caller's. Collective.
-
-        Args:
-            path: of a file of that size, which is to be that memory.
-        """
+        """Do the same, and give its descriptor, which is the caller's. Collective."""
         return self.supervisor.memory_fd(key, num_bytes, self.gather, path)
 
     def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
