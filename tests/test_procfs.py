@@ -1,13 +1,31 @@
-"""What is read of the kernel's files."""
+"""What is read of the kernel's files and of real processes, and what a parent's end does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.descriptors import none_stay_open
 
 from unisono.runtime.procfs import (
+    NotThereError,
     ProcessStat,
     ThreadTimes,
+    ancestors,
+    children,
+    die_with,
     field,
+    look_at,
+    open_memory,
     parse_groups,
     parse_stat,
+    started_at,
     thread_times,
 )
 
@@ -57,3 +75,125 @@ def test_what_the_kernel_counts_of_a_thread_is_read(text, times, tmp_path):
     (tmp_path / "schedstat").write_text(text)
     assert thread_times(tmp_path) == times
     assert thread_times(tmp_path / "gone") is None
+
+
+@pytest.fixture
+def memory():
+    fd = os.memfd_create("unisono-test")
+    os.ftruncate(fd, 4096)
+    yield fd
+    os.close(fd)
+
+
+def test_one_that_has_ended_has_no_start():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert started_at(ended.pid) is None  # nobody has asked for its exit status yet
+    ended.wait()
+    assert started_at(ended.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("pid", "fd", "name", "size", "words"),
+    [
+        (None, None, "unisono-other", 4096, "is not the memory that was told of"),
+        (None, None, "unisono-test", 8192, "is memory of another size"),
+        (None, 0, "unisono-test", 4096, "is not the memory"),
+        (None, 99_999, "unisono-test", 4096, "cannot be opened .No such file"),
+        (2**22 + 1, 3, "unisono-test", 4096, "cannot be opened .No such file"),
+    ],
+)
+def test_what_is_something_else_is_not_opened(memory, pid, fd, name, size, words):
+    with none_stay_open(), pytest.raises(NotThereError, match=words):
+        open_memory(pid or os.getpid(), memory if fd is None else fd, name, size)
+
+
+def test_a_fork_that_was_stopped_before_it_asked_is_told_that_its_parent_is_gone():
+    """No signal is sent any more: it leaves by itself as soon as it is continued."""
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        try:
+            parent = os.getpid()
+            if (child := os.fork()) == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os.write(writing, b"there" if die_with(parent) else b"gone")
+            else:
+                os.waitid(os.P_PID, child, os.WSTOPPED)
+                os.write(writing, b"%d " % child)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(parent, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        child, _, said = pipe.read1(64).partition(b" ")
+        assert said == b""  # it is still stopped
+        os.kill(int(child), signal.SIGCONT)
+        assert pipe.read() == b"gone"
+
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started = []
+
+    def run(code: str, *arguments: object, **options: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-S", "-c", code, *map(str, arguments)]
+        started.append(subprocess.Popen(command, **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def seen(pid: int, is_there: Callable[[ProcessStat], bool]) -> ProcessStat:
+    """Look until something is there, or too long."""
+    until_s = time.monotonic() + 20
+    while not is_there(view := look_at(pid)) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return view
+
+
+def test_one_that_computes_or_is_stopped_is_seen_to(start: Start) -> None:
+    process = start("while True: pass")
+    assert seen(process.pid, lambda view: view.computes).computes
+    process.send_signal(signal.SIGSTOP)
+    view = seen(process.pid, lambda view: view.is_stopped)
+    assert (view.letter, view.tracer_pid) == ("T", 0)
+
+
+def test_one_that_waits_for_a_disk_is_seen_to(start: Start, tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    code = (
+        "import os, sys; opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0); "
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opens])"
+    )
+    process = start(code, fifo)
+    view = seen(process.pid, lambda view: view.waits_for_disk)
+    for child in children(process.pid):
+        os.kill(child, signal.SIGKILL)
+    assert view.waits_for_disk
+
+
+def test_one_that_is_gone_is_nowhere() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert look_at(process.pid) == ProcessStat()  # dead, not buried
+    assert look_at(process.pid) == ProcessStat()
+
+
+def test_families_are_found(start: Start) -> None:
+    process = start("import os, time; os.fork(); time.sleep(99)")
+    until_s = time.monotonic() + 20
+    while not (found := children(process.pid)) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert process.pid in children(os.getpid())
+    assert {process.pid, *found} <= set(children(os.getpid(), recursive=True))
+    assert ancestors(found[0])[:2] == [process.pid, os.getpid()]
+    os.kill(found[0], signal.SIGKILL)

@@ -225,21 +225,19 @@ def test_a_signal_to_all_processes_of_a_job_ends_no_copying(one: Machine, there:
     assert (there / "checkpoints" / name_of(7) / "commit.json").exists()
 
 
-def test_what_another_past_has_left_there_is_set_aside(
+def test_what_the_run_has_gone_back_behind_is_removed_there(
     one: Machine, other: Machine, there: Path
 ) -> None:
-    copy = one.begin("first")
+    copy = one.begin("first", resumes=False)
     for step in (5, 6):
-        one.write(step, b"old")
+        one.write(step)
         copy.round(is_last=step == 6)
-    anew = other.begin("second", resumes=False)
-    assert not list(there.glob("checkpoints/step-*"))
-    other.write(5, b"new")
-    anew.round(is_last=True)
-    assert (there / "checkpoints" / name_of(5) / MODEL_FILE).read_bytes() == b"5 new"
-    # Hosts that share no folder have gone back to an older one that all have.
+    with pytest.raises(CheckpointError, match=r"those of steps 5, 6: "):
+        other.begin("second", resumes=False)
     back = one.begin("third")
-    one.runs.set_aside(0)
+    one.runs.set_aside(0)  # hosts that share no folder go back to the newest that all have
+    back.round(is_last=False)
+    assert len(list(there.glob("checkpoints/step-*"))) == 2
     one.write(3)
     back.round(is_last=True)
     assert [path.name for path in there.glob("checkpoints/step-*")] == [name_of(3)]

@@ -9,7 +9,6 @@ import pytest
 
 import unisono
 from unisono.runtime.hangs.explanation import Hang, describe, explain
-from unisono.runtime.hangs.kernel_view import KernelView
 from unisono.runtime.hangs.stacks import Frame, Sample, Stack
 from unisono.runtime.hangs.whereabouts import (
     ProcessLook,
@@ -18,6 +17,7 @@ from unisono.runtime.hangs.whereabouts import (
     meeting_in_words,
     whereabouts,
 )
+from unisono.runtime.procfs import ProcessStat
 
 PACKAGE = str(Path(unisono.__file__).parent)
 SITE = "/env/lib/python3.11/site-packages/"
@@ -40,7 +40,7 @@ LOAD = Frame("load_image", "/work/train.py", 88)
 ITEM = Frame("Images.__getitem__", "/work/train.py", 70, {"self": "", "index": "10432"})
 TRAIN = Frame("train", "/work/train.py", 40)
 OTHER = Frame("train", "/work/train.py", 44)
-ASLEEP, RUNS = KernelView("S"), KernelView("R")
+ASLEEP, RUNS = ProcessStat("S"), ProcessStat("R")
 HOLDER = "another thread holds Python's lock, in `train`, train.py:40"
 
 
@@ -52,12 +52,12 @@ INIT = call("init_process_group")
 
 
 def process(
-    *stack: Frame, kernel: KernelView = ASLEEP, pid: int = 10, **more: object
+    *stack: Frame, kernel: ProcessStat = ASLEEP, pid: int = 10, **more: object
 ) -> ProcessLook:
     return ProcessLook(pid, "python", Sample(tuple(stack)), kernel, kernel.computes, **more)  # type: ignore[arg-type]
 
 
-def rank(number: int, *stack: Frame, kernel: KernelView = ASLEEP, **more: object) -> RankLook:
+def rank(number: int, *stack: Frame, kernel: ProcessStat = ASLEEP, **more: object) -> RankLook:
     return RankLook(number, process(*stack, kernel=kernel, pid=10 + number), **more)  # type: ignore[arg-type]
 
 
@@ -191,12 +191,12 @@ def test_a_collective_is_known_by_the_stack(stack: Stack, name: str) -> None:
         ({"shown_wait": "barrier (call 3)"}, RUNS, Waits.IN_A_COLLECTIVE, "barrier"),
         ({"meeting": "update of step 3"}, ASLEEP, Waits.AT_A_MEETING, "the update"),
         ({"meeting": "update of step 3", "is_behind": True}, ASLEEP, Waits.FOR_NOBODY, ""),
-        ({"meeting": "update of step 3"}, KernelView("T"), Waits.FOR_NOBODY, ""),
+        ({"meeting": "update of step 3"}, ProcessStat("T"), Waits.FOR_NOBODY, ""),
         ({}, ASLEEP, Waits.FOR_NOBODY, ""),
     ],
 )
 def test_where_a_rank_says_that_it_is(
-    more: dict[str, object], kernel: KernelView, waits: Waits, name: str
+    more: dict[str, object], kernel: ProcessStat, waits: Waits, name: str
 ) -> None:
     found = whereabouts(rank(0, TRAIN, kernel=kernel, **more))
     assert (found.waits, found.name) == (waits, name)
@@ -206,7 +206,7 @@ def test_where_a_rank_says_that_it_is(
     ("stack", "kernel"),
     [
         ((call("all_reduce"), TRAIN), RUNS),
-        ((call("all_reduce"), TRAIN), KernelView("T")),
+        ((call("all_reduce"), TRAIN), ProcessStat("T")),
         ((ENGINE, BACKWARD, TRAIN), RUNS),
         ((LOAD, ENGINE, BACKWARD, TRAIN), ASLEEP),
         ((LOAD, call("DistributedDataParallel.forward", DDP), TRAIN), ASLEEP),
@@ -214,7 +214,7 @@ def test_where_a_rank_says_that_it_is(
     ],
 )
 def test_one_that_computes_or_is_elsewhere_waits_for_nobody(
-    stack: Stack, kernel: KernelView
+    stack: Stack, kernel: ProcessStat
 ) -> None:
     assert whereabouts(rank(0, *stack, kernel=kernel)).waits is Waits.FOR_NOBODY
 
@@ -248,7 +248,7 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
 ) -> None:
     children = (
         process(*idle, pid=20),
-        process(*busy, pid=21, kernel=KernelView("D")),
+        process(*busy, pid=21, kernel=ProcessStat("D")),
         ProcessLook(22, "ffmpeg", kernel=ASLEEP),
     )
     late = rank(1, take, TRAIN, children=children, is_behind=True, step=3)
@@ -266,16 +266,16 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
 @pytest.mark.parametrize(
     ("kernel", "more", "remark"),
     [
-        (KernelView("T"), {}, "stopped by a signal; `kill -CONT 10` has it go on"),
-        (KernelView("t", tracer_pid=9), {}, "held by a debugger, process 9"),
+        (ProcessStat("T"), {}, "stopped by a signal; `kill -CONT 10` has it go on"),
+        (ProcessStat("t", tracer_pid=9), {}, "held by a debugger, process 9"),
         (RUNS, {}, "computing"),
-        (KernelView("D"), {}, "waits for a disk or a network file system"),
+        (ProcessStat("D"), {}, "waits for a disk or a network file system"),
         (ASLEEP, {"sample": Sample(trouble="py-spy is not installed")}, "py-spy is not installed"),
         (ASLEEP, {"sample": Sample((LOAD,), holder=(TRAIN,))}, HOLDER),
     ],
 )
 def test_what_the_kernel_says_is_added(
-    kernel: KernelView, more: dict[str, object], remark: str
+    kernel: ProcessStat, more: dict[str, object], remark: str
 ) -> None:
     look = ProcessLook(
         10, "python", **{"sample": Sample((LOAD,)), **more}, kernel=kernel, computes=kernel.computes

@@ -57,8 +57,8 @@ import torch
 
 from unisono.errors import LoadingError
 from unisono.runtime.device import HOST, array_of, bytes_of, is_on_host
+from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import ENDING_SIGNALS
-from unisono.runtime.workers.lifeline import die_with
 
 # Requests that each process has: one is worked on, one is there when that is done.
 _AHEAD = 2

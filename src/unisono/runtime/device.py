@@ -24,8 +24,7 @@ import torch
 from torch.utils.data._utils import pin_memory
 
 from unisono.runtime.arrivals import Arrivals, tell_not_pinned
-from unisono.runtime.cublas import WORKSPACE_VARIABLE, fix_workspaces
-from unisono.runtime.world import World, workers_per_gpu
+from unisono.runtime.world import WORKSPACE_VARIABLE, World, fix_workspaces, workers_per_gpu
 
 HOST = "cpu"
 """Where tensors lie in the memory of the host."""

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 # How many workers each of several hosts has, where a launcher of ours is on each.
 HOSTS_VARIABLE = "UNISONO_HOSTS"
 THREADS_VARIABLE = "UNISONO_THREADS"
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+_FIXED_WORKSPACES = ":4096:8"  # eight of 4 MiB: 32 MiB of a GPU's memory for each process
 
 NOBODY = "nobody"
 UNISONO = "unisono"
@@ -288,6 +290,15 @@ def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:
     """
     environ = os.environ if environ is None else environ
     return _number_of_at_least_1(environ, WORKERS_PER_GPU_VARIABLE)
+
+
+def fix_workspaces(environ: MutableMapping[str, str]) -> None:
+    """Have cuBLAS use workspaces of a fixed size, unless the user has said something else.
+
+    Only then it gives the same bits each time. It reads the variable at the first matrix product of
+    a process. Source: cuBLAS documentation, "Results reproducibility".
+    """
+    environ.setdefault(WORKSPACE_VARIABLE, _FIXED_WORKSPACES)
 
 
 def _number_of_at_least_1(environ: Mapping[str, str], name: str) -> int:

@@ -30,8 +30,8 @@ from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import read_loss
 from unisono.engine.step.loss_scaling import SMALLEST
 from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
-from unisono.runtime.cublas import WORKSPACE_VARIABLE
 from unisono.runtime.notices import shown
+from unisono.runtime.world import WORKSPACE_VARIABLE
 from unisono.training.failures import note_place, samples_in_words
 from unisono.training.finiteness import (
     BadOutput,

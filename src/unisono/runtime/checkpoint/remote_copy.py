@@ -9,7 +9,8 @@
 
 What is there counts if its commit file is whole and tells the truth. A local folder continues what
 is there if it knows the session that was there last; else the run has gone on elsewhere meanwhile,
-what is there counts, and what the folder has besides is set aside.
+what is there counts, and what the folder has besides is set aside. Nothing at the URL is, so a run
+that is to begin anew is refused where one has been.
 
 Of what is there, only files with these names are read, and no more of them than the commit file
 says.
@@ -18,14 +19,13 @@ says.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from typing import Any
 from unisono.errors import CheckpointError, NotPlainFileError
 from unisono.runtime.checkpoint import folder as files
 from unisono.runtime.checkpoint.remote import LEASE_S, masked
-from unisono.runtime.checkpoint.remote_files import SMALL_BYTES, RemoteFiles
 from unisono.runtime.checkpoint.run_directory import (
     END_MARK,
     RunDirectory,
@@ -43,12 +42,12 @@ from unisono.runtime.checkpoint.run_directory import (
     step_of,
 )
 from unisono.runtime.notices import listed, say
-from unisono.runtime.plainfile import open_plain, written_whole
+from unisono.runtime.plainfile import check_plain, open_plain, written_whole
 from unisono.runtime.procfs import host_name, started_at
 
 OWNER, NOTE, CHECKPOINTS = "owner.json", ".remote.json", "checkpoints"
 BEAT_S, SETTLE_S, PAUSE_S = 15.0, 0.5, 2.0
-_FILE_BYTES_AT_MOST = 1 << 34
+_SMALL_BYTES, _CHUNK_BYTES, _FILE_BYTES_AT_MOST = 1 << 16, 4 << 20, 1 << 34
 _FILE = re.compile(r"(?!owner\.json$|aside-)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _Stored = tuple[bytes, str]  # of a checkpoint: its commit file, and which loop ended with it
 
@@ -67,7 +66,6 @@ class Copy:
         self._remote = RemoteFiles(work["url"])
         self._there: dict[int, _Stored] = {}
         self._copied: dict[str, tuple[int, int]] = {}  # other files, as they were when copied
-        self._found: set[int] = set()  # steps that were here before the job wrote any
         self._owner: dict[str, Any] = {}
         self._beating = threading.Lock()
 
@@ -81,8 +79,15 @@ class Copy:
         known = self._note()
         is_continued = before in known
         self._there = self._found_there()
-        if self._work["resumes"] and not is_continued:
-            self._set_aside_here()
+        if self._work["resumes"]:
+            if not is_continued:
+                self._set_aside_here()
+        elif self._there:
+            raise CheckpointError(
+                f'`Checkpoint(resume="never")` must have a URL without checkpoints, but '
+                f"{self.place} has those of {listed('step', sorted(self._there))}: pass another "
+                f"URL, or remove what is there."
+            )
         if self._work["owns"]:
             known = [*(known if is_continued else []), self._work["session"]]
             with written_whole(self._folder / NOTE) as file:
@@ -91,9 +96,7 @@ class Copy:
         if self._work["resumes"]:
             self._fetch()
         else:
-            self._set_aside_there(list(self._there))
             self._local.set_aside(-1)
-        self._found = set(self._here())
 
     def round(self, *, is_last: bool) -> None:
         """Copy what is new, remove what is outdated; raises a TakenError of another owner."""
@@ -106,10 +109,8 @@ class Copy:
             self._put_files()  # before the checkpoint that they lead to
         for step in new:
             self._put(step, *here[step])
-        written = max(here.keys() - self._found, default=None)
-        if written is not None and new:
-            self._set_aside_there([step for step in self._there if step > written])
-            self._remove_outdated()
+        if new:
+            self._remove_outdated(max(here))
         if is_last:
             self.beat(has_left=True)
 
@@ -225,15 +226,6 @@ class Copy:
                 f"run at {self.place}: they are set aside"
             )
 
-    def _set_aside_there(self, steps: Iterable[int]) -> None:
-        for step in steps:
-            taken, name = self._remote.names(CHECKPOINTS, "directory"), name_of(step)
-            asides = (f"aside-{number}-{name}" for number in itertools.count(1))
-            aside = next(one for one in asides if one not in taken)
-            self._remote.move(f"{CHECKPOINTS}/{name}", f"{CHECKPOINTS}/{aside}")
-            self._there.pop(step, None)
-            say(f"checkpoint {name} at {self.place} is of another past or damaged: set aside")
-
     def _fetch(self) -> None:
         """Fetch the newest checkpoint, unless it is here, and what loops before have ended with."""
         newest = next(filter(self._is_whole, sorted(self._local.ends(), reverse=True)), -1)
@@ -268,7 +260,7 @@ class Copy:
             files.write_folder(path, contents)
         except CheckpointError as error:
             say(f"checkpoint {path.name} at {self.place} is passed over: {error}")
-            self._set_aside_there([step] * self._work["owns"])
+            del self._there[step]
             return False
         if end:
             self._local.mark_end(step, end)
@@ -316,12 +308,12 @@ class Copy:
             if all((path / name).exists() for name in files.FILES):
                 raise  # else it is being removed here
 
-    def _remove_outdated(self) -> None:
-        """Remove what is outdated, and what is half there of earlier steps."""
-        old = outdated({step: end for step, (_, end) in self._there.items()}, self._work["keep"])
-        newest = max(self._there, default=-1)
+    def _remove_outdated(self, newest: int) -> None:
+        """Remove what is outdated, half there, or of a past that the run has gone back behind."""
+        ends = {step: end for step, (_, end) in self._there.items() if step <= newest}
+        wanted = ends.keys() - outdated(ends, self._work["keep"])
         for step in map(step_of, self._remote.names(CHECKPOINTS, "directory")):
-            if step is not None and step < newest and (step in old or step not in self._there):
+            if step is not None and step not in wanted:
                 self._there.pop(step, None)
                 self._remote.remove(_in(step, files.COMMIT))
                 self._remote.remove(_in(step, ""))
@@ -333,4 +325,65 @@ def _in(step: int, name: str) -> str:
 
 def _read(path: Path) -> bytes:
     with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
-        return file.read(SMALL_BYTES)
+        return file.read(_SMALL_BYTES)
+
+
+class RemoteFiles:
+    """The files below a URL, by their names there. Final."""
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs
+
+        if url.startswith("memory:"):
+            raise ValueError("what is in the memory of a process ends with it")
+        self._fs, self._root = url_to_fs(url, skip_instance_cache=True)
+
+    def _at(self, name: str) -> str:
+        self._fs.invalidate_cache()  # others write there, too
+        return f"{self._root.rstrip('/')}/{name}".rstrip("/")
+
+    def chunks(self, name: str, at_most: int) -> Iterator[bytes]:
+        """Read a file, and at most one byte too much."""
+        rest = at_most + 1
+        with self._fs.open(self._at(name), "rb") as file:
+            while rest > 0 and (chunk := file.read(min(rest, _CHUNK_BYTES))):
+                rest -= len(chunk)
+                yield chunk
+
+    def read(self, name: str) -> bytes:
+        """Read a small file; empty if there is none."""
+        with suppress(FileNotFoundError):
+            return b"".join(self.chunks(name, _SMALL_BYTES))
+        return b""
+
+    def write(self, name: str, data: bytes | Path) -> None:
+        """Write a file, or copy a local one."""
+        path = self._at(name)
+        if isinstance(data, Path):
+            check_plain(data)
+            self._in_folder(path, lambda: self._fs.put_file(str(data), path))
+        else:
+            self._in_folder(path, lambda: self._fs.pipe_file(path, data))
+
+    def _in_folder(self, path: str, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except FileNotFoundError:
+            bucket, _, _ = path.partition("/")
+            if bucket and not self._fs.exists(bucket):  # none is made
+                raise
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            write()
+
+    def names(self, folder: str, kind: str) -> list[str]:
+        """List what a folder has of a kind, ``"file"`` or ``"directory"``."""
+        with suppress(FileNotFoundError):
+            found = self._fs.ls(self._at(folder), detail=True)
+            paths = [str(one["name"]) for one in found if one["type"] == kind]
+            return [path.rstrip("/").rpartition("/")[2] for path in paths]
+        return []
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder, if it is there."""
+        with suppress(FileNotFoundError):
+            self._fs.rm(self._at(name), recursive=True)

@@ -136,7 +136,7 @@ def _within_program(stack: Stack) -> Stack:
 
 
 def own_place(stack: Stack) -> Frame | None:
-    """Find the innermost frame of the user's; where there is none, the innermost that tells most."""
+    """Find the innermost frame of the user's, or else the innermost that tells most; or None."""
     for owners in ((Owner.USER,), (Owner.LIBRARY,), tuple(Owner)):
         for frame in stack:
             if frame.owner in owners:

@@ -14,9 +14,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from unisono.runtime.hangs.explanation import Hang, describe, explain
-from unisono.runtime.hangs.kernel_view import ancestors, children, look_at
 from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
-from unisono.runtime.procfs import NotThereError, memories_of, open_memory, started_at
+from unisono.runtime.procfs import (
+    NotThereError,
+    ancestors,
+    children,
+    look_at,
+    memories_of,
+    open_memory,
+    started_at,
+)
 from unisono.runtime.workers.control_block import (
     MEMORY_NAME,
     ControlBlock,

@@ -19,13 +19,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from unisono.runtime.hangs.kernel_view import (
-    KernelView,
-    children,
-    command_of,
-    look_at,
-    thread_time_ns,
-)
 from unisono.runtime.hangs.stacks import (
     AT_THE_END,
     Frame,
@@ -35,6 +28,13 @@ from unisono.runtime.hangs.stacks import (
     own_place,
     sample,
     sample_in,
+)
+from unisono.runtime.procfs import (
+    ProcessStat,
+    children,
+    command_of,
+    look_at,
+    thread_time_ns,
 )
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.launcher_messages import IN_INIT
@@ -75,7 +75,7 @@ class ProcessLook:
     pid: int  # the process
     command: str = "python"  # its program's name
     sample: Sample = field(default_factory=Sample)  # its Python stack
-    kernel: KernelView = field(default_factory=KernelView)  # what the kernel says
+    kernel: ProcessStat = field(default_factory=ProcessStat)  # what the kernel says
     computes: bool = False  # it uses a processor
     source: str = ""  # the text of the line that its innermost frame is at, where it could be read
 

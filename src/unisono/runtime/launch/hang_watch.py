@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from unisono.runtime.hangs.explanation import Hang, Usual, explain, is_due
-from unisono.runtime.hangs.kernel_view import thread_time_ns
 from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
 from unisono.runtime.notices import listed
+from unisono.runtime.procfs import thread_time_ns
 from unisono.runtime.workers.control_block import ControlBlock
 
 LOOK_EVERY_S = 0.5

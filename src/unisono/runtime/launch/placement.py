@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from unisono.runtime.cublas import fix_workspaces
 from unisono.runtime.launch.gpus import (
     ON_CPU,
     VISIBLE_VARIABLE,
@@ -24,7 +23,12 @@ from unisono.runtime.launch.gpus import (
     visible_gpus,
 )
 from unisono.runtime.notices import plural
-from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE, num_devices, workers_per_gpu
+from unisono.runtime.world import (
+    WORKERS_PER_GPU_VARIABLE,
+    fix_workspaces,
+    num_devices,
+    workers_per_gpu,
+)
 
 _WORKERS_AT_MOST = 1024
 

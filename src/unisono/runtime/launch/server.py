@@ -19,10 +19,10 @@ import weakref
 from collections import deque
 from typing import NoReturn
 
+from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
-from unisono.runtime.workers.lifeline import die_with
 
 # What every training script needs; torch loads _dynamo with the first optimizer.
 PRELOADED = (

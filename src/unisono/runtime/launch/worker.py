@@ -42,11 +42,11 @@ from unisono.runtime.launch.process_groups import (
     use_launchers_store,
 )
 from unisono.runtime.launch.program import run_program
+from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import NOTICES
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import Head
 from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
-from unisono.runtime.workers.lifeline import die_with
 from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import (
     CONTROL_VARIABLE,

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from unisono.errors import PeerLostError, RendezvousError, UnisonoError, WaitTimeoutError
 from unisono.runtime.launch.report import TRY_AGAIN
 from unisono.runtime.notices import say
+from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import AGENT_ENDED
 from unisono.runtime.timeouts import RENDEZVOUS
 from unisono.runtime.workers.host_member import TOKEN_VARIABLE
-from unisono.runtime.workers.lifeline import die_with
 from unisono.runtime.workers.rendezvous import meet
 from unisono.runtime.world import HOSTS_VARIABLE, world
 
