@@ -65,10 +65,8 @@ def begin_mean(
 ) -> tuple[dist.Work, Callable[[], None]]:
     """Begin to average a tensor with a library that only moves bytes.
 
+    Gives a Work, and what every rank is to call once it is done: that leaves the mean in `tensor`.
     Collective: every rank calls it, with the arguments of :func:`mean_in_order`.
-
-    Returns:
-        A Work, and what to call once it is done, on every rank: that leaves the mean in `tensor`.
     """
     num_ranks, vector, scale = group.size(), tensor.view(-1), 1 / divisor
     each, rest = divmod(vector.numel(), num_ranks)
@@ -97,14 +95,7 @@ def sparse_mean_in_order(
 ) -> torch.Tensor:
     """Sum all ranks' sparse tensors, each divided by `divisor`, along the canonical tree.
 
-    Collective: every rank of the group calls it.
-
-    Args:
-        tensor: sparse (COO), of one shape, dtype and number of sparse dimensions on all ranks.
-        divisor: the number of ranks that count.
-
-    Returns:
-        The sum, coalesced, on every rank.
+    They are of one shape, dtype and number of sparse dimensions. Collective: every rank calls it.
     """
     own = tensor.coalesce()
     indices, values = own.indices(), own.values() * (1 / divisor)
@@ -126,11 +117,9 @@ def sparse_mean_in_order(
 
 
 def gather_bytes(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Concatenate all ranks' tensors. Collective: every rank of the group calls it.
+    """Concatenate all ranks' tensors, of one shape and dtype, supported by the library or not.
 
-    Args:
-        output: contiguous; as large as all of them together.
-        tensor: contiguous, of one shape and dtype on all ranks, supported by the library or not.
+    Both are contiguous. Collective: every rank of the group calls it.
     """
     # torch 2.13 gave it this name; before, it was the other one, which warns now.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -75,16 +75,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def count_chunks(args: tuple[Any, ...], kwargs: dict[str, Any], shards: int, dim: int) -> int:
-    """Count the chunks of a batch.
-
-    Returns:
-        At most `shards`; 1 where there is nothing to cut and nothing to give to several, and also
-        for an empty batch.
-
-    Raises:
-        TypeError: an input cannot be cut.
-        ValueError: a tensor has no dimension `dim`, or tensors give different numbers of chunks.
-    """
+    """Count the chunks of a batch: at most `shards`; 1 if it is empty or nothing is to be cut."""
     if not args and not kwargs:
         return 1
     _refuse_packed([*args, *kwargs.values()])

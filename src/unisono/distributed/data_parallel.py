@@ -282,11 +282,7 @@ _WITHOUT_NUMBERS = "mps"  # one device; torch's DataParallel leaves it alone, to
 
 
 def read_devices(device_ids: Iterable[Name] | Name | None) -> tuple[torch.device, ...]:
-    """Find the devices of a DataParallel.
-
-    Returns:
-        Each with its number; none if there is no accelerator and none was asked for.
-    """
+    """Find the devices of a DataParallel, each with its number; none if it is to have none."""
     if device_ids is None:
         kind = accelerator()
         count = 0 if kind is None else torch.accelerator.device_count()

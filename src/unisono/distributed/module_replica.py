@@ -57,13 +57,9 @@ class Original:
                 raise RuntimeError(self._wrong(tensor, device))
 
     def replicate(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.nn.Module]:
-        """Make a replica of the module and of each part.
+        """Make a replica of the module and of each part, by the ``id`` of what it is a replica of.
 
-        Args:
-            tensors: by the ``id`` of each parameter and buffer, what the replica has instead.
-
-        Returns:
-            The replicas, by the ``id`` of what they are a replica of.
+        `tensors`: by the ``id`` of each parameter and buffer, what the replica has instead.
         """
         copies = {id(part): _copied(part) for part in self.parts}
         for part in self.parts:
@@ -151,15 +147,9 @@ def aliases(
     devices: Sequence[torch.device],
     copies: Mapping[torch.device, Sequence[torch.Tensor]],
 ) -> list[Tensors]:
-    """Give each chunk its alias of each tensor.
+    """Give each chunk its alias of each tensor, on the chunk's device.
 
-    Args:
-        tensors: on the first device; all take gradients.
-        devices: of each chunk.
-        copies: the same tensors on each other device.
-
-    Returns:
-        For each chunk one alias a tensor, on the chunk's device.
+    The tensors are on the first device and take gradients; `copies` are on the others.
     """
 
     if len(devices) == 1:  # so that a call's gradients are added up before those of others

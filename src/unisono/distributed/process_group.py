@@ -298,11 +298,7 @@ def num_gpus() -> int:
 def choose(
     here: World, backend: str | None, gpus: int, sharing: int = 1, num_hosts: int = 1
 ) -> tuple[str, torch.device]:
-    """Choose what a program has left open.
-
-    Returns:
-        The backend, and this worker's device: its own GPU if the backend is NCCL, else the CPU.
-    """
+    """Choose what a program has left open: the backend, and a GPU if that is NCCL, else the CPU."""
     if backend is None:
         backend = _FOR_GPUS if gpus else _FOR_CPUS if num_hosts == 1 else _FOR_HOSTS
     if num_hosts > 1 and _FOR_CPUS in backend:
@@ -384,17 +380,10 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
 
 
 def place_among(here: World, places: RankPlaces, environ: Mapping[str, str]) -> World:
-    """Correct a worker's place by where the ranks are.
+    """Correct a worker's place by where the ranks are, unless its variables say it.
 
     By hand, and in containers with one process each, RANK and WORLD_SIZE are often all that is set;
     :func:`unisono.world` then takes all ranks for those of one host.
-
-    Args:
-        places: where the ranks have found each other.
-        environ: the variables; what they say of a worker's place on its host is believed.
-
-    Returns:
-        `here`, or with ranks counted per host.
     """
     if here.started_by != SOMEBODY or "LOCAL_RANK" in environ:
         return here

@@ -29,10 +29,9 @@ _DEFAULT_AT_MOST, _SAMPLES_AT_LEAST = 8, 8
 
 
 def default_shards(batch_size: int) -> int:
-    """Choose S where the program does not: from the global batch alone, whatever the machine.
+    """Choose S where the program does not: the largest power of two that leaves 8 samples a shard.
 
-    Returns:
-        The largest power of two, at most 8, that leaves 8 samples a shard; at least 1.
+    From the global batch alone, whatever the machine; at least 1, at most 8.
     """
     most = min(_DEFAULT_AT_MOST, batch_size // _SAMPLES_AT_LEAST)
     return 1 << max(most, 1).bit_length() - 1
@@ -126,9 +125,8 @@ class Piece:
 def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
     """Divide tensors among workers so that each gets about the same number of elements.
 
-    Returns:
-        One list of pieces a worker, in rank order; together they are every tensor once. A tensor
-        without elements goes to one worker as an empty piece.
+    One list of pieces a worker, in rank order; together they are every tensor once. A tensor
+    without elements goes to one worker as an empty piece.
     """
     total = sum(numels)
     pieces: list[list[Piece]] = [[] for _ in range(num_workers)]

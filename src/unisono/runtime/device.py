@@ -197,10 +197,9 @@ class Device:
         return (lambda: batch) if self._arrivals is None else self._arrivals.begin(batch)
 
     def memory(self) -> tuple[int, int] | None:
-        """Count what tensors of this process take on the device, without waiting for the device.
+        """Count the bytes of this process's tensors on it, now and at most; None on the CPU.
 
-        Returns:
-            In bytes, now and at most so far; None on the CPU.
+        Does not wait for the device.
         """
         if self.is_host:
             return None
@@ -233,8 +232,8 @@ class Device:
     def register(self, memory: torch.Tensor) -> Callable[[], None] | None:
         """Pin memory of the host where it lies, so that nobody waits for copies from and to it.
 
-        Returns:
-            Undoes it, before the memory goes; None if it cannot be pinned, which is told once.
+        Returns what undoes that, before the memory goes; None if it cannot be pinned, which is told
+        once.
         """
         runtime = getattr(self._module, "cudart", None)
         if runtime is None or not memory.nbytes:
@@ -328,14 +327,9 @@ class Copies:
 
 
 def by_device(tensors: Sequence[torch.Tensor], *others: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Divide lists of tensors by the device of the first list's, for calls that take only one.
+    """Divide equally long lists by the device of the first one's tensors: a tuple of lists each.
 
-    Args:
-        tensors: any; those without elements are left out.
-        others: as long.
-
-    Yields:
-        For each device a tuple of lists.
+    For calls that take only one device. Tensors without elements are left out.
     """
     places: dict[torch.device, list[int]] = {}
     for at, tensor in enumerate(tensors):

@@ -59,10 +59,9 @@ _where: ContextVar[str] = ContextVar("unisono_collectives_forbidden", default=""
 
 
 def forbid(where: str) -> str:
-    """Refuse collectives in this thread from now on; ``""`` allows them again.
+    """Refuse collectives in this thread from now on; gives what was refused before, to restore it.
 
-    Returns:
-        What was refused before, to restore it.
+    ``""`` allows them again.
     """
     before = _where.get()
     _where.set(where)

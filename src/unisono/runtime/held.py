@@ -116,8 +116,7 @@ class Held:
     def differs_in(self, way: str, later: Held, *, is_alike: bool) -> bool:
         """Tell whether a way leads to another value later, beside what caches and flags do.
 
-        Args:
-            is_alike: whether caches by the shape of a batch have had the same shapes.
+        `is_alike`: whether caches by the shape of a batch have had the same shapes.
         """
         one, other = self.values.get(way, MISSING), later.values.get(way, MISSING)
         if MISSING in (one, other) or one == other:
@@ -208,10 +207,9 @@ def _values(value: dict[Any, Any]) -> dict[str, str]:
 
 
 def hashed(sample: Any, at_most: int = 64 * 1024) -> str:
-    """Hash what a sample holds; of objects of unknown classes no more than the class.
+    """Hash what a sample holds, of tensors and arrays `at_most` bytes each, evenly taken.
 
-    Args:
-        at_most: so many bytes of each tensor and array, evenly taken.
+    Of objects of unknown classes no more than the class counts.
     """
     digest = hashlib.blake2b(digest_size=16)
     _add(digest.update, sample, at_most)

@@ -40,14 +40,9 @@ _HARD_LINK = "one with several names (hard links)"
 
 
 def open_plain(path: Path, flags: int) -> int:
-    """Open a plain file and return its descriptor, which is close-on-exec.
+    """Open a file that is no link, pipe, device or folder, as ``os.open`` with these flags does.
 
-    Args:
-        path: the file; its directory may be reached over links.
-        flags: as for :func:`os.open`.
-
-    Raises:
-        NotPlainFileError: something else has that name.
+    Its directory may be reached over links. Raises a NotPlainFileError for anything else.
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

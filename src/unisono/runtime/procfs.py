@@ -93,12 +93,10 @@ class ThreadTimes(NamedTuple):
 
 
 def thread_times(folder: Path) -> ThreadTimes | None:
-    """Look at a thread; None if there is none. Some kernels count nothing: then all is 0.
+    """Look at a thread (by its folder in /proc); None if there is none.
 
-    Source: Documentation/scheduler/sched-stats.rst, ``schedstat``.
-
-    Args:
-        folder: the thread's in /proc, or that of a process, for its first thread.
+    Some kernels count nothing: then all is 0. Source: Documentation/scheduler/sched-stats.rst,
+    ``schedstat``.
     """
     fields = read_text(folder / "schedstat").split()
     if len(fields) != 3 or not all(field.isdecimal() for field in fields):
@@ -182,13 +180,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
-    """Have the kernel signal this process when its parent ends. Source: prctl(2).
+    """Have the kernel signal this process when its parent ends; False if that has ended. prctl(2).
 
     Its parent is the thread that forked, which in a launcher may end before the process does. A
     process that is stopped before it has asked leaves when continued.
-
-    Returns:
-        Whether the parent is still there; if not, it was too late to ask.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent_pid
@@ -296,8 +291,7 @@ def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> i
 def memories_of(pid: int, name: str) -> Iterator[tuple[int, str, os.stat_result]]:
     """List the memfds that a process has open and whose names begin with `name`.
 
-    Returns:
-        The number, the whole name and the facts of each; nothing of a process that may not be read.
+    The number, the whole name and the facts of each; nothing of a process that may not be read.
     """
     try:
         numbers = [int(number) for number in os.listdir(f"/proc/{pid}/fd")]

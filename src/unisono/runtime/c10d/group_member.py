@@ -54,9 +54,6 @@ def shared_memory(
     """Map the memory of a group. Collective: every rank calls it.
 
     Others can find it until the block of rank 0 ends.
-
-    Raises:
-        RendezvousError: what the store leads to is not this group's memory.
     """
     layout = Layout.for_this_machine(world_size)
     if rank == 0:
@@ -168,10 +165,9 @@ class GroupMember:
         timeout_s: float | None,
         is_async: bool,
     ) -> tuple[Call, ...]:
-        """Announce a call and carry it out. Collective: every rank calls it, in the same order.
+        """Announce a call and carry it out; return what is left to wait for if `is_async`.
 
-        Returns:
-            What is left to wait for: nothing, unless `is_async`.
+        Collective: every rank calls it, in the same order.
         """
 
         def announced() -> Meetings:

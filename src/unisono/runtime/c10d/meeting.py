@@ -232,10 +232,9 @@ class Board:
         return self._slots(dtype, numel)[(self.meeting.num_met + 1) % 2][self.rank]
 
     def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
-        """Cut a vector so that `parts` chunks fit side by side into a slot.
+        """Cut a vector so that `parts` chunks fit side by side into a slot: (start, stop) of each.
 
-        Returns:
-            (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
+        At least one, as an empty vector has a meeting too.
         """
         each = max(SLOT_BYTES // (parts * dtype.itemsize), 1)
         if numel <= each:

@@ -100,12 +100,7 @@ class Messages:
         self._spin_s = spin_s(max(peers.names) + 1)
 
     def send(self, vector: torch.Tensor, destination: int, tag: int) -> None:
-        """Leave a copy of a contiguous vector for another rank.
-
-        Raises:
-            PeerLostError: the ring is full and its reader will never come.
-            WaitTimeoutError: the ring is full and stays so.
-        """
+        """Leave a copy of a contiguous vector for another rank; waits while the ring is full."""
         code = dtype_code(vector.dtype)
         with self._lock:
             self._take_back()
@@ -133,13 +128,7 @@ class Messages:
         return receive
 
     def wait(self, receive: Receive, timeout_s: float | None = None) -> None:
-        """Wait until the message has come.
-
-        Raises:
-            MismatchError: it has another size or dtype.
-            PeerLostError: the sender will never send it.
-            WaitTimeoutError: it did not come in time.
-        """
+        """Wait until the message has come; one of another size or dtype is a MismatchError."""
         sources = [receive.source]
         if receive.source is None:
             sources = [other for other in range(len(self._incoming)) if other != self._rank]

@@ -91,10 +91,8 @@ def check_backend(name: object) -> None:
 def replace_gloo(rank: int) -> None:
     """Make our backend the backend of all gloo groups that this process creates from now on.
 
-    Holds for forks of this process, too; processes that it spawns have torch's gloo.
-
-    Args:
-        rank: the rank of this worker; rank 0 reports groups that stay on gloo.
+    Holds for forks of this process, too; processes that it spawns have torch's gloo. Rank 0 reports
+    groups that stay on gloo.
     """
     from torch.distributed import distributed_c10d as torchs
 

@@ -78,13 +78,9 @@ def file_id_of(directory: Path) -> FileId | None:
 
 
 def lock_directory(directory: Path) -> DirectoryLock | None:
-    """Lock a folder against other processes; within a process all locks on it are one.
+    """Lock a folder against other processes; None where locking is not possible.
 
-    Returns:
-        The lock; None where locking is not possible.
-
-    Raises:
-        CheckpointError: another process has it.
+    Within a process all locks on it are one. Raises a CheckpointError if another process has it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -45,11 +45,7 @@ _processes: dict[str, subprocess.Popen[bytes]] = {}  # by local folder
 
 
 def url_of(directory: str | os.PathLike[str]) -> str:
-    """Return the URL that a run directory is; empty if it is a folder.
-
-    Raises:
-        ValueError: it was a URL before it became a path, which has lost a slash.
-    """
+    """Return the URL that a run directory is; empty if it is a folder."""
     text = os.fspath(directory)
     if _URL.match(text) and "://" not in text:
         raise ValueError(f"`directory` must be a text if it is a URL, but is a path: {shown(text)}")
@@ -113,11 +109,9 @@ def start_copying(folder: str, work: Mapping[str, Any]) -> None:
 def finish_copying(
     folders: Collection[str] | None = None, is_enough: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait until all is copied; the process says what is not when UNISONO_REMOTE_TIMEOUT is over.
+    """Wait until all is copied for these local folders, or for all, or until `is_enough` says so.
 
-    Args:
-        folders: the local ones; None: all of this process's.
-        is_enough: asked again and again, whether to end at once.
+    The process says what is missing when UNISONO_REMOTE_TIMEOUT is over.
     """
     ours = [_processes.pop(one) for one in list(_processes) if folders is None or one in folders]
     for process in ours:
@@ -158,8 +152,7 @@ def answer_path(folder: Path, session: str) -> Path:
 def await_answer(folder: Path, work: Mapping[str, Any]) -> None:
     """Wait until the process of a folder has brought it up to what is at the URL.
 
-    Raises:
-        CheckpointError: it cannot, for the reason that the message gives.
+    Raises a CheckpointError with its reason if it cannot.
     """
     path = answer_path(folder, work["session"])
 

@@ -72,8 +72,7 @@ class Copy:
     def open(self) -> None:
         """Bring the local folder up to what is there, and become its owner.
 
-        Raises:
-            CheckpointError: another job owns it, or what is there is of no use.
+        Raises a CheckpointError if another job owns it, or what is there is of no use.
         """
         before = self._left().get("session") if self._work["owns"] else None
         known = self._note()

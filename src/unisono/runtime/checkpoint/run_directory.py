@@ -80,8 +80,7 @@ class RunDirectory:
     def write(self, step: int, files: Mapping[str, Content]) -> Path:
         """Write a checkpoint of step `step`, then remove those beyond `keep` that end no loop.
 
-        Raises:
-            OSError: it could not be written; older ones stay.
+        If it cannot be written, with an OSError, older ones stay.
         """
         self._check_no_link()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -100,11 +99,7 @@ class RunDirectory:
         return {step: _end_in(path) for step, path in self._found()}
 
     def mark_end(self, step: int, end: str) -> None:
-        """Note that a loop has ended with the checkpoint of step `step`.
-
-        Args:
-            end: :data:`ENDED` or :data:`LEFT`, and which loop.
-        """
+        """Note that a loop has ended with a step; `end`: :data:`ENDED` or :data:`LEFT`, and it."""
         with written_whole(self.path_of(step) / END_MARK) as file:
             file.write(end.encode())
 
@@ -201,12 +196,7 @@ def rename_aside(path: Path) -> None:
 
 
 def outdated(ends: Mapping[int, str], keep: int) -> list[int]:
-    """Name the steps whose checkpoints nobody needs any more.
-
-    Args:
-        ends: by step of each checkpoint, which loop has ended with it, or an empty text.
-        keep: how many of the newest stay.
-    """
+    """Name the steps, of :meth:`RunDirectory.ends`, whose checkpoints nobody needs any more."""
     steps = sorted(ends)
     of_loops = [step for step in steps if ends[step]][-_ENDS_AT_MOST:]
     return [step for step in steps[:-keep] if step not in of_loops]

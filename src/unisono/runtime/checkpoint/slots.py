@@ -61,11 +61,7 @@ _FACTS, _TENSORS, _END = b'{"facts":', b',"tensors":', b"}"
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Say where extras lie, from the start of the extra part.
-
-    Args:
-        sizes: bytes of each, in the order in which :func:`write_blob` gets them.
-    """
+    """Say where extras lie, from the start of the extra part, in :func:`write_blob`'s order."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -130,9 +126,7 @@ def read_extras(
 ) -> list[tuple[dict[str, Any], memoryview]]:
     """Find the tensors that do not lie in the state: each T, and its bytes as they lie.
 
-    Args:
-        slot: as it was written; cannot be closed while a view of it is held.
-        blob_at: a multiple of 64.
+    The slot cannot be closed while one of these views is held.
     """
     blob = _Blob(slot, blob_at)
     found = ((said, blob.tensor(said)) for said in blob.listed(OPTIMIZER_FILE))
@@ -142,11 +136,8 @@ def read_extras(
 def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[Data]]:
     """Make the three files of a checkpoint, each as chunks to be written one after the other.
 
-    Contiguous tensors are views of the slot, which must stay as it is until they are written.
-
-    Raises:
-        ValueError: there is no whole blob, or no file can hold a tensor; nothing of it is raised
-            later, while the chunks are taken.
+    Contiguous tensors are views of the slot, which must stay as it is until they are written. What
+    no file can hold is refused at once, with a ValueError, not while the chunks are taken.
     """
     blob = _Blob(slot, blob_at)
     files: dict[str, Iterable[Data]] = {

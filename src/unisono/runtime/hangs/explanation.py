@@ -50,11 +50,7 @@ class Hang:
 
 
 def explain(looks: Sequence[RankLook], hang: Hang) -> str:
-    """Say who holds up whom, and where all of those are.
-
-    Returns:
-        An empty text if nobody is seen to wait and no step is under way.
-    """
+    """Say who holds up whom, and where; empty if nobody waits and no step is under way."""
     here = {look.rank: whereabouts(look) for look in looks}
     waiting = [place for place in here.values() if place.waits is not Waits.FOR_NOBODY]
     late = [look for look in looks if here[look.rank].waits is Waits.FOR_NOBODY]

@@ -157,9 +157,7 @@ def sample_in(stack: Stack) -> str:
 def folded(stack: Stack, folder: str) -> Iterator[str]:
     """Write a stack in lines, the user's frames in full and all others by their number.
 
-    Args:
-        stack: the innermost frame first.
-        folder: paths below it are written from there.
+    Paths below `folder` are written from there.
     """
     if stack and all(frame.owner is not Owner.USER for frame in stack):
         yield from (_line(frame, folder) for frame in stack[:6])
@@ -269,11 +267,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 def let_launcher_look(server_pid: int) -> None:
-    """Name the launcher as the one who may look into this process, and into forks of it.
-
-    Args:
-        server_pid: the process that the launcher has started, and that forked this one.
-    """
+    """Let the launcher, `server_pid`'s parent, look into this process and its forks."""
     server = read_stat(server_pid)
     if server is None or server.parent <= 1:
         return

@@ -47,9 +47,7 @@ class FoundJob:
 def where(pid: int, folder: str = "") -> str:
     """Say where each rank is of the job that a process belongs to, and who waits for whom.
 
-    Args:
-        pid: the launcher, a worker, or another process of the job.
-        folder: paths below it are written from there.
+    Paths below `folder` are written from there.
     """
     _check(pid)
     job = find_job(pid)

@@ -279,12 +279,7 @@ _CHILDREN_AT_MOST = 16
 
 
 def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
-    """Look at each rank.
-
-    Args:
-        pids: its process, by rank.
-        notes: what it has left on its control block, by rank.
-    """
+    """Look at each rank, given its process and what it has left on its control block."""
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     seen = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
     return [

@@ -34,11 +34,8 @@ from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
     """Pickle a call, and the state of the caller that its workers start from.
 
-    Returns:
-        With the buffers of large arrays and tensors, which are not copied.
-
-    Raises:
-        TypeError: `fn` cannot be called, or something cannot be pickled; the message names it.
+    Beside it are the buffers of large arrays and tensors, which are not copied. Raises a TypeError
+    that names what cannot be called or pickled.
     """
     from unisono.runtime.launch.pickling import Pickler
 

@@ -175,11 +175,7 @@ class Count:
         return self.state
 
     def step(self, epoch: int, loss: float, num_samples: int) -> DisplayState | None:
-        """Count one step.
-
-        Returns:
-            How far the run is, if it is time to show that.
-        """
+        """Count one step; give how far the run is if it is time to show that."""
         self._steps += 1
         self._samples += num_samples
         self._newest, self._now = (epoch, loss), self._clock()

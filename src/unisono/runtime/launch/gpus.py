@@ -20,12 +20,9 @@ ON_CPU = f"{VISIBLE_VARIABLE}="  # how to ask for workers that see no GPU
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:
-    """Name the GPUs that a process with these variables sees.
+    """Name the GPUs that a process with these variables sees, of the driver's, by number.
 
     As CUDA does, it stops at the first name that is not there, and sees none if one comes twice.
-
-    Args:
-        gpus: the unique names of the driver's GPUs, by number; empty where it tells none.
     """
     text = environ.get(VISIBLE_VARIABLE)
     if text is None or not gpus:

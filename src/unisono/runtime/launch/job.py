@@ -159,13 +159,10 @@ def _of_several(job: Job, rank: int) -> dict[str, str]:
 
 
 def reserved_port() -> socket.socket | None:
-    """Have the system choose a port on loopback and give it to no other program.
+    """Have the system choose a port on loopback and give it to no other program until it is closed.
 
     Nothing listens there. A program of the job may, with a ``TCPStore`` of its own
-    (``SO_REUSEADDR``).
-
-    Returns:
-        What reserves it until it is closed; None where there is no network.
+    (``SO_REUSEADDR``). None where there is no network.
     """
     try:
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

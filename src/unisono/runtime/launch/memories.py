@@ -44,9 +44,8 @@ class SharedMemories:
     def request(self, rank: int, key: int, num_bytes: int, path: str = "") -> int:
         """Return the descriptor of memory `key`; it stays the launcher's.
 
-        Raises:
-            ValueError: another worker asked for another size, or there is no such memory.
-            OSError: there is no room for a file, or the one at `path` cannot be opened.
+        Raises a ValueError if another worker asked for another size or there is no such memory,
+        and an OSError if there is no room for a file, or the one at `path` cannot be opened.
         """
         if key not in self._by_key:
             self._by_key[key] = _Shared(_create(key, num_bytes, path), num_bytes, rank)
@@ -89,8 +88,7 @@ class SharedMemories:
     def shrink(self, key: int, places: Places) -> int:
         """Give all pages back but those of the newest snapshot, if no worker holds the memory.
 
-        Returns:
-            How many bytes it takes in memory then, if there is such a snapshot and nothing else.
+        Returns how many bytes it takes then, if there is such a snapshot and nothing else.
         """
         shared = self._by_key.get(key)
         mapping = self.mapping(key)

@@ -32,11 +32,7 @@ _UNFINISHED_AT_MOST = 1 << 20
 
 
 class LineBuffer:
-    """Splits the bytes of one stream into lines. Final.
-
-    Args:
-        encoding: of the bytes; what cannot be decoded is replaced by a mark.
-    """
+    """Splits the bytes of one stream into lines; what cannot be decoded becomes a mark. Final."""
 
     def __init__(self, encoding: str) -> None:
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")

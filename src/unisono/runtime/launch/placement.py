@@ -66,10 +66,7 @@ def place_workers(
     """Decide how many workers are started, and on which GPUs.
 
     By default there is one worker for each GPU that the environment shows, and without one, one
-    for each core, at most 8.
-
-    Raises:
-        ValueError: they do not fit together, or the machine; the message says what to do.
+    for each core, at most 8. Raises a ValueError with the way out where that does not fit.
     """
     _refuse_too_many(workers or 1)
     gpus = visible_gpus(environ, machine.gpus)

@@ -61,11 +61,7 @@ class GroupRequest:
 
 
 def group_request(url: str, timeout_s: float, environ: Mapping[str, str]) -> GroupRequest | None:
-    """Read what a program has asked torch for; None if torch itself must answer.
-
-    Args:
-        url: what torch calls the handler with, such as ``env://?rank=0&world_size=2``.
-    """
+    """Read what a program has asked torch for (``env://?rank=0``); None if torch must answer."""
     parts = urlparse(url)
     given = dict(parse_qsl(parts.query))
     names = {"rank": "RANK", "world_size": "WORLD_SIZE"} if parts.scheme == "env" else {}

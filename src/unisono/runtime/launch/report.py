@@ -38,12 +38,7 @@ _SIGNAL_HINTS = {
 
 
 def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
-    """Return the exit status of the whole job, as a shell would.
-
-    Args:
-        state: how it has ended.
-        is_one_of_several: whether it is one of several hosts, which may all be started again.
-    """
+    """Return the exit status of the whole job, as a shell would, or :data:`TRY_AGAIN`."""
     if state.interrupted_by is not None:
         return 128 + state.interrupted_by
     cause = state.cause

@@ -109,11 +109,7 @@ class RequestHandler:
                 self._take(recovery.said(self.state, rank, message))
 
     def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
-        """Make up for a worker that was killed; `how`, in words.
-
-        Returns:
-            Why that cannot be done; empty when it is.
-        """
+        """Make up for a worker that was killed, `how` in words, or say why that cannot be."""
         before = self.state
         step = self._control.lines[rank].step
         self._memories.forget(rank)
@@ -189,8 +185,7 @@ class RequestHandler:
     def close(self, is_enough: Callable[[], bool]) -> None:
         """Let go of everything once the workers have ended; remove what they have left half.
 
-        Args:
-            is_enough: whether to wait no longer for what is being copied to a URL.
+        What is being copied to a URL is waited for until `is_enough` says so.
         """
         self._writer.wait()
         self._memories.close()

@@ -124,9 +124,8 @@ class StallWatch:
 def processor_time(pid: int) -> tuple[int, bool] | None:
     """Ask the kernel for the nanoseconds a process has run, and whether a signal has stopped it.
 
-    Returns:
-        Of all its threads and children together; None when there is no such process. Source:
-        proc(5), ``task/[tid]/schedstat`` and ``task/[tid]/children``.
+    Of all its threads and children together; None when there is no such process. Source: proc(5),
+    ``task/[tid]/schedstat`` and ``task/[tid]/children``.
     """
     try:
         ran_ns = _ran_ns(pid)

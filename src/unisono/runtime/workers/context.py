@@ -73,8 +73,7 @@ class Context:
     def rendezvous(self, timeout_s: float | None = None) -> Rendezvous:
         """Find the other workers of the job. Collective the first time: every rank calls it.
 
-        Args:
-            timeout_s: how long the last one may take; by default what ``timeouts.py`` says.
+        Waits for the last one `timeout_s` seconds, or as long as ``timeouts.py`` says.
         """
         from unisono.runtime.workers.rendezvous import of_launcher
 
@@ -103,11 +102,7 @@ class Context:
         """Join the workers among whom this process was started, or be a team of one.
 
         Under another launcher than ours: collective, every rank calls it; waits for all of them the
-        first time.
-
-        Returns:
-            The team, and what it does together; the same for all runs of a process, but a team of
-            one is another one for each.
+        first time. Gives the same for all runs of a process, but another team of one for each.
         """
         # Not above: a process that only starts a job does not need them.
         from unisono.runtime.workers.external import ExternallyLaunched

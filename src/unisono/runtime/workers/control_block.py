@@ -197,11 +197,7 @@ class ControlBlock:
         self.lines[rank].num_waits = (self.lines[rank].num_waits | 1) + 1
 
     def wait_of(self, rank: int) -> tuple[int, bytes | None]:
-        """Tell what `rank` waits for elsewhere than at a meeting, or None.
-
-        Returns:
-            A count that changes with each such wait, and the wait under way.
-        """
+        """Count waits of `rank` elsewhere than at a meeting, and tell the one under way."""
         count = self.lines[rank].num_waits
         return count, self.lines[rank].wait if count % 2 else None
 
@@ -316,13 +312,8 @@ class Barrier:
     def wait(self) -> bool:
         """Wait until the others have come to the meeting that this worker came to last.
 
-        Returns:
-            Whether all have come; False if one that has not was lost.
-
-        Raises:
-            MismatchError: a worker came for another purpose.
-            PeerLostError: a worker that has not come never will.
-            WaitTimeoutError: a worker did not come in time.
+        False if one that has not was lost. Raises a MismatchError where one came for another
+        purpose, a PeerLostError where one never will, a WaitTimeoutError where one is late.
         """
         target = self.arrivals
         if not self._point.wait(self._others, target, self._timeout_s):

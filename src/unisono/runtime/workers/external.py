@@ -106,11 +106,7 @@ class ExternallyLaunched(Supervisor):
 
 
 def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str:
-    """See that workers are on several hosts as they are meant to be.
-
-    Returns:
-        This host's address for the others.
-    """
+    """See that workers are on several hosts as they are meant to be; give this one's address."""
     for ranks in ranks_of_host:
         if ranks[-1] - ranks[0] >= len(ranks):
             raise RendezvousError(

@@ -67,8 +67,7 @@ class HostLinks:
     def receive(self, timeout_s: float) -> Iterator[tuple[int, bytes | Departure]]:
         """Give the frames that come within so many seconds, at once if there are any.
 
-        Returns:
-            Ranks with what they have sent, or how they are lost.
+        Ranks with what they have sent, or how they are lost.
         """
         for rank in list(self._sockets):
             self._flush(rank)
@@ -266,8 +265,7 @@ def _callers(selector: selectors.BaseSelector) -> list[socket.socket]:
 def _hear(caller: socket.socket, hello: bytearray, me: int, token: str) -> int | None:
     """Read what a caller shows, and answer.
 
-    Returns:
-        Its rank, -1 if it does not know the token, None if it has not shown everything yet.
+    Gives its rank, -1 if it does not know the token, None if it has not shown everything yet.
     """
     with contextlib.suppress(OSError):
         while len(hello) < _HELLO.size:

@@ -16,11 +16,7 @@ INTERFACE_VARIABLE = "UNISONO_INTERFACE"
 
 
 def address_here(environ: Mapping[str, str] | None = None) -> str:
-    """Find this host's address for the others.
-
-    Args:
-        environ: says the interface, and where the rendezvous is; the process's own by default.
-    """
+    """Find this host's address for the others, by what `environ` says of where they meet."""
     environ = os.environ if environ is None else environ
     where, port = environ.get("MASTER_ADDR", ""), int(environ.get("MASTER_PORT", "0") or 0)
     if name := environ.get(INTERFACE_VARIABLE):

@@ -95,9 +95,8 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
 def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str, int] | None:
     """Say where the tasks of a cluster can meet; None where its variables do not say it.
 
-    Returns:
-        The host that should have rank 0, and a port below those that the kernel gives out, another
-        one for each job and step.
+    That is the host that should have rank 0, and a port below those that the kernel gives out,
+    another one for each job and step.
     """
     if started_by not in (SLURM, OPEN_MPI):
         return None
@@ -179,12 +178,7 @@ def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
 
 
 def store_there(job: JobName, here: World, waited_s: float) -> Store:
-    """Come as another rank to the file that rank 0 has made.
-
-    Raises:
-        NotThereError: it is not there.
-        RendezvousError: another process has come there as this rank.
-    """
+    """Come as another rank to the file that rank 0 has made, or raise a :class:`NotThereError`."""
     found = announcements(job)
     if not found:
         raise NotThereError("rank 0 is not there")
@@ -334,11 +328,7 @@ class JobName:
 
 
 def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobName:
-    """Name the job that `environ` belongs to.
-
-    Args:
-        session: the session of its process; counts where no variable says anything.
-    """
+    """Name the job that `environ` belongs to, or by the process's session if nothing is set."""
     for names in _KINDS.get(here.started_by, _KINDS[SOMEBODY]):
         facts = [(name, environ[name]) for name in names if name in environ]
         if facts:

@@ -123,8 +123,7 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Tell the C library to serve large blocks from the heap and never to shrink it.
 
-    Returns:
-        Whether it is glibc and did so; elsewhere nothing changes.
+    Returns whether it is glibc and did so; elsewhere nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(

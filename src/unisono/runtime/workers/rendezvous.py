@@ -146,9 +146,7 @@ class Rendezvous:
     ) -> Gathering:
         """Have ranks wait for each other in something of their own. Collective.
 
-        Args:
-            where: what they come to, for messages.
-            watch: beside this rendezvous' own.
+        `where` is for messages; `watch` is called beside this rendezvous' own.
         """
         self._num_gathered += 1
         rank, world_size = self.places.rank, self.places.world_size
@@ -169,12 +167,7 @@ class Rendezvous:
         )
 
     def gather(self, what: str, mine: object) -> list[Any]:
-        """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
-
-        Raises:
-            WaitTimeoutError: a rank did not come in time; `missing` says which.
-            PeerLostError: a rank has ended; `rank` says which.
-        """
+        """Gather a JSON value of every rank, in rank order. Collective: every rank calls it."""
         return self.gathering(f"`{what}`", RENDEZVOUS.in_s()).gather(what, mine)
 
 
@@ -187,14 +180,7 @@ def prefixed(prefix: str, store: Store) -> Store:
 
 
 def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvous:
-    """Wait for all workers of a job that is not our launcher's. Collective, once in a process.
-
-    Raises:
-        ValueError: the environment does not say, or half, where rank 0 is.
-        RendezvousError: another process has come as this rank, or the store cannot be had.
-        WaitTimeoutError: a worker did not come in time.
-        PeerLostError: a worker came, and left before all were there.
-    """
+    """Wait for all workers of a job that is not our launcher's. Collective, once in a process."""
     job = job_name(environ, here, session=os.getsid(0))
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
     with _store(job, here, environ, where, timeout_s) as (store, advice, is_held):
@@ -274,11 +260,7 @@ class _Processes:
 def _store(
     job: JobName, here: World, environ: Mapping[str, str], where: str, timeout_s: float
 ) -> Iterator[tuple[Store, str, bool]]:
-    """Have the store of a job.
-
-    Returns:
-        It, what to do about a worker that does not come there, and whether rank 0 holds it.
-    """
+    """Give a job's store, advice on a worker that does not come, and whether rank 0 holds it."""
     longer = f"{RENDEZVOUS.variable}={2 * timeout_s:g} waits longer (s)."
     if here.world_size == 1:
         from torch._C._distributed_c10d import HashStore
@@ -321,12 +303,7 @@ class Attempts:
         self._hello = store.add(f"hellos of {here.rank}", 1)
 
     def join(self, where: str, timeout_s: float, advice: str) -> int:
-        """Tell which attempt this process belongs to; waits for rank 0.
-
-        Args:
-            where: what the workers come to, for messages.
-            advice: what to do if it does not come.
-        """
+        """Tell which attempt this process belongs to; waits for rank 0."""
         if self._here.rank == 0:
             self._number = self._store.add("attempts", 1)
             self.answer()

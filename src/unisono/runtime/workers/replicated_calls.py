@@ -123,8 +123,7 @@ class ReplicatedCalls:
     def enter_loop(self) -> Passed | Live | None:
         """Come to a loop. Collective.
 
-        Returns:
-            None if it begins here; else, for a replacement, its outcome or its facts.
+        None if it begins here; else, for a replacement, its outcome or its facts.
         """
         entry = None
         if self._num_loops:

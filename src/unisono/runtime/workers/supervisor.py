@@ -88,8 +88,7 @@ class Supervisor(Protocol):
     def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
         """Do the same, and give the descriptor of that memory, which is the caller's.
 
-        Args:
-            path: of a file of that size, which is to be that memory; every worker can open it.
+        With a `path`, that file is the memory; it has that size, and every worker can open it.
         """
 
     def tell(self, message: Told) -> None:
@@ -117,13 +116,9 @@ class Supervisor(Protocol):
         return Live(Membership.of(self.world.world_size), None, is_alone=self.is_alone)
 
     def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
-        """Have a snapshot written as a checkpoint, once earlier ones are written.
+        """Have a snapshot written as a checkpoint after earlier ones; False if this process has to.
 
-        Args:
-            wait: return only when it is on the disk, or has failed.
-
-        Returns:
-            False if this process has to write it itself.
+        With `wait`, return only when it is on the disk, or has failed.
         """
         return False
 

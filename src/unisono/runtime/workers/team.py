@@ -252,10 +252,9 @@ class Team:
         return self.supervisor.memory_fd(key, num_bytes, self.gather, path)
 
     def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
-        """Tell everybody `message`; hear theirs, by rank. Collective: every rank calls it.
+        """Tell everybody `message`; hear theirs, by rank, the same on every worker that goes on.
 
-        Returns:
-            The messages of those who came, the same on every worker that goes on.
+        Collective: every rank calls it.
         """
         control = self._control
         if self.supervisor.is_alone:
@@ -280,16 +279,9 @@ class Team:
         return dict(sorted(heard.items()))
 
     def vote(self, vote: int, purpose: str) -> dict[int, int] | None:
-        """Tell everybody a number; hear theirs, by rank. Collective: every rank calls it.
+        """Tell everybody a number below 2³²; hear theirs, by rank; None if a worker was lost.
 
-        Takes one meeting, where :meth:`gather` takes two.
-
-        Args:
-            vote: at least 0, below 2³².
-            purpose: what for, as for :meth:`meet`.
-
-        Returns:
-            None if a worker was lost.
+        Collective: every rank calls it. Takes one meeting, where :meth:`gather` takes two.
         """
         if self.supervisor.is_alone:
             return {self.world.rank: vote}
