@@ -349,35 +349,6 @@ def test_a_call_after_refused_arguments_has_patience(as_ranks):
     assert as_ranks(2, work) == [3.0, 3.0]
 
 
-def test_where_no_thread_can_be_started_the_group_ends_in_words(as_ranks, monkeypatch):
-    def work(group, rank):
-        group.barrier()
-        if rank == 1:
-            with pytest.raises(PeerLostError, match="can't start new thread"):
-                group.recv([torch.ones(1)], 0, 0).wait()
-            return
-
-        class NoThread:
-            def __init__(self, **_):
-                pass
-
-            def start(self):
-                raise RuntimeError("can't start new thread")
-
-        monkeypatch.setattr(execution.threading, "Thread", NoThread)
-        try:
-            with pytest.raises(RuntimeError, match="can't start new thread"):
-                barrier(group, is_async=True)
-        finally:
-            monkeypatch.undo()
-        with pytest.raises(PeerLostError, match="can't start new thread"):
-            barrier(group, is_async=False)
-        with pytest.raises(PeerLostError, match="saying can't start new thread"):
-            group.recv([torch.ones(1)], 1, 0).wait()
-
-    assert as_ranks(2, work) == [None, None]
-
-
 def test_a_lost_rank_is_told_to_whoever_waits_and_to_later_calls(as_ranks):
     def work(group, rank):
         if rank == 1:

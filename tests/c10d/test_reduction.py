@@ -1,4 +1,4 @@
-"""The reduction of one vector per rank: the tree's bits, wherever the result goes."""
+"""The reduction of one vector per rank, wherever it goes; and what a rank posts about a call."""
 
 import pytest
 import torch
@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from tests.plan.definition import sum_by_definition
 
 from unisono.runtime.c10d import collectives as reduction
+from unisono.runtime.c10d.calls import encode
+from unisono.runtime.c10d.group_memory import POST_TEXT_BYTES
 
 
 @pytest.mark.parametrize("numel", [1, 1000])
@@ -60,3 +62,22 @@ def test_every_reduction_is_that_of_the_definition(num_ranks, name, place):
 def test_averages_that_mean_nothing_or_that_torch_cannot_add_up_are_refused(dtype):
     with pytest.raises(TypeError, match="AVG"):
         reduction.check("AVG", dtype)
+
+
+F32, I64 = torch.float32, torch.int64
+
+
+def test_calls_that_differ_in_shape_or_sizes_have_other_bytes():
+    calls = {
+        encode("broadcast", F32, 6, root=0, shape=shape) for shape in [(6,), (2, 3), (3, 2), (1, 6)]
+    } | {encode("all_to_all", F32, sizes=sizes) for sizes in [(2, 3), (3, 2), (1, 4)]}
+    assert len(calls) == 7
+
+
+def test_a_call_of_many_words_is_cut_and_still_differs_from_others():
+    shapes = [(1,) * 99 + (size,) for size in (2, 3)]
+    calls = {encode("broadcast", F32, 6, root=0, shape=shape) for shape in shapes}
+    assert len(calls) == 2
+    for call in calls:
+        assert len(call) == POST_TEXT_BYTES
+        assert call.decode(errors="replace").startswith("broadcast of 6 float32 elements in the")

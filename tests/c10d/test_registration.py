@@ -1,9 +1,13 @@
-"""Whoever is imported first: the backend is there, and nothing else happens."""
+"""Whoever is imported first: the backend is there, and torch.compile leaves it as it is."""
 
 import subprocess
 import sys
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from unisono.runtime.c10d.group import Group
 
 USE = """
 import torch.distributed as dist
@@ -29,3 +33,21 @@ def test_importing_loads_neither_torch_nor_the_backend():
     loaded = "{'torch', 'unisono.runtime.c10d.group'} & {*sys.modules}"
     code = f"import sys, unisono.runtime.c10d; assert not {loaded}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")  # it is told so that it breaks here
+def test_a_collective_in_the_midst_of_a_compiled_function_is_left_as_it_is():
+    group = Group(dist.HashStore(), 0, [0], 30.0)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        x = x + 1
+        dist._broadcast_coalesced(group, [x], 1000, 0)  # what DDP calls, in C++
+        return x * 2
+
+    try:
+        assert step(torch.ones(3)).tolist() == [4.0, 4.0, 4.0]
+    finally:
+        torch._dynamo.reset()
+        group.shutdown()

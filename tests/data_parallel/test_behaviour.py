@@ -335,11 +335,11 @@ def test_devices_are_checked():
         unisono.DataParallel(module, [0, 1])
     with pytest.raises(ValueError, match="has cuda:0, and torch finds no cuda on this machine"):
         unisono.DataParallel(module, ["cuda:0"])
-    with pytest.raises(TypeError, match=r"`device_ids` must have numbers or names .* has 'gpu0'"):
+    with pytest.raises(TypeError, match=r"must name devices of torch, .* one is 'gpu0'"):
         unisono.DataParallel(module, ["gpu0"])
     with pytest.raises(TypeError, match=r"must be a list of devices, but is 'cpu': pass \['cpu'\]"):
         unisono.DataParallel(module, "cpu")
-    with pytest.raises(TypeError, match="`output_device` must have numbers"):
+    with pytest.raises(TypeError, match="`output_device` must name devices"):
         unisono.DataParallel(module, TWO, output_device="here")
     for shards in (0, -1, 2.5, "two", True):
         with pytest.raises(ValueError, match="`shards` must be a whole number from 1 on, but is"):

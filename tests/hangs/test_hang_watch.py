@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.runtime.hangs.explanation import Hang
+from unisono.runtime.hangs.explanation import Hang, Usual, is_due
 from unisono.runtime.launch import hang_watch
 from unisono.runtime.launch.hang_watch import LOOK_EVERY_S, HangWatch, Scene
 from unisono.runtime.workers.control_block import NUM_TIMES, ControlBlock
@@ -176,3 +176,33 @@ def test_advice_that_fails_ends_nothing(bench: Bench, monkeypatch: pytest.Monkey
     monkeypatch.setattr(hang_watch, "notes_of", fail)
     assert len(bench.run(5)) == 1
     assert bench.run(5) == []
+
+
+@pytest.mark.parametrize(
+    ("durations", "long_s"),
+    [
+        ([], 3.0),
+        ([0.003] * 9, 3.0),
+        ([0.3], 3.0),
+        ([0.31], 3.1),
+        ([0.01, 2.0, 2.0], 20.0),
+        ([0.01, 0.01, 100.0], 3.0),  # one slow step is not the median
+        ([5.0] * 100 + [0.01] * 101, 3.0),  # the newest count
+    ],
+)
+def test_a_wait_is_long_from_ten_times_the_median_on_but_not_before_three_seconds(
+    durations: list[float], long_s: float
+) -> None:
+    usual = Usual()
+    for seconds in durations:
+        usual.note(seconds)
+    assert usual.long_s == pytest.approx(long_s)
+
+
+@pytest.mark.parametrize(("long_s", "said"), [(3.0, [3, 6, 12, 24, 48, 96]), (20.0, [20, 40, 80])])
+def test_pauses_between_words_grow_from_what_is_long(long_s: float, said: list[int]) -> None:
+    told = [0]
+    for waited_s in range(100):
+        if is_due(waited_s, long_s, told[-1]):
+            told.append(waited_s)
+    assert told[1:] == said

@@ -110,7 +110,7 @@ def gather(message, purpose):
     ("refusal", "error"),
     [
         (messages.Refused("no"), MismatchError),
-        (messages.Refused("no", is_of_checkpoint=True), CheckpointError),
+        (messages.Refused("no", CheckpointError), CheckpointError),
     ],
 )
 def test_a_refusal_is_raised_as_the_error_that_it_is(linked, refusal, error):

@@ -18,7 +18,7 @@ Anything else is left as it is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,11 +26,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from unisono.plan.shards import assign
-
-
-def is_named_tuple(nest: object) -> bool:
-    """Tell whether something is of a type made by ``collections.namedtuple``."""
-    return isinstance(nest, tuple) and hasattr(nest, "_asdict") and hasattr(nest, "_fields")
+from unisono.runtime.arrivals import like
 
 
 def tensors_in(nest: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -45,29 +41,9 @@ def tensors_in(nest: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from tensors_in(value, f"{path}[{key!r}]")
 
 
-def mapped(nest: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Make a nest of the same kind with every tensor replaced."""
-    if isinstance(nest, torch.Tensor):
-        return function(nest)
-    if isinstance(nest, (list, tuple)):
-        return rebuilt(nest, (mapped(value, function) for value in nest))
-    if isinstance(nest, dict):
-        return like_dict(nest, [(key, mapped(value, function)) for key, value in nest.items()])
-    return nest
-
-
 def rebuilt(nest: Any, values: Iterable[Any]) -> Any:
     """Make a tuple, named tuple or list of the same type from other values."""
-    return type(nest)(*values) if is_named_tuple(nest) else type(nest)(values)
-
-
-def like_dict(nest: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Make a dict of the same type from pairs, where that can be made of them."""
-    pairs = list(pairs)
-    try:
-        return type(nest)(pairs)
-    except TypeError:  # a defaultdict, say
-        return dict(pairs)
+    return type(nest)(*values) if hasattr(nest, "_fields") else type(nest)(values)
 
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -136,7 +112,7 @@ def _pieces(nest: Any, *, devices: Sequence[torch.device], dim: int, owned: bool
         return [rebuilt(nest, values) for values in zip(*map(pieces, nest), strict=True)]
     if isinstance(nest, dict) and nest:
         columns = zip(*map(pieces, nest.values()), strict=True)
-        return [like_dict(nest, zip(nest, values, strict=True)) for values in columns]
+        return [like(nest, dict(zip(nest, values, strict=True))) for values in columns]
     return [nest] * len(devices)
 
 
@@ -194,18 +170,17 @@ def join(outputs: Sequence[Any], device: torch.device, dim: int, path: str = "ou
     if isinstance(first, torch.Tensor):
         return _join_tensors(outputs, device, dim, path)
     if isinstance(first, dict):
-        keys = [*first]
         if any(set(each) != set(first) for each in outputs):
             raise ValueError(
                 f"every chunk must return a dict with the same keys, but `{path}` has "
                 f"{' and '.join(str(sorted(map(str, each))) for each in outputs)}."
             )
-        return like_dict(
+        return like(
             first,
-            [
-                (key, join([each[key] for each in outputs], device, dim, f"{path}[{key!r}]"))
-                for key in keys
-            ],
+            {
+                key: join([each[key] for each in outputs], device, dim, f"{path}[{key!r}]")
+                for key in first
+            },
         )
     if isinstance(first, (list, tuple)):
         if any(len(each) != len(first) for each in outputs):

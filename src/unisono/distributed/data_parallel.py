@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel as TorchDataParallel
 from unisono.distributed.chunks import Inputs, count_chunks, cut, join, places
 from unisono.distributed.module_replica import Original, aliases, refuse_compiled, through_gate
 from unisono.plan.seeds import seed_of
-from unisono.runtime.device import HOST, Device
+from unisono.runtime.device import HOST, Device, read_name
 
 _STREAM = "DataParallel"
 _TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
@@ -320,13 +320,7 @@ def read_device(argument: str, name: Name) -> torch.device:
                 f"None."
             )
         return _there(argument, torch.device(kind, name))
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(
-            f'`{argument}` must have numbers or names of devices, such as 0 or "cuda:0", but has '
-            f"{name!r}."
-        ) from error
+    device = read_name(name, argument)  # type: ignore[arg-type]  # True, say
     if device.type == _HOST.type:
         return _HOST
     if str(device) == accelerator():  # without a number

@@ -35,8 +35,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from unisono.distributed.chunks import mapped, tensors_in
+from unisono.distributed.chunks import tensors_in
 from unisono.plan.summation import Node
+from unisono.runtime.arrivals import changed_within
 
 _Module: Any = torch.nn.Module  # whose methods have no types
 
@@ -180,7 +181,7 @@ def through_gate(output: Any) -> Any:
     if not tensors:
         return output
     passed = dict(zip(map(id, tensors), _GATE.apply(*tensors), strict=True))
-    return mapped(output, lambda tensor: passed.get(id(tensor), tensor))
+    return changed_within(output, lambda part: passed.get(id(part)))
 
 
 class _Fork(torch.autograd.Function):

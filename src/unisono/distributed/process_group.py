@@ -240,12 +240,12 @@ def _init(
     place = place_among(place, places, os.environ)
     num_hosts = len(places.ranks_of_host)
     backend, device = choose(place, backend, num_gpus(), workers_per_gpu(), num_hosts)
-    mine = Choice.made(backend, seed, name_of(device))
+    mine = Choice(backend, seed, int.from_bytes(os.urandom(7), "little"), name_of(device))
     choices = ranks.gather("choice", asdict(mine))
     agreed = agreed_seed([Choice(**choice) for choice in choices])
     here = Here(place, device, backend, agreed)
     try:
-        here._open(ranks, timeout_s, is_one_host=len(places.ranks_of_host) == 1)
+        here._open(ranks, timeout_s, is_one_host=num_hosts == 1)
     except BaseException:
         here._close(has_failed=True)
         raise
@@ -343,11 +343,6 @@ class Choice:
     seed: int | None  # what it was given; None where rank 0 is to draw one
     drawn: int  # what counts if this is rank 0 and no seed was given
     gpu: str = ""  # its GPU's own name, the same in every process; empty on the CPU
-
-    @classmethod
-    def made(cls, backend: str, seed: int | None, gpu: str) -> Choice:
-        """Choose, with a random number as `drawn`."""
-        return cls(backend, seed, int.from_bytes(os.urandom(7), "little"), gpu)
 
 
 def agreed_seed(choices: Sequence[Choice]) -> int:

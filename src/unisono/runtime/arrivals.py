@@ -125,7 +125,7 @@ def changed_within(nest: Any, change: Callable[[Any], Any]) -> Any:
         items = {key: changed_within(value, change) for key, value in nest.items()}
         if all(items[key] is value for key, value in nest.items()):
             return nest
-        return items if type(nest) is dict else _like(nest, items)
+        return like(nest, items)
     if isinstance(nest, (list, tuple)):
         parts = [changed_within(value, change) for value in nest]
         if all(map(operator.is_, parts, nest)):
@@ -143,8 +143,10 @@ def changed_within(nest: Any, change: Callable[[Any], Any]) -> Any:
     return nest
 
 
-def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """Put items into a mapping of the same kind, where that can be made."""
+    if type(mapping) is dict:
+        return items
     try:
         return type(mapping)(items)  # type: ignore[call-arg]
     except TypeError:

@@ -29,8 +29,6 @@ import bisect
 import ctypes
 import mmap
 import os
-import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -146,26 +144,16 @@ _KEEP_PAGES_UP_TO_BYTES = 64 << 20
 
 
 class Blocks:
-    """The free and the taken blocks of one heap. Final."""
+    """The free and the taken blocks of one heap, for one thread at a time. Final."""
 
     def __init__(self, mapping: mmap.mmap, heap: range) -> None:
         self._mapping = mapping
         self._free = [heap]
         self._size_of: dict[int, int] = {}
-        self._returned: deque[int] = deque()
-        self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> int:
         """Reserve a block and return where it begins, a multiple of 64."""
-        with self._lock:
-            self._accept_returned()
-            return self._first_fit(max(aligned(num_bytes), 64))
-
-    def give_back(self, offset: int) -> None:
-        """Return the block that begins at `offset`; from any thread, also inside a collection."""
-        self._returned.append(offset)
-
-    def _first_fit(self, size: int) -> int:
+        size = max(aligned(num_bytes), 64)
         for position, gap in enumerate(self._free):
             if len(gap) >= size:
                 self._free[position : position + 1] = (
@@ -179,15 +167,11 @@ class Blocks:
             f"are taken and no gap holds {size:,} more: receive what was sent."
         )
 
-    def _accept_returned(self) -> None:
-        while self._returned:
-            offset = self._returned.popleft()
-            size = self._size_of.pop(offset)
-            if size > _KEEP_PAGES_UP_TO_BYTES:
-                give_pages_back(self._mapping, offset, offset + size)
-            self._join(offset, offset + size)
-
-    def _join(self, start: int, stop: int) -> None:
+    def give_back(self, start: int) -> None:
+        """Return the block that begins there."""
+        stop = start + self._size_of.pop(start)
+        if stop - start > _KEEP_PAGES_UP_TO_BYTES:
+            give_pages_back(self._mapping, start, stop)
         position = bisect.bisect(self._free, start, key=lambda gap: gap.start)
         if position < len(self._free) and self._free[position].start == stop:
             stop = self._free.pop(position).stop

@@ -230,24 +230,19 @@ def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> Recovery
 
 
 def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
-    """Let go on who can go on, on one of several hosts."""
-    if state.is_ending and len(state.stopped) == state.world_size:
-        return replace(state, stopped={}), (KeepAndEnd(),)
-    state, actions = _begin_again(state)
-    if state.is_ending and not state.is_wished:
-        return replace(state, is_wished=True), (*actions, Wish(value=True))
-    return state, actions
-
-
-def _begin_again(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
     """On one of several hosts: let nobody go on before all stand still or have caught up.
 
     Where they go on from is agreed on with the other hosts.
     """
+    if state.is_ending and len(state.stopped) == state.world_size:
+        return replace(state, stopped={}), (KeepAndEnd(),)
+    actions: tuple[Action, ...] = ()
     ranks = state.stopped.keys() | state.asking.keys()
-    if not ranks or len(ranks | state.gone) < state.world_size:
-        return state, ()
-    return _let_go_on(state, state.stopped, state.asking, leader=min(ranks))
+    if ranks and len(ranks | state.gone) == state.world_size:
+        state, actions = _let_go_on(state, state.stopped, state.asking, leader=min(ranks))
+    if state.is_ending and not state.is_wished:
+        return replace(state, is_wished=True), (*actions, Wish(value=True))
+    return state, actions
 
 
 def _go_on(

@@ -97,18 +97,15 @@ def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
     summary = cause.said.summary.splitlines() or [""]
     if gone or not any(summary[-1] in line for line in lines[:_SHORT_LINES]):
         # A message may hold another traceback, as that of a DataLoader's process.
-        yield from (_in_lines(line) for line in dict.fromkeys((summary[0], summary[-1])))
+        for line in dict.fromkeys((summary[0], summary[-1])):
+            # One that would fill a terminal stands in full at the traceback's end.
+            yield line if len(line) <= _FEW_LINES else f"{line[:_FEW_LINES]} …"
         yield from [line for line in lines[-3:] if line.startswith(PLACE)]
     if any(words in summary[-1] for words in _WITHOUT_GPU):
         yield (
             'There is no GPU here that torch can use: leave out `.cuda()` and `.to("cuda")`; '
             "unisono moves model and batches to where they are computed."
         )
-
-
-def _in_lines(message: str) -> str:
-    """Cut a message that would fill a terminal; it stands in full at the traceback's end."""
-    return message if len(message) <= _FEW_LINES else f"{message[:_FEW_LINES]} …"
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:

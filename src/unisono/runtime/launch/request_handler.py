@@ -245,14 +245,16 @@ class RequestHandler:
         try:
             self._writer.hold(directory, remote)
         except (CheckpointError, OSError) as error:
-            return messages.Refused(str(error), is_of_checkpoint=True)
+            return messages.Refused(str(error), CheckpointError)
         return messages.Acknowledged()
 
     def _memory(self, rank: int, key: int, num_bytes: int, path: str) -> messages.ToWorker:
         try:
             return messages.MemoryGranted((self._memories.request(rank, key, num_bytes, path),))
-        except (ValueError, OSError) as error:
-            return messages.Refused(str(error), is_of_system=isinstance(error, OSError))
+        except ValueError as error:
+            return messages.Refused(str(error))
+        except OSError as error:
+            return messages.Refused(str(error), OSError)
 
     def _write_next(self) -> None:
         if self._writing is not None or not self._to_write:

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
+from unisono.errors import MismatchError
+
 if TYPE_CHECKING:
     from unisono.runtime.checkpoint.writer import Kept
 
@@ -213,14 +215,10 @@ class Live(ToWorker):
 
 
 class Refused(ToWorker):
-    """A request is not granted, for this reason; maybe because of a checkpoint's directory.
-
-    Or, with `is_of_system`, as the operating system has refused something.
-    """
+    """A request is not granted, for this reason, of which the worker makes an error."""
 
     reason: str
-    is_of_checkpoint: bool = False
-    is_of_system: bool = False
+    error: type[Exception] = MismatchError
 
 
 class ForkWorker(ToServer):

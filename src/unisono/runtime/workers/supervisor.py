@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from unisono.errors import CheckpointError, MismatchError, UnisonoError
+from unisono.errors import UnisonoError
 from unisono.runtime.plainfile import open_plain
 from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers import launcher_messages as messages
@@ -253,9 +253,7 @@ class LauncherLink(Supervisor):
         if answer is None:
             raise _launcher_is_gone()
         if isinstance(answer, messages.Refused):
-            if answer.is_of_system:
-                raise OSError(answer.reason)
-            raise (CheckpointError if answer.is_of_checkpoint else MismatchError)(answer.reason)
+            raise answer.error(answer.reason)
         assert isinstance(answer, kinds), f"{answer} is no answer to {request}"
         return answer
 
