@@ -46,11 +46,8 @@ def sums_in_order(group: dist.ProcessGroup) -> bool:
 def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) -> None:
     """Replace a tensor by the canonical sum of all ranks' tensors, each divided by `divisor`.
 
+    It is dense and contiguous, of one shape and dtype on all ranks; `divisor` ranks count.
     Collective: every rank of the group calls it.
-
-    Args:
-        tensor: dense and contiguous, of one shape and dtype on all ranks.
-        divisor: the number of ranks that count.
     """
     if sums_in_order(group):
         dist.all_reduce(tensor.mul_(1 / divisor), group=group)
@@ -149,12 +146,9 @@ Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
 class InOrder:
-    """How one model's buckets are averaged. Final.
+    """How one model's buckets are averaged, or what hook of the program does so instead. Final.
 
-    Attributes:
-        group: between which ranks.
-        divisor: how many of them count; fewer than all only inside of ``join``.
-        replacement: a hook of the program and its state.
+    `divisor` ranks count: fewer than all only inside of ``join``.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -86,10 +86,8 @@ def cut(
 ) -> list[Inputs]:
     """Cut a batch into one chunk for each entry of `devices`, and bring each there.
 
-    Args:
-        devices: of each chunk, as many as :func:`count_chunks` says.
-        owned: whether a chunk has memory of its own also where its tensor is on its device
-            already, so that a module that writes to its inputs does the same on all devices.
+    If `owned`, a chunk has memory of its own also where its tensor is on its device already, so
+    that a module that writes to its inputs does the same on all devices.
     """
 
     pieces = partial(_pieces, devices=devices, dim=dim, owned=owned)
@@ -150,13 +148,9 @@ _FORWARD = 6  # frames up to whoever called the module
 
 
 def join(outputs: Sequence[Any], device: torch.device, dim: int, path: str = "output") -> Any:
-    """Concatenate the outputs of all chunks.
+    """Concatenate all chunks' outputs (tensors, or None, in tuples, lists and dicts) on a device.
 
-    Args:
-        outputs: of each chunk, in order: tensors in tuples, lists and dicts, or None.
-        device: where the results go.
-        dim: along which tensors are concatenated. Scalars become a vector, with torch's warning.
-        path: what they are called in messages.
+    Scalars become a vector, with torch's warning. `path` is what they are called in messages.
     """
     first = outputs[0]
     if any((each is None) != (first is None) or _kind(each) != _kind(first) for each in outputs):

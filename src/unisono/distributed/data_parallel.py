@@ -303,12 +303,7 @@ def read_devices(device_ids: Iterable[Name] | Name | None) -> tuple[torch.device
 
 
 def read_device(argument: str, name: Name) -> torch.device:
-    """Find one device, with its number.
-
-    Args:
-        argument: what the caller calls it, for messages.
-        name: a number of the machine's kind of accelerator (-1: the CPU), or torch's name.
-    """
+    """Find one device, with its number, by a name of torch's, or by a number: -1 is the CPU."""
     if isinstance(name, int) and not isinstance(name, bool):
         if name == -1:
             return _HOST

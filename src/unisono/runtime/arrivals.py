@@ -34,14 +34,9 @@ class Arrivals:
         self._stream: Any = None
 
     def begin(self, batch: Any) -> Callable[[], Any]:
-        """Begin to copy a batch.
+        """Begin to copy a batch; what is returned gives it, once.
 
-        Returns:
-            Gives the batch, once: what the device is given to do from then on comes after the
-            copies. Until it is called, nobody has to wait for them.
-
-        Raises:
-            torch.OutOfMemoryError: the device has no room for it.
+        What the device is given to do from then on comes after the copies.
         """
         found: dict[int, torch.Tensor] = {}
 
@@ -114,9 +109,7 @@ def tell_not_pinned(what: str, reason: str) -> None:
 def changed_within(nest: Any, change: Callable[[Any], Any]) -> Any:
     """Make a nest of the same kind with its parts changed; give the same one if none is.
 
-    Args:
-        nest: mappings, lists, tuples and dataclasses in one another.
-        change: gives what takes the place of a part; None: the parts within it are changed.
+    `change` gives what takes the place of a part; None: the parts within it are changed.
     """
     changed = change(nest)
     if changed is not None:

@@ -40,14 +40,8 @@ _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
 class Device:
     """The device that one worker computes on: the CPU, or one accelerator. Final.
 
-    Or several of one type, where a model is split: batches come to the first one.
-
-    Args:
-        device: torch's; of an accelerator with its number, which becomes the current one.
-        more: those that have other parts of the model.
-
-    Attributes:
-        parts: each of several by itself; else this one alone.
+    Or several of one type (`parts`), where a model is split: batches come to the first one. An
+    accelerator has a number, and becomes the current one.
     """
 
     def __init__(self, device: torch.device, *more: torch.device) -> None:
@@ -66,16 +60,10 @@ class Device:
 
     @classmethod
     def of(cls, name: str | torch.device, world: World) -> Device:
-        """Find the device of a worker.
+        """Find the device of a worker, or raise what is wrong with its name.
 
-        Args:
-            name: ``"auto"``: one GPU for each worker, or the CPU where there is none; or torch's
-                name of a device; without a number each worker has its own.
-            world: the worker's place.
-
-        Raises:
-            TypeError: `name` names no device.
-            ValueError: there is no such device here, or none for this worker.
+        ``"auto"``: one GPU for each worker, or the CPU where there is none. Of torch's names, one
+        without a number means that each worker has its own.
         """
         if name == AUTO:
             name = "cuda" if torch.cuda.is_available() else HOST

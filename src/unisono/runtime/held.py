@@ -43,17 +43,11 @@ class _Place(NamedTuple):
 
 
 class Held:
-    """What is held now, by the way to it. Final.
+    """What `holders` hold now, by the way to it, without what is `apart`, by ``id``. Final.
 
-    Args:
-        holders: of values.
-        apart: by ``id``, what is left out.
-        at_most: bytes of a tensor or array that are hashed; of a larger one some are. Sixteen times
-            as many of all are looked at, and twice as many copied, for :meth:`put_back`.
-
-    Attributes:
-        values: by way, what can be compared.
-        others: by way, objects of other kinds.
+    Of a tensor or array larger than `at_most` bytes some are hashed. Sixteen times as many bytes of
+    all are looked at, and twice as many copied, for :meth:`put_back`. `values` can be compared;
+    `others` are objects of other kinds.
     """
 
     def __init__(

@@ -108,9 +108,7 @@ def sync_folder(path: Path) -> None:
 def check_plain(path: Path, *, is_replaced: bool = False) -> None:
     """Refuse a name under which something else than a plain file is; nothing is opened.
 
-    Args:
-        path: the file, which need not be there.
-        is_replaced: whether a new file takes its place; then it may have other names, too.
+    If a new file takes its place (`is_replaced`), it may have other names, too.
     """
     try:
         seen = os.lstat(path)

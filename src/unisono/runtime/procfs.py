@@ -204,12 +204,10 @@ def wait_for(
     late: Callable[[NotThereError], Exception],
     told: tuple[str, str] | None = None,
 ) -> T:
-    """Look for something again and again.
+    """Look for something again and again, as long as `look` raises a NotThereError.
 
-    Args:
-        look: given the seconds since the first look; raises NotThereError where it finds nothing.
-        late: makes what is raised then, of what was raised last.
-        told: who has waited, and for what, as is said once when it takes long.
+    It is given the seconds since the first look. `late` makes the error of the last one; `told`
+    says who waits and for what, once, when it takes long.
     """
     begun_s = time.monotonic()
     while True:
@@ -266,13 +264,9 @@ def create_memory(name: str, num_bytes: int) -> int:
 
 
 def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> int:
-    """Open the memfd that process `pid` has as `fd`; the descriptor is the caller's.
+    """Open the memfd that process `pid` has as `fd`, or raise a NotThereError.
 
-    Args:
-        num_bytes: its size; None if it grows.
-
-    Raises:
-        NotThereError: that process has ended, or has something else there.
+    The descriptor is the caller's. `num_bytes`: its size; None if it grows.
     """
     path = f"/proc/{pid}/fd/{fd}"
     try:

@@ -113,11 +113,7 @@ def _defaults() -> dict[int, Any]:
 
 
 def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, bool]]:
-    """Take a thing apart; of each part, whether it belongs to the program.
-
-    Args:
-        is_own: whether it was found in something that does.
-    """
+    """Take a thing, found in the program's own or not, apart; and say so of each part."""
     if isinstance(value, (dict, list, tuple, deque)):
         put = functools.partial(_set_entry, value)
         yield Holder(path, functools.partial(_entries, value), put, value, "entries"), is_own
@@ -312,14 +308,9 @@ class _Own(NamedTuple):
 
 
 class OwnGenerators:
-    """Those that some objects lead to, once :meth:`look` was called. Final.
+    """Those that some objects lead to, and all `holders`, once :meth:`look` was called. Final.
 
-    Args:
-        roots: where to look, by names that are the same in every process.
-
-    Attributes:
-        found: those, as they were found last.
-        holders: what else was found then, see :func:`reach`.
+    The roots' names are the same in every process.
     """
 
     def __init__(self, **roots: Any) -> None:

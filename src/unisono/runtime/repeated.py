@@ -35,9 +35,7 @@ def difference(one: Seen, other: Seen) -> str | None:
 def what_goes_on(first: Held, look: Look, again: Callable[[], object]) -> str | None:
     """Name what has changed from one computation to the next, and does so each time.
 
-    Args:
-        first: between them; the second one has just ended.
-        again: computes the same once more.
+    `first` is between them; the second one has just ended; `again` computes the same once more.
     """
     second = look()
     ways = first.changed_in(second)
@@ -71,9 +69,7 @@ class Orders(NamedTuple):
     ) -> str | None:
         """Name what goes on from one computation to another; what is kept stays as it is now.
 
-        Args:
-            one, other: compute, and give what that comes to.
-            known: what the other one comes to now.
+        Each gives what it comes to; `known` is what the other one comes to now.
         """
         now = self.look()
         try:

@@ -123,11 +123,7 @@ def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: s
 
 
 def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> Meetings:
-    """Give each rank one input and take one output from each, whatever their lengths.
-
-    Raises:
-        MismatchError: two ranks disagree on how much goes from one to the other.
-    """
+    """Give each rank one input and take one output from each, whatever their lengths."""
     dtype, num_ranks, rank = inputs[0].dtype, board.num_ranks, board.rank
     longest = yield from _longest_of_all(board, outputs, inputs)
     for start, stop in board.chunks(longest, dtype, num_ranks):

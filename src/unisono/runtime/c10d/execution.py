@@ -33,16 +33,10 @@ _DENORMAL = 1e-40
 
 
 class Call:
-    """One call of this rank. Final.
+    """One call of this rank, which `steps` announces and carries out, meeting by meeting. Final.
 
-    Args:
-        meeting: where the ranks meet.
-        steps: announces the call and carries it out, meeting by meeting. It begins when it is the
-            call's turn.
-
-    Attributes:
-        is_done: whether the helper has finished it, well or not.
-        error: its failure in the helper.
+    It begins when it is the call's turn. `is_done` once the helper has finished it, well or not;
+    `error` is its failure there.
     """
 
     def __init__(self, meeting: Meeting, steps: Meetings) -> None:
@@ -56,9 +50,8 @@ class Call:
     def proceed(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
         """Run it, or on with it; return False if a meeting took longer than `patience_s`.
 
-        Raises:
-            MismatchError: on every rank, at the same meeting; the group can still be used.
-            BaseException: anything else; the group has ended for this rank.
+        After a MismatchError, on every rank, the group can still be used; after others it has
+        ended.
         """
         try:
             with torch.inference_mode():  # it may write to tensors of either kind
@@ -121,13 +114,9 @@ class Execution:
         self._unheard: MismatchError | None = None
 
     def carry_out(self, call: Call, *, is_async: bool) -> bool:
-        """Run a call after all that were made before it.
+        """Run a call after all that were made before it; False if `is_async` and it goes on.
 
-        Returns:
-            Whether it is done; always True unless `is_async`.
-
-        Raises:
-            BaseException: its failure, or one of an earlier call that nobody was told of.
+        Raises its failure, or one of an earlier call that nobody was told of.
         """
         with self._lock:
             if self._unheard is not None:

@@ -78,11 +78,7 @@ def _refusals_are_told(method: _Method) -> _Method:
 
 @never_compiled
 class Group(_ProcessGroup):  # type: ignore[misc]
-    """One rank's view of a group. Final.
-
-    Attributes:
-        backend_name: the backend that the program asked for; see ``registration.py``.
-    """
+    """One rank's view of a group; `backend_name` is what the program asked for. Final."""
 
     backend_name = "unisono"
 

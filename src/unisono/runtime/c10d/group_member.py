@@ -137,9 +137,7 @@ LATE_AT_MOST_S = 10.0
 class GroupMember:
     """What one rank holds of a group. Collective: every rank makes one. Final.
 
-    Args:
-        store: where rank 0 of the group tells the others of its memory; not kept.
-        names: each rank of the group as the program knows it, its global rank.
+    The store, where rank 0 tells the others of its memory, is not kept; `names` are global ranks.
     """
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:

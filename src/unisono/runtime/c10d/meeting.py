@@ -84,19 +84,10 @@ class Meeting:
         self.is_ahead = True
 
     def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
-        """Wait until all have come where this rank has, and compare calls.
+        """Wait until all have come where this rank has; compare calls. False after `patience_s`.
 
-        Args:
-            patience_s: how long at most; then it may be called again.
-            spins: spin for a moment before sleeping.
-
-        Returns:
-            Whether all have come.
-
-        Raises:
-            MismatchError: a rank came with another call; all learn it here.
-            PeerLostError: a rank that has not come never will.
-            WaitTimeoutError: a rank did not come in time.
+        Then it may be called again. Raises a MismatchError, on all, if a rank came with another
+        call, a PeerLostError if one never will come, and a WaitTimeoutError if one is late.
         """
         try:
             if not self._point.wait(

@@ -44,14 +44,11 @@ _with_type: Any = torch._C.fork
 
 @never_compiled
 class GroupWork(Work):
-    """Of calls that are done, or that the helper thread may still be busy with.
+    """Of calls that are done, or (`calls`) that the helper thread may still be busy with.
 
     A future of it is complete when the program gets it. So callbacks (DDP's hooks add some) run on
     the program's own thread, at the same place on every rank, and may make further calls, which
     every rank must make in one order.
-
-    Attributes:
-        calls: those that were not done when the Work was made, in their order.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ _making = threading.Lock()
 
 
 class DirectoryLock:
-    """Holds a folder as long as it lives; only :func:`lock_directory` makes one. Final.
-
-    Attributes:
-        file_id: device and inode of the folder.
-    """
+    """Holds a folder as long as it lives; only :func:`lock_directory` makes one. Final."""
 
     def __init__(self, fd: int, file_id: FileId) -> None:
         self.file_id = file_id

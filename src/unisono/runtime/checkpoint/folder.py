@@ -43,14 +43,10 @@ class TooLargeError(CheckpointError):
 
 
 def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
-    """Write a checkpoint; when this returns it is on the disk, whole.
+    """Write a checkpoint in a new folder; when this returns it is on the disk, whole.
 
-    Args:
-        path: the folder to make; must not exist.
-        contents: the bytes of each of :data:`FILES`, at once or as chunks in their order.
-
-    Raises:
-        OSError: the disk is full, say; nothing is left behind then.
+    `contents`: the bytes of each of :data:`FILES`, at once or as chunks in their order. Nothing is
+    left behind if that fails.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     shutil.rmtree(beside, ignore_errors=True)
@@ -71,16 +67,11 @@ def read_folder(
     at_most: Mapping[str, int] = MappingProxyType({}),
     wanted: Collection[str] = FILES,
 ) -> dict[str, bytes]:
-    """Read a checkpoint, all of whose files must be what its commit file says.
+    """Read the `wanted` files of a checkpoint, all of which must be what its commit file says.
 
-    Args:
-        at_most: by file, how many bytes there is a use for; all of any other file is read.
-        wanted: the files to return; others are only compared, without holding them in memory.
-
-    Raises:
-        TooLargeError: one is as large as its commit file says, but larger than that; none is read.
-        CheckpointError: one is missing, a link, cannot be read, is of another size, or has other
-            contents.
+    Others are compared without holding them in memory. Raises a TooLargeError, and reads none, if
+    one is as large as its commit file says but larger than there is a use for (`at_most`), and a
+    CheckpointError if one is damaged, missing or a link.
     """
     facts = _read_commit(path)
     for name in FILES:

@@ -126,18 +126,11 @@ class RunDirectory:
         read: Callable[[Mapping[str, bytes]], Contents],
         at_most: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[Contents | None, CheckpointEntry | None, list[CheckpointEntry]]:
-        """Read the newest checkpoint that is whole.
+        """Read the newest checkpoint that is whole; give its entry and what was passed over, too.
 
-        Args:
-            read: makes the contents of the three files; its `CheckpointError` passes it over.
-            at_most: by file, how many bytes there is a use for.
-
-        Returns:
-            Its contents and entry (None without any), and the newer ones that were passed over.
-
-        Raises:
-            CheckpointError: the newest has a file that is larger: it is of another model, so an
-                older one would be, too.
+        A CheckpointError of `read`, which makes the contents of the three files, passes it over. If
+        one has a file larger than there is a use for, it is of another model, so an older one would
+        be, too: that raises.
         """
         passed_over: list[CheckpointEntry] = []
         for step, path in reversed(self._found()):

@@ -134,12 +134,7 @@ def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecisi
 def lost(
     state: RecoveryState, rank: int, now: float, *, had_begun: bool = True, how: str = ""
 ) -> RecoveryDecision:
-    """A worker was killed.
-
-    Args:
-        had_begun: whether its program had begun; one that had not can always be run.
-        how: in words, such as "worker 1 was killed by SIGKILL".
-    """
+    """A worker was killed (`how`, in words); one whose program had not begun can always be run."""
     losses = (*(at for at in state.losses if now - at < PERIOD_S), now)
     how_lost = (*state.how_lost, how) if how else state.how_lost
     state = _without(replace(state, losses=losses, how_lost=how_lost), rank)

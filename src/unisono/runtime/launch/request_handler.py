@@ -47,12 +47,9 @@ class Staff(Protocol):
 
 
 class RequestHandler:
-    """Answers the workers of one job. Final.
+    """Answers the workers of one job; `staff` does what this object cannot. Final.
 
-    Args:
-        staff: does what this object cannot.
-        state: who computes at first.
-        wake: called from another thread when a checkpoint is written; has :meth:`written` called.
+    `wake` is called from another thread when a checkpoint is written; has :meth:`written` called.
     """
 
     def __init__(

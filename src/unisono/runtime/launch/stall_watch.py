@@ -64,14 +64,10 @@ class StallWatch:
         are_grouped: bool = False,
         is_everybody: bool = False,
     ) -> list[Stalled]:
-        """Look, if it is time, at the workers with these processes.
+        """Look, if it is time, at the workers with these processes; give, and forget, the stalled.
 
-        Args:
-            are_grouped: there has been a process group of several workers.
-            is_everybody: no other worker, nor the launcher, has something to do.
-
-        Returns:
-            Those that have stalled; they are then forgotten.
+        `are_grouped`: there has been a process group of several workers. `is_everybody`: no other
+        worker, nor the launcher, has something to do.
         """
         now_s = time.monotonic()
         passed_s = now_s - self._looked_at_s
@@ -180,8 +176,7 @@ def look(
 ) -> dict[int, Observation]:
     """Compare a look at each worker with the one before, and say how long each has been quiet.
 
-    Args:
-        are_grouped: workers may wait for each other in ways that cannot be seen.
+    `are_grouped`: workers may wait for each other in ways that cannot be seen.
     """
     passed_s = min(passed_s, 2 * LOOK_EVERY_S)
     after = {}

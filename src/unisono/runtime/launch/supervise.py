@@ -56,13 +56,9 @@ class JobResult:
 
 
 def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
-    """Start the workers of `job` and watch them to their end.
+    """Start the workers of `job` and watch them to their end, also after a KeyboardInterrupt.
 
-    Args:
-        server: starts the workers; killed with them if they cannot be ended alone.
-
-    Raises:
-        KeyboardInterrupt: raised while waiting; all workers have been ended.
+    The server is killed with them if they cannot be ended alone.
     """
     supervision = _Supervision(server, job, signals)
     try:

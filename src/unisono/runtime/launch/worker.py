@@ -65,8 +65,7 @@ _LAUNCHER_HEARS_WITHIN_S = 1.0  # else a signal was meant for this worker alone,
 def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
     """Turn a fresh fork of the server into worker `rank` and never come back.
 
-    Args:
-        fds: standard input, output, error; the job; the control block; the store; the channel.
+    `fds`: standard input, output, error; the job; the control block; the store; the channel.
     """
     exit_code = _BOOTSTRAP_FAILED
     try:

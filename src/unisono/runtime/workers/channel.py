@@ -52,9 +52,8 @@ class Channel:
     def send(self, message: Message) -> None:
         """Send one message; blocks while the other side's buffer is full.
 
-        Raises:
-            ConnectionError: the other end is closed: BrokenPipeError, or ConnectionResetError
-                when it left messages unread.
+        If the other end is closed: a BrokenPipeError, or a ConnectionResetError when it left
+        messages unread.
         """
         fds: tuple[int, ...] = getattr(message, "fds", ())
         packet = pickle.dumps(message)

@@ -37,13 +37,9 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """One process's place among the workers. Final; see :func:`context`.
+    """One process's place among the workers. Final; see :func:`context`."""
 
-    Attributes:
-        held: who this worker is while the environment says something else for a moment.
-    """
-
-    held: World | None = None
+    held: World | None = None  # while the environment says something else for a moment
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a descriptor must not be taken over twice

@@ -103,12 +103,7 @@ _TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 
 
 class ControlBlock:
-    """The mapped control block. Final.
-
-    Args:
-        fd: the memory, made by :meth:`create`; below 0 for one that nobody shares.
-        world_size: the number of workers.
-    """
+    """The mapped control block; `fd` is below 0 for one that nobody shares. Final."""
 
     def __init__(self, fd: int, world_size: int) -> None:
         self.fd = fd
@@ -253,9 +248,8 @@ _SAME_CALLS = "all workers must make the same calls in the same order."
 class Barrier:
     """One worker's view of the meeting point. Every rank makes one; final.
 
-    Args:
-        look: called several times a second while a worker is missing; marks on the control block
-            who has died. By default nothing: a launcher does that.
+    `look` is called several times a second while a worker is missing, and marks on the control
+    block who has died. By default nothing: a launcher does that.
     """
 
     def __init__(

@@ -123,8 +123,7 @@ class HostLinks:
 def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
     """Connect this worker with every one of other hosts. Collective: every rank calls it.
 
-    Args:
-        address: of this host, where the others reach it; nothing else is listened on.
+    It listens at `address` alone, where the others reach this host.
     """
     places, token = rendezvous.places, rendezvous.token
     others = set(range(places.world_size)) - set(places.local_ranks)

@@ -148,9 +148,8 @@ class HostMember(LauncherLink):
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """See :class:`Supervisor`; returns when all are there again, on all hosts.
 
-        Raises:
-            PeerLostError: a worker is lost where the run cannot go back, or cannot be replaced.
-            StepBrokenError: others have come to the end of what this worker does.
+        Raises a PeerLostError where the run cannot go back or a lost worker cannot be replaced, and
+        a StepBrokenError where others have come to the end of what this worker does.
         """
         if between_steps and self.control.head.end:
             return super().stopped(arrivals, between_steps=True)  # where this process is ended

@@ -23,10 +23,7 @@ _SIZE_BYTES = 8
 class HostsControlBlock(ControlBlock):
     """A control block of which other hosts see this worker's line. Final.
 
-    Args:
-        fd: the memory that the workers of this host share, made for so many; see
-            :class:`ControlBlock`.
-        are_replaced: whether a worker that dies is made up for.
+    `fd` is the memory of this host's workers; `are_replaced`: whether one that dies is made up for.
     """
 
     def __init__(self, fd: int, places: RankPlaces, *, are_replaced: bool = False) -> None:

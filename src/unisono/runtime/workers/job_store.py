@@ -146,12 +146,9 @@ def file_store(fd: int) -> Store:
 def wait_for_rank_0(
     look: Callable[[float], T], here: World, where: str, advice: str, timeout_s: float
 ) -> T:
-    """Look for rank 0 again and again.
+    """Look for rank 0 again and again, as long as `look` raises a :class:`NotThereError`.
 
-    Args:
-        look: told how long it has waited; raises :class:`NotThereError` where it finds nothing.
-        where: what the workers come to, for messages.
-        advice: what to do if rank 0 does not come.
+    `where` is what the workers come to, and `advice` what to do if rank 0 does not, for messages.
     """
 
     def late(error: NotThereError) -> Exception:

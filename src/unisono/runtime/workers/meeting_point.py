@@ -59,15 +59,10 @@ class Departure(enum.IntEnum):
 
 
 class MeetingSeat(ctypes.Structure):
-    """What a process says of itself where it meets others; the first of its line.
-
-    Attributes:
-        arrivals: the meetings that it has come to, modulo 2³².
-        departure: see :class:`Departure`; written by whoever knows.
-    """
+    """What a process says of itself where it meets others; the first of its line."""
 
     _fields_: ClassVar[Any] = (
-        ("arrivals", ctypes.c_uint32),
+        ("arrivals", ctypes.c_uint32),  # modulo 2³²
         ("departure", ctypes.c_uint32),
         ("pid", ctypes.c_int64),
         ("started", ctypes.c_int64),
@@ -127,14 +122,10 @@ class Waiter(Protocol):
 
 
 class MeetingPoint:
-    """One process's view of it.
+    """One process's view of it; its waiter is asked while a rank is missing.
 
-    Args:
-        waiter: is asked while a rank is missing.
-
-    Attributes:
-        spin_s: how long a wait spins, in seconds.
-        can_spin: whether others may be microseconds away; not over a network.
+    `spin_s`: how long a wait spins. `can_spin`: others may be microseconds away; not over a
+    network.
     """
 
     can_spin = True
@@ -169,14 +160,9 @@ class MeetingPoint:
         *,
         spins: bool = True,
     ) -> bool:
-        """Wait until the others have come to the meeting of number `target`.
+        """Wait until the others have come to the meeting `target`; False if it stops before.
 
-        Args:
-            patience_s: how long until it stops without an error, in seconds.
-            spins: spin for a moment before sleeping.
-
-        Returns:
-            Whether all have come.
+        It stops without an error after `patience_s`. `spins`: spin for a moment before sleeping.
         """
         missing = self.missing(others, target)
         if missing and spins and self.can_spin:

@@ -109,17 +109,14 @@ class RankPlaces:
 class Rendezvous:
     """What every worker of a job gets. Final; see :meth:`unisono.runtime.workers.context.Context`.
 
-    Args:
-        has_ended: tells whether a rank has ended, as far as that can be known here.
-        is_held: whether rank 0 holds the store, which ends with it.
-        watch: told now and then how long this rank has waited; may raise.
+    `has_ended` tells whether a rank has ended, as far as that can be known here; `is_held`: rank 0
+    holds the store, which ends with it; `watch` is told now and then how long this rank has waited.
 
     Attributes:
         places: who is where.
-        token: 32 hexadecimal digits that only this attempt of this job knows; the same on every
-            worker. Connections between them begin with it.
-        store: torch's store, with keys of this attempt alone. Every worker on every host reaches
-            it as long as the job lives, so ``PrefixStore("name", store)`` makes process groups.
+        token: 32 hexadecimal digits that only this attempt of this job knows, the same on every
+            worker; connections between them begin with it.
+        store: torch's store, with keys of this attempt alone, as long as the job lives.
     """
 
     def __init__(

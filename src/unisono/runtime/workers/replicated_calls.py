@@ -36,9 +36,7 @@ _INNER_LOOPS_AT_MOST = 1 << 32
 class ReplicatedCalls:
     """One worker's way through the replicated calls. Final.
 
-    Attributes:
-        is_undone: whether the program is behind a step that all hosts compute again: replacements
-            are not there.
+    `is_undone`: it is behind a step that all hosts compute again; replacements are not there.
     """
 
     is_undone = False
@@ -83,9 +81,8 @@ class ReplicatedCalls:
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
         """Make a call whose outcome is the same on every worker. Collective.
 
-        Args:
-            name: what it is; a replacement that comes to something else is refused.
-            act: makes it, with the other workers; not called where they have already been.
+        `act` makes it, with the other workers; it is not called where they have already been. A
+        replacement that comes to another `name` is refused.
         """
         if self._num_loops:
             if self.is_undone:

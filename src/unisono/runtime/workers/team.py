@@ -38,13 +38,7 @@ class StepBrokenError(BaseException):
 
 
 class Team:
-    """The workers of a job, on one host or several. Final; see :class:`.context.Context`.
-
-    Attributes:
-        world: this worker's place.
-        membership: who computes together now.
-        is_replacement: whether this worker takes the place of one that was lost.
-    """
+    """The workers of a job, on one host or several. Final; see :class:`.context.Context`."""
 
     def __init__(self, supervisor: Supervisor, faults: Faults | None = None) -> None:
         self.supervisor = supervisor
@@ -108,14 +102,9 @@ class Team:
     def meet(self, purpose: str) -> bool:
         """Wait for everybody. Collective: every rank calls it, in the same order.
 
-        Args:
-            purpose: what for, in at most 24 letters; those who come for another are told so.
-
-        Returns:
-            Whether all came; False if a worker was lost, and :attr:`membership` is another one now.
-
-        Raises:
-            StepBrokenError: a worker was lost and is replaced, where there are several hosts.
+        Those who come for another purpose (24 letters at most) are told so. False if a worker was
+        lost; :attr:`membership` is another one then. A StepBrokenError where it is replaced on
+        several hosts.
         """
         self.come(purpose)
         return self.wait()
@@ -320,14 +309,9 @@ class Team:
     ) -> None:
         """Check that every worker says the same. Collective: every rank calls it.
 
-        Args:
-            facts: what must not differ, by name; anything that JSON can hold.
-            purpose: what for, as for :meth:`meet`.
-            known: what must not differ between workers that both tell it.
-            remedy: what to do where that differs.
-
-        Raises:
-            MismatchError: the first name whose value differs, with both values.
+        Raises a MismatchError with the first name whose value differs, and both values. In `known`
+        is what must not differ between workers that both tell it, and `remedy` is for that. Values
+        are anything that JSON can hold.
         """
         message = json.dumps([dict(facts), dict(known)], default=str).encode()
         heard = self.gather(message, purpose)
