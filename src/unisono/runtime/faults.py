@@ -111,12 +111,8 @@ class Faults:
             return
         fault = due(self._mine, step=step, at=at)
         if fault is not None:
-            self._forget(fault)
+            self._mine = tuple(other for other in self._mine if other is not fault)
             _do(fault.kind, at, step)
-
-    def _forget(self, fault: Fault) -> None:
-        place = self._mine.index(fault)
-        self._mine = self._mine[:place] + self._mine[place + 1 :]
 
 
 def _do(kind: str, at: str, step: int | None) -> None:

@@ -120,7 +120,9 @@ def _late(
     late: Sequence[RankLook], waiting: Sequence[Whereabouts], missing: Sequence[int]
 ) -> Iterator[str]:
     """Say who has not come where, and where it is instead."""
-    goal = f"arrived at {_goal(waiting)}" if waiting else "finished it"
+    names = dict.fromkeys(place.name for place in waiting)
+    goals = [name if name.startswith("the ") else f"`{name}`" for name in names]
+    goal = f"arrived at {' or '.join(goals)}" if waiting else "finished it"
     if missing:
         has = "has" if len(missing) == 1 else "have"
         yield f"{listed('Rank', missing, ' and ')} {has} ended."
@@ -134,11 +136,6 @@ def _late(
     yield f"{listed('Rank', ranks, ' and ')} have not {goal}:"
     places = [f"rank {look.rank} {place_in_words(look.process, look.children)}" for look in late]
     yield f"{'; '.join(places)}."
-
-
-def _goal(waiting: Sequence[Whereabouts]) -> str:
-    names = list(dict.fromkeys(place.name for place in waiting))
-    return " or ".join(name if name.startswith("the ") else f"`{name}`" for name in names)
 
 
 def _sites(waiting: Sequence[Whereabouts]) -> str:
@@ -198,16 +195,12 @@ def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -
 
 def _child(child: ProcessLook) -> str:
     if not is_loader(child):
-        return f"child process {child.pid} ({child.command}) {_of_a_child(child)}"
+        does = "computes" if child.computes else "runs"
+        does = place_in_words(child) if child.stack else does
+        return f"child process {child.pid} ({child.command}) {does}"
     if not is_stuck(child):
         return f"loader process {child.pid} is idle"
     return f"loader process {child.pid} {place_in_words(child)}"
-
-
-def _of_a_child(child: ProcessLook) -> str:
-    if child.stack:
-        return place_in_words(child)
-    return "computes" if child.computes else "runs"
 
 
 LEAST_S = 3.0

@@ -162,11 +162,13 @@ def folded(stack: Stack, folder: str) -> Iterator[str]:
     if stack and all(frame.owner is not Owner.USER for frame in stack):
         yield from (_line(frame, folder) for frame in stack[:6])
         stack = stack[6:]
-    for is_users, frames in groupby(stack, lambda frame: frame.owner is Owner.USER):
+    for is_users, group in groupby(stack, lambda frame: frame.owner is Owner.USER):
+        frames = list(group)
         if is_users:
             yield from (_line(frame, folder) for frame in frames)
         else:
-            yield _fold(list(frames))
+            owners = ", ".join(o.value for o in Owner if o in {frame.owner for frame in frames})
+            yield f"({len(frames)} frame{'s' * (len(frames) > 1)} of {owners})"
 
 
 def _line(frame: Frame, folder: str) -> str:
@@ -174,11 +176,6 @@ def _line(frame: Frame, folder: str) -> str:
     if folder and path.startswith(folder.rstrip("/") + "/"):
         path = os.path.relpath(path, folder)
     return f"{shown(frame.function)}  {shown(path)}:{frame.line}"
-
-
-def _fold(frames: Sequence[Frame]) -> str:
-    owners = ", ".join(o.value for o in Owner if any(frame.owner is o for frame in frames))
-    return f"({len(frames)} frame{'s' * (len(frames) > 1)} of {owners})"
 
 
 TIMEOUT_S = 1.5

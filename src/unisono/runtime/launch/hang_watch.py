@@ -96,7 +96,8 @@ class HangWatch:
         slept_s = now_s - self._looked_at_s - LOOK_EVERY_S
         self._looked_at_s = now_s
         if slept_s > LOOK_EVERY_S:
-            self._forget()  # the launcher itself stood still, and maybe the machine
+            self._seen.clear()  # the launcher itself stood still, and maybe the machine
+            self._step = None
         notes = notes_of(self._control, [r for r in scene.members if r in scene.pids])
         self._note_step(notes, now_s)
         wait = self._longest(scene, notes, now_s)
@@ -109,10 +110,6 @@ class HangWatch:
             self._said_at_s = wait.waited_s
             hang = Hang(wait.waited_s, wait.usual_s, self._folder, scene.ended)
             self._answer = _Answer(wait.key, scene, notes, hang)
-
-    def _forget(self) -> None:
-        self._seen.clear()
-        self._step = None
 
     def _take_answer(self, answer: _Answer) -> None:
         if answer.thread.is_alive():
