@@ -69,3 +69,11 @@ def test_other_forms_are_refused(loss, words):
     model = nn.Linear(1, 1)
     with pytest.raises(TypeError, match=words):
         unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
+
+
+def test_a_dict_without_a_loss_is_told_by_its_keys():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    made = unisono.Trainer(model, optimizer, lambda m, batch: {"cost": m(batch).mean()}, shards=1)
+    with pytest.raises(TypeError, match=r"but the keys are \['cost'\]"):
+        made.fit([torch.ones(1)] * 2, batch_size=2, steps=1)

@@ -94,6 +94,7 @@ def test_the_same_bits_on_one_to_four_workers(tmp_path):
         ),
         (lambda model, batch: {0: batch[1], "0": batch[1]}, TypeError, "one is 0, of type int"),
         (lambda model, batch: {"__metadata__": batch[1]}, ValueError, "file can hold"),
+        (lambda model, batch: batch[0].to_sparse(), TypeError, "float32, torch.sparse_coo"),
     ],
 )
 def test_what_is_no_prediction_is_refused(forward, kind, words):

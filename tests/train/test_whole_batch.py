@@ -159,6 +159,45 @@ def test_what_is_no_row_is_refused(embed, words):
         train(embed=embed)
 
 
+@pytest.mark.parametrize(
+    ("contrast", "error", "words"),
+    [
+        (lambda model, features: {}, TypeError, 'must have "loss" in it, but the keys are'),
+        (lambda model, features: 1.0, TypeError, "must return a scalar tensor, .* returned float"),
+        (lambda model, features: features[0].mean(1), ValueError, "must be a scalar"),
+        (lambda model, features: features[0].detach().mean(), ValueError, "has no gradient"),
+        (
+            lambda model, features: {
+                "loss": features[0].mean(),
+                "per_sample": {"x": torch.ones(2)},
+            },
+            TypeError,
+            r"row for each of the 12 samples, but 'x' is \(2,\)",
+        ),
+    ],
+)
+def test_what_is_no_loss_is_refused(contrast, error, words):
+    with pytest.raises(error, match=words):
+        train(contrast=contrast)
+
+
+@pytest.mark.parametrize("form", [tuple, list])
+def test_features_that_are_alone_in_a_tuple_stay_there_in_validation(form):
+    """The loss took the first row of the only tensor for the features, and said nothing."""
+    alone = make(
+        2,
+        lambda model, features: features[0].square().mean(),
+        lambda model, batch: form([embed(model, batch)[0]]),
+    )
+    plain = make(
+        2,
+        lambda model, features: features.square().mean(),
+        lambda model, batch: embed(model, batch)[0],
+    )
+    found = [made.evaluate(data(), batch_size=BATCH_SIZE) for made in (alone, plain)]
+    assert found[0] == found[1]
+
+
 def test_an_error_in_embedding_says_where_it_was():
     with pytest.raises(KeyError) as caught:
         train(embed=lambda model, batch: {}["features"])

@@ -145,7 +145,10 @@ class Loader:
             early, self._early = self._early, None
             if early.place == place:
                 return early.give()
-        batch = self._batch(place, shards)
+        if self._num_processes == 0 or place.shard not in shards:
+            batch = self._read(place)
+        else:
+            batch = self._take(self._reading_on(place, shards))
         if self._moves:
             return self._device.move(batch)
         return pin(batch) if self._pins else batch
@@ -160,11 +163,6 @@ class Loader:
             place, _ = ahead.under_way[0]
             take = functools.partial(self._take, ahead)
             self._early = EarlyBatch(place, self._device, take)
-
-    def _batch(self, place: ShardPosition, shards: Sequence[int]) -> Any:
-        if self._num_processes == 0 or place.shard not in shards:
-            return self._read(place)
-        return self._take(self._reading_on(place, shards))
 
     def _take(self, ahead: LoaderProcesses) -> Any:
         try:

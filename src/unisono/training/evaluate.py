@@ -28,6 +28,7 @@ from unisono.training.sweep import Forward, Sweep
 
 # A device is waited for once in so many passes; until then it keeps their batches.
 _PENDING_AT_MOST = 16
+_ALONE = "(0,)"  # the name of features that are alone in a tuple
 
 Sums = dict[str, tuple[ExactSum, ExactSum]]
 """By name, the sum of what is averaged and the sum of the weights."""
@@ -156,12 +157,19 @@ def evaluate_whole(
             sweep.seed("evaluate whole", batch)
             parts = tuple(leaf[chosen].to(device.torch) for leaf in rows)
             by_name = {name: leaf[chosen].to(device.torch) for name, leaf in named.items()}
-            features = by_name or (parts if len(parts) > 1 else parts[0])
+            features: Any = by_name or (parts if len(parts) > 1 else parts[0])
+            if _ALONE in by_name:
+                features = (by_name[_ALONE],)
             value = read_loss(loss(sweep.model, features), chosen.stop - start)
             _add(sums, value.numbers())
         return _means([sums])
 
-    found = evaluate(sweep, None, Metrics({"loss": of_batches}, embed))["loss"]
+    def rows_of(model: nn.Module, batch: Any) -> Any:
+        found = embed(model, batch)
+        is_alone = isinstance(found, (tuple, list)) and len(found) == 1
+        return {_ALONE: found[0]} if is_alone else found
+
+    found = evaluate(sweep, None, Metrics({"loss": of_batches}, rows_of))["loss"]
     return found if metrics is None else _joined(found, evaluate(sweep, None, metrics))
 
 

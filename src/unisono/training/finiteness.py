@@ -105,7 +105,8 @@ class SecondLook:
     def _leave(self, name: str, _: nn.Module, __: Any, output: Any) -> None:
         given, values = self._inside.pop()[1], values_of(output)
         if values != Finiteness.FINITE and self.output is None:
-            place = _caller()._replace(module=name, kind=self._kinds[name])
+            lines = [(frame.f_code.co_filename, line) for frame, line in walk_stack(None)]
+            place = innermost(lines[::-1])._replace(module=name, kind=self._kinds[name])
             self.output = BadOutput(place, values, given)
         elif (values, given) == (Finiteness.FINITE, Finiteness.MASK) and self.output is not None:
             self.output = self.output if self.output.values == Finiteness.BAD else None
@@ -129,8 +130,3 @@ def innermost(lines: Sequence[tuple[str, int]]) -> CallSite:
     """Give the innermost line of the program's own."""
     own = [line for line in lines if not line[0].startswith(_NOT_THE_PROGRAM)]
     return CallSite(file=own[-1][0], line=own[-1][1]) if own else CallSite()
-
-
-def _caller() -> CallSite:
-    """Find the program's line that has called the module whose hook is running."""
-    return innermost([(frame.f_code.co_filename, line) for frame, line in walk_stack(None)][::-1])

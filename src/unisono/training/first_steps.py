@@ -76,7 +76,7 @@ class LabelCounts:
         return watched
 
     def _look(self, batch: Any, returned: Any) -> None:
-        if is_pair(returned["loss"] if isinstance(returned, Mapping) else returned):
+        if is_pair(returned.get("loss") if isinstance(returned, Mapping) else returned):
             return
         for place, labels in _labels_in(batch):
             counting = (labels != _IGNORED).reshape(len(labels), -1).sum(1)

@@ -302,6 +302,7 @@ def _draws(device: torch.device) -> Iterator[torch.Tensor]:
 def environment_facts(device: Device) -> dict[str, Any]:
     """Say where this process runs, as JSON: command, folder, host, versions, machine."""
     uname = platform.uname()
+    own = {} if device.is_host else {"device": device.model, "device_bytes": device.room()[1]}
     return {
         "command": [masked(word) for word in _command()],
         "folder": _folder(),
@@ -315,13 +316,9 @@ def environment_facts(device: Device) -> dict[str, Any]:
             "processor": _processor(),
             "cores": os.cpu_count(),
             "system": f"{uname.system} {uname.release}",
-            **({} if device.is_host else _of(device)),
+            **own,
         },
     }
-
-
-def _of(device: Device) -> dict[str, Any]:
-    return {"device": device.model, "device_bytes": device.room()[1]}
 
 
 def _folder() -> str | None:

@@ -189,7 +189,7 @@ def forward_inputs(model: nn.Module, batch: Any) -> Any:
     Raises:
         TypeError: the model cannot be called so.
     """
-    return _call(model, batch, _first(batch))
+    return _call(model, batch, batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
@@ -198,21 +198,13 @@ def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
     Raises:
         TypeError: the batch is no pair, or the model cannot be called so.
     """
-    _check_pair(model, batch)
-    return _call(model, batch, batch[0], targets=True), batch[1]
-
-
-def _first(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
-
-
-def _check_pair(model: nn.Module, batch: Any) -> None:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError(
             f"a batch must be a pair (inputs, targets) for metrics to get (outputs, targets), but "
             f"is {_told(batch)}: say what they get with a function {_SAID}, such as "
             f"`{_suggestion(model, batch, targets=True)}`."
         )
+    return _call(model, batch, batch[0], targets=True), batch[1]
 
 
 def _call(model: nn.Module, batch: Any, given: Any, *, targets: bool = False) -> Any:

@@ -358,14 +358,14 @@ def _reduced(tensors: Mapping[int, torch.Tensor], reduction: Reduction, plan: Sa
         return tree_sum(in_order, torch.add)
     if reduction == "mean":
         # Over samples, as all means are; torchmetrics would take that of ranks.
-        terms = [tensor.double() * _num_samples(plan, shard) for shard, tensor in tensors.items()]
+        batches = range(plan.steps_per_epoch)
+        terms = [
+            tensor.double() * sum(plan.shard_size(batch, shard) for batch in batches)
+            for shard, tensor in tensors.items()
+        ]
         mean = tree_sum(terms, torch.add) / plan.num_samples
         return mean.to(in_order[0].dtype) if in_order[0].is_floating_point() else mean
     if len(in_order) == 1 and reduction is None:
         return in_order[0]
     stacked = torch.stack(in_order)
     return reduction(stacked) if callable(reduction) else stacked
-
-
-def _num_samples(plan: SamplePlan, shard: int) -> int:
-    return sum(plan.shard_size(batch, shard) for batch in range(plan.steps_per_epoch))

@@ -91,10 +91,11 @@ def _check_name(name: object) -> None:
 
 
 def _check_rows(name: str, tensor: Any, num_samples: int) -> None:
-    if not isinstance(tensor, torch.Tensor) or str(tensor.dtype) not in CODES:
-        kind = str(tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    is_tensor = isinstance(tensor, torch.Tensor)
+    if not is_tensor or tensor.layout != torch.strided or str(tensor.dtype) not in CODES:
+        kind = f"{tensor.dtype}, {tensor.layout}" if is_tensor else type(tensor).__name__
         raise TypeError(
-            f"predictions must be a tensor, or a tuple or dict of tensors, of dtypes that a "
+            f"predictions must be a dense tensor, or a tuple or dict of them, of dtypes that a "
             f"safetensors file can hold, but {name!r} is of type {kind}: return such tensors from "
             f"`forward`."
         )

@@ -93,15 +93,7 @@ class Run:
             each, in a dict by name.
 
     Attributes:
-        shards: S, the number of parts of every global batch; None before the first loop, if it was
-            left out.
         device: where this worker computes.
-        has_joined: whether this worker joined the newest loop as a replacement, or on several hosts
-            went back in it together with one.
-        is_ahead: True if the checkpoint that the run resumes from is past this loop, which is then
-            a no-op.
-        fixed: what else determines the run's bits, by name, as plain JSON. It is compared between
-            workers and with checkpoints. A program may add to it before the first loop.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -207,7 +199,7 @@ class Run:
 
     @property
     def shards(self) -> int | None:
-        """S, the number of parts of every global batch; None as long as it is not known."""
+        """S, the number of parts of every global batch; None before the first loop, if left out."""
         return self._context.shards
 
     @property
@@ -232,7 +224,10 @@ class Run:
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What else determines the run's bits, by name, as plain JSON."""
+        """What else determines the run's bits, by name, as plain JSON.
+
+        It is compared between workers and with checkpoints. Add to it before the first loop.
+        """
         return self._context.fixed
 
     @property

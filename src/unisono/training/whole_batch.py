@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from unisono.engine.step.engine import StepEngine
-from unisono.engine.step.loss import PER_SAMPLE, is_pair
+from unisono.engine.step.loss import PER_SAMPLE, check_differentiable, is_pair, read_loss
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device, on_host
@@ -63,6 +63,7 @@ class BatchRows:
 
     def __init__(self, plan: SamplePlan, batch: int) -> None:
         start, stop = plan.bounds(batch)
+        self.num_samples = stop - start
         self.shards = [shard for shard, size in enumerate(plan.shard_sizes(batch)) if size]
         self._rows = {
             shard: torch.arange(plan.first_position(batch, shard), stop, plan.shards) - start
@@ -113,6 +114,7 @@ class WholeBatchLoss:
         assert self._spec is not None
         with torch.enable_grad():
             returned = self._loss(tree_unflatten(rows, self._spec))
+            check_differentiable(read_loss(returned, self._whole.num_samples))
             values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
             value = _mean(values.pop("loss"))
             self._per_sample = dict(values.pop(PER_SAMPLE, {}))

@@ -198,7 +198,7 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
     return View(
         condition,
-        _title(start),
+        name(" ".join(program_of(start.command))) or "a run",  # who started it does not matter
         facts=tuple(_facts(progress, start, condition, _since(start.time_unix_s, until_s))),
         num_done=progress.num_done,
         end_step=start.end_step,
@@ -227,11 +227,6 @@ def _since(unix_s: float, now_unix_s: float) -> float:
     """Return the seconds since then; 0 for what is to come, or for no time at all."""
     passed_s = now_unix_s - unix_s
     return passed_s if passed_s > 0 else 0.0
-
-
-def _title(start: Start) -> str:
-    """Return the program with its arguments; who started it does not matter here."""
-    return name(" ".join(program_of(start.command))) or "a run"
 
 
 def _facts(

@@ -55,7 +55,10 @@ class ModuleHooks:
     def install(self) -> None:
         """Put the hooks in place."""
         wrap(nn.Module, "__call__", self._call)
-        _keep_everything(self._recorder)
+        for name in _DROPOUTS:
+            wrap(functional, name, functools.partial(_keep, self._recorder))
+        attend = functools.partial(_attend, self._recorder)
+        wrap(functional, "scaled_dot_product_attention", attend)
 
     def _call(
         self, before: Callable[..., Any], module: nn.Module, /, *args: Any, **named: Any
@@ -155,12 +158,6 @@ def _computing_dtype(dtype: torch.dtype) -> str:
 
 def _rng_digest() -> str:
     return digest_of_tensor(torch.get_rng_state())
-
-
-def _keep_everything(recorder: Recorder) -> None:
-    for name in _DROPOUTS:
-        wrap(functional, name, functools.partial(_keep, recorder))
-    wrap(functional, "scaled_dot_product_attention", functools.partial(_attend, recorder))
 
 
 def _attend(recorder: Recorder, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -165,13 +165,10 @@ class OptimizerHooks:
         is_full = self._has_full(max(self._counts.values(), default=0))
         if is_full and not self._recorder.is_exact:
             with self._recorder.guarded():
-                self._keep_unclipped([parameters] if one else parameters)
+                for parameter in [parameters] if one else parameters:
+                    if parameter.grad is not None and parameter not in self._clipped:
+                        self._clipped[parameter] = sketch_of(parameter.grad)
         return before(parameters, *args, **kwargs)
-
-    def _keep_unclipped(self, parameters: list[torch.Tensor]) -> None:
-        for parameter in parameters:
-            if parameter.grad is not None and parameter not in self._clipped:
-                self._clipped[parameter] = sketch_of(parameter.grad)
 
     def _tick(self, *_: Any, **__: Any) -> None:
         self._ticks += 1
