@@ -8,8 +8,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import BestCheckpoint, Callback, CSVLog
+from unisono.callbacks import BestCheckpoint, Callback, CSVLog, EarlyStopping
+from unisono.errors import CallbackError
 from unisono.runtime.workers.launcher_messages import Membership
+from unisono.tools.report.history import gather
 from unisono.training.callbacks.callback import Callbacks
 
 
@@ -304,3 +306,16 @@ def test_a_run_is_stopped_by_a_callback_and_stays_so_while_it_is_there(tmp_path,
     assert fit(Stops()) == 3
     assert "stays there" in capsys.readouterr().out
     assert fit() == 10
+
+
+def test_a_metric_of_several_numbers_by_name_is_left_out_where_one_number_is_wanted(tmp_path):
+    """It ended training, and its line of the event file could not be read."""
+    trainer = make(EarlyStopping(9), CSVLog(), directory=tmp_path)
+    metrics = {"errors": lambda outputs, targets: {"mean": (outputs - targets).mean()}}
+    options = {"validate": data(5), "validate_metrics": metrics}
+    summary = trainer.fit(data(), batch_size=6, epochs=1, **options)
+    assert isinstance(summary.validation["errors"]["mean"], float)
+    history = gather(tmp_path)
+    assert ([*history.validation], history.num_unreadable) == (["loss"], 0)
+    with pytest.raises(CallbackError, match=r"one number, \['loss'\], but is 'errors'"):
+        make(EarlyStopping(monitor="errors")).fit(data(), batch_size=6, epochs=1, **options)

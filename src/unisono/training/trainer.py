@@ -279,8 +279,8 @@ class Trainer:
                 every worker. None: the one that is trained.
 
         Returns:
-            By name, the mean over all samples (or the true weight) and the result of each metric,
-            a number or lists of them; the same bits on every worker and for every number of
+            By name, the mean over all samples (or the true weight) and the result of each metric, a
+            number, or lists or dicts of them; the same bits on every worker and for every number of
             workers. Sums are exact and rounded once, as ``math.fsum`` does.
 
         Raises:

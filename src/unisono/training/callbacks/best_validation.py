@@ -53,7 +53,7 @@ def monitored(means: Mapping[str, Any], name: str) -> float:
     Raises:
         ValueError: there is no such mean.
     """
-    numbers = sorted(other for other, value in means.items() if not isinstance(value, list))
+    numbers = sorted(n for n, value in means.items() if not isinstance(value, (list, dict)))
     if name not in numbers:
         raise ValueError(
             "`monitor` must be one of the means that the loss function gives, or a metric that "

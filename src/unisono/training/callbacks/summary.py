@@ -55,6 +55,6 @@ class Summary:
 
 
 def told(means: Mapping[str, Any]) -> str:
-    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``; lists would fill the screen."""
-    scalars = {name: value for name, value in means.items() if not isinstance(value, list)}
+    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``; more would fill the screen."""
+    scalars = {name: value for name, value in means.items() if not isinstance(value, (list, dict))}
     return ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())

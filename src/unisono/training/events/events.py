@@ -98,7 +98,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 def _means(value: Any) -> Mapping[str, float]:
     named = _object(value).items()
-    return {name: _number(mean) for name, mean in named if not isinstance(mean, list)}
+    return {name: _number(mean) for name, mean in named if not isinstance(mean, (list, dict))}
 
 
 def _text(value: Any) -> str:
@@ -125,7 +125,7 @@ Counts: TypeAlias = Annotated[tuple[int, ...], _tuple_of(_count)]
 OptionalCounts: TypeAlias = Annotated[tuple[int | None, ...], _tuple_of(_optional(_count))]
 Number: TypeAlias = Annotated[float | None, _optional(_number)]
 Numbers: TypeAlias = Annotated[tuple[float, ...], _tuple_of(_number)]
-Means: TypeAlias = Annotated[Mapping[str, float], _means]  # without metrics that are lists
+Means: TypeAlias = Annotated[Mapping[str, float], _means]  # without lists and dicts of numbers
 Seconds: TypeAlias = Annotated[float | None, _seconds]
 Time: TypeAlias = Annotated[float, _time]  # since 1970; NaN where the line does not say
 Column: TypeAlias = Annotated[tuple[float | None, ...], _column]  # seconds of each rank
