@@ -183,6 +183,26 @@ def check(wanted, curves, num_runs, config):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_mlflow_gets_a_name_that_it_refuses_in_other_letters(tmp_path):
+    """It got nothing at all: `top@5` is a usual name, and MLflow refuses the whole batch."""
+    pytest.importorskip("mlflow")
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(
+        model,
+        optimizer,
+        lambda model, batch: {"loss": loss(model, batch), "top@5": 1.0},
+        directory=tmp_path,
+        callbacks=[MLflow(config={"a=b": 1})],
+    )
+    trainer.fit(data(), batch_size=8, steps=2)
+    curves, _, config = mlflow(tmp_path)
+    assert curves["train/top_5"] == [(0, 1.0), (1, 1.0)]
+    assert config["a_b"] == "1"
+
+
+@pytest.mark.slow
 def test_tensorboard_forgets_another_run(tmp_path):
     pytest.importorskip("tensorboard")
     train(tmp_path, TensorBoard, 2)

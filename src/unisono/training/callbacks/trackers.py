@@ -6,10 +6,12 @@ import csv
 import importlib
 import io
 import os
+import re
 import secrets
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from unisono.training.events.events import Evaluation, Event, StepDone
 
 _WANDB_MODES = ("offline", "online")
 _METRICS_AT_MOST, _PARAMS_AT_MOST = 1000, 100  # of one call: MLflow refuses more
+_plain = partial(re.compile(r"[^\w.\- :/]").sub, "_")  # MLflow refuses a name such as `top@5`
 _MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -45,11 +48,10 @@ class _TensorBoardRun:
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
-            values = [
-                self._summary.Value(tag=tag, simple_value=value)
-                for tag, value in row.values.items()
-            ]
-            summary = self._summary(value=values)
+            named = row.values.items()
+            summary = self._summary(
+                value=[self._summary.Value(tag=n, simple_value=v) for n, v in named]
+            )
             self._write(wall_time=row.time_unix_s, step=row.step, summary=summary)
         self._records.flush()
 
@@ -164,7 +166,7 @@ class _MLflowRun:
 
     def log(self, rows: list[Row]) -> None:
         metrics = [
-            self._entities.Metric(name, value, int(row.time_unix_s * 1000), row.step)
+            self._entities.Metric(_plain(name), value, int(row.time_unix_s * 1000), row.step)
             for row in rows
             for name, value in row.values.items()
         ]
@@ -188,7 +190,7 @@ class _MLflowRun:
         run = self._client.create_run(
             experiment, run_name=settings["run_name"], tags=settings["tags"]
         )
-        params = [self._entities.Param(name, str(value)) for name, value in opening.config.items()]
+        params = [self._entities.Param(_plain(n), str(v)) for n, v in opening.config.items()]
         for at in range(0, len(params), _PARAMS_AT_MOST):
             self._client.log_batch(run.info.run_id, params=params[at : at + _PARAMS_AT_MOST])
         return str(run.info.run_id)
@@ -197,8 +199,9 @@ class _MLflowRun:
 class MLflow(Logger):
     """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``. Final.
 
-    Names are those of :class:`TensorBoard`, arguments that are not listed those of :class:`WandB`.
-    A run that is resumed, or whose worker was killed, continues the same MLflow run.
+    Names are those of :class:`TensorBoard`, with ``_`` for what MLflow refuses in them, arguments
+    that are not listed those of :class:`WandB`. A run that is resumed, or whose worker was killed,
+    continues the same MLflow run.
     ``mlflow ui --backend-store-uri sqlite:///runs/mine/mlflow/mlflow.db`` shows it; it needs the
     whole of MLflow, ``pip install mlflow``.
 
@@ -291,11 +294,10 @@ class Trackio(Logger):
 class CSVLog(Logger):
     """Writes a row for each step, once, also if steps come again. Final.
 
-    Columns: ``step`` and ``epoch``, both counted from 0; the means; ``learning_rate``
-    (``learning_rate_0`` and so on, if there are several groups); ``gradient_norm``;
-    ``validation_loss`` and so on, empty where there was no validation. Numbers can be read back
-    exactly. A name that comes later gets a column behind the others, for which the file is written
-    anew once; metrics that are lists have none.
+    Columns: ``step`` and ``epoch``, from 0; the means; ``learning_rate`` (of several groups
+    ``learning_rate_0`` and so on); ``gradient_norm``; ``validation_loss`` and so on, empty where
+    there was no validation. Numbers can be read back exactly. A name that comes later gets a column
+    behind the others, for which the file is written anew once; metrics that are lists have none.
 
     Args:
         path: the file; None: ``steps.csv`` in the run directory. A file of another run that is
@@ -332,14 +334,12 @@ class _Table:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """See :class:`Reader`."""
         self._columns: list[str] = []
         self._lines: list[bytes] = []  # to be written
         self._is_anew = True  # and take the place of the file
         self._row: dict[str, int | float] = {}  # the newest, to which a validation may be added
 
     def take(self, event: Event) -> None:
-        """See :class:`Reader`."""
         if isinstance(event, StepDone):
             self._write_newest()
             self._row = _row(event)
