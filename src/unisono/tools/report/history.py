@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from unisono.runtime.notices import plural
 from unisono.tools.report.run_progress import Mark, RunProgress, mark_of
 from unisono.training.events.events import NUMBERS, PHASES, Evaluation, Event, Slowdown, StepDone
 from unisono.training.events.follow import EventReader, events_file
@@ -261,7 +262,9 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
         with suppress(OSError):  # it has just been removed
             history.findings = slowdowns_in(path, vars(history.progress.latest))
     if history.progress.first is None and not history.progress.num_steps:
-        told = f" ({reader.num_unreadable} lines cannot be read)" if reader.num_unreadable else ""
+        told = ""
+        if reader.num_unreadable:
+            told = f" ({plural(reader.num_unreadable, 'line')} cannot be read)"
         raise ValueError(
             f"{str(path)!r} must tell of a run, but tells nothing{told}: name the folder of a run "
             "that has begun."
