@@ -127,8 +127,12 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         if len(boundary.engine.members) > 1:
             make_step = AlternatingStep
-        rehearsals, looks = Rehearsals(run), 0
+        rehearsals, looks, has_begun = Rehearsals(run), 0, False
         while True:
+            if not has_begun:
+                with suppress(StepBrokenError):  # likewise, and all go back
+                    run.observer.begin()
+                    has_begun = True
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
                 return

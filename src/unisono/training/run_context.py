@@ -53,6 +53,9 @@ class Observer:
         """Show the user one line."""
         say(line)
 
+    def begin(self) -> None:
+        """Called on every worker in a loop, before its first step there."""
+
     def before_snapshot(self) -> None:
         """Called on every worker before the state of the run is copied."""
 
