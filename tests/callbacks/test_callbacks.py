@@ -72,6 +72,18 @@ def test_the_moments_of_a_run(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_loop_of_the_programs_own_is_none_of_the_callbacks_affair():
+    seen = Seen()
+    trainer = make(seen)
+    trainer.fit(data(), batch_size=6, epochs=1)
+    before = list(seen.seen)
+    for step in trainer.run.steps(data(), batch_size=6, epochs=2):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(trainer.run.model, batch))
+    assert (seen.seen, trainer.run.position.step) == (before, 4)
+
+
 class Brings(Callback):
     """Brings a checkpoint of another folder, and finds the newest one in the end."""
 

@@ -341,6 +341,8 @@ class FitUnderWay(Observer):
 
     def begin(self) -> None:
         """See :class:`Observer`."""
+        if self._is_over:  # a loop of the program's own
+            return
         team = self._context.team
         self._has_begun, self._next = True, self.step
         # A replacement that is the leader has found nobody there.
