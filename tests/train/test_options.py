@@ -45,6 +45,7 @@ def test_options_that_belong_together_are_documented_and_stay_as_they_are(kind):
         ({"exact": None}, TypeError, "`exact` must be True or False, but is None"),
         ({"exact": 1}, TypeError, "`exact` must be True or False, but is 1"),
         ({"checkpoint": 1}, ValueError, "`directory` must say where checkpoints go"),
+        ({"directory": ""}, ValueError, "`directory` must name a folder, but is empty"),
         ({"directory": "here", "checkpoint": "soon"}, ValueError, "`checkpoint` must be a number"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, ValueError, "clipped in one way"),
     ],

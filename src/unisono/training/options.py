@@ -211,6 +211,11 @@ class RunOptions:
                 "`directory` must say where checkpoints go when `checkpoint` is given, but is "
                 'None: pass `directory="runs/mnist"`, say.'
             )
+        if self.directory is not None and not os.fspath(self.directory):
+            raise ValueError(
+                "`directory` must name a folder, but is empty, as of a variable that is not set: "
+                'pass `directory="."` for the working folder, or leave it out.'
+            )
         _ = self.saving  # refuses what does not fit
 
     @property
