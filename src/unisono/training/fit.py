@@ -6,14 +6,10 @@
     the step        (loop.py, step.py)
     after it        callbacks ─► schedule by steps ─► validation ─► callbacks
                     ─► schedule by validations, by epochs ─► callbacks
-
-Where one of these fails, a checkpoint has the step, and which of them are left: who goes on from
-there begins with them. Of callbacks, those behind the one that failed miss that moment.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
 import json
@@ -41,22 +37,11 @@ from unisono.training.out_of_memory import MemoryWatch
 from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
 from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
-from unisono.training.schedule import ScheduleUnderWay, Validation
+from unisono.training.schedule import Conclusions, Drawn, ScheduleUnderWay, Validation
 from unisono.training.step import Step
 
 # Before whoever goes on alone in the place of all.
 _NOBODY = Membership((), leader=-1, generation=-1)
-_LEFT = "conclusions"
-"""In ``run.last``: the steps done by a call that failed in conclusions, and what it had drawn."""
-
-
-class _Drawn(enum.IntEnum):
-    """The conclusion of a step that was drawn last. Final."""
-
-    NONE = 0
-    STEP = 1  # in the schedule, if it counts steps
-    VALIDATION = 2
-    EPOCH = 3  # in the schedule, if it counts epochs
 
 
 class FitUnderWay(Observer):
@@ -79,7 +64,9 @@ class FitUnderWay(Observer):
         reads_here = not reading.loader_workers and not is_stream(reading.dataset)
         self._rehearsals = Rehearsals(self._context, loss, embed, reads_here=reads_here)
         self._looks = 0
-        self._validation, self._schedule = validation, schedule
+        self._validation = validation
+        end_epoch = functools.partial(callbacks.call, "on_epoch_end", self)
+        self._conclusions = Conclusions(run, schedule, validation, self._validate, end_epoch)
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         modules = {type(callback).__module__ for callback in callbacks}
         self.runs_program_code = not all(name.startswith("unisono.") for name in modules)
@@ -97,7 +84,6 @@ class FitUnderWay(Observer):
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
-        self._drawn: _Drawn | None = None  # while conclusions are drawn
         self._memory, self._has_memory = MemoryWatch(run.device, team), not run.device.is_host
         self.end_step = run.position.step
         self.has_ended = False
@@ -112,9 +98,9 @@ class FitUnderWay(Observer):
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
                 run.go_on()
-            self._check_schedule()
-            if self._left is None:
-                self._validation.begin()
+            if line := self._conclusions.check(plan, self.end_step):
+                self._context.say_once(line)
+            self._conclusions.begin()
             self._totals = FitTotals(run.position, plan.samples)
             with computing:
                 for step in steps:
@@ -122,24 +108,13 @@ class FitUnderWay(Observer):
             self._totals.pause()
             return self._end()
         except BaseException as error:
-            if self._drawn is not None:
-                run.last[_LEFT] = [self.step, self._drawn]
+            self._conclusions.note_left()
             self._fail(error)
             raise
         finally:
             steps.close()
             self._rehearsals.close()
             self._is_over = True
-
-    def _check_schedule(self) -> None:
-        """Say before the first step what a schedule will come to; raises what it does."""
-        plan, position = self._plan, self._run.position
-        num_epochs = 0
-        if not plan.samples.is_endless:
-            num_batches = plan.totals.num_batches(plan.samples, position)
-            num_epochs = num_batches // plan.samples.steps_per_epoch - position.epoch
-        if line := self._schedule.check(self.end_step - position.step, num_epochs):
-            self._context.say_once(line)
 
     @property
     def directory(self) -> Path | None:
@@ -255,7 +230,7 @@ class FitUnderWay(Observer):
             self._after(step)
         except StepBrokenError:
             step.abandon()  # with what was to come behind it
-            self._drawn = None
+            self._conclusions.drawn = None
 
     def _before(self, step: Step) -> None:
         """Tell callbacks what has changed since the last step, and that one begins."""
@@ -300,33 +275,10 @@ class FitUnderWay(Observer):
                 f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
                 f"the loss is lowered until they do not (this is told once)"
             )
-        self._drawn = _Drawn.NONE
+        self._conclusions.drawn = Drawn.NONE
         self._callbacks.call("on_step_end", self, step)
-        self._conclude(_Drawn.NONE)
+        self._conclusions.draw()
         self._changed_data.look(has_ended=self._run.position.batch == 0)
-
-    def _conclude(self, drawn: _Drawn) -> None:
-        """Draw what is left of a step's conclusions, once callbacks have seen it."""
-        self._drawn, has_ended = drawn, self._run.position.batch == 0
-        if drawn < _Drawn.STEP:
-            self._schedule.after_step()
-            self._drawn = _Drawn.STEP
-        if self._validation.is_due():
-            if drawn < _Drawn.VALIDATION:
-                self._validate(f"epoch {self.epoch}" if has_ended else f"step {self.step}")
-            if self._validation.newest is not None and drawn < _Drawn.EPOCH:
-                self._schedule.after_validation(self._validation.newest)
-        if has_ended and drawn < _Drawn.EPOCH:
-            self._schedule.after_epoch()
-            self._drawn = _Drawn.EPOCH
-            self._callbacks.call("on_epoch_end", self)
-        self._drawn = None
-
-    @property
-    def _left(self) -> _Drawn | None:
-        """What an earlier call has drawn of the conclusions in which it failed, if it did."""
-        step, drawn = self._run.last.get(_LEFT, (-1, 0))
-        return _Drawn(drawn) if step == self.step and not self._run.is_ahead else None
 
     def _fail(self, error: BaseException) -> None:
         """Tell callbacks that the call ends with an exception; theirs are of no account now."""
@@ -359,9 +311,7 @@ class FitUnderWay(Observer):
                 hear = functools.partial(team.gather, purpose="attributes of callbacks")
                 loop = self._context.num_loops
                 self._context.attributes.has_begun(loop, hear if is_with_others else None)
-            if (drawn := self._left) is not None:
-                self._conclude(drawn)
-                del self._run.last[_LEFT]
+            self._conclusions.draw_left()
         except StepBrokenError:
             self._has_begun = False
             raise
@@ -369,7 +319,7 @@ class FitUnderWay(Observer):
     def _end(self) -> Summary:
         """Draw all conclusions once all steps are done, be it by others alone."""
         self.has_ended = True
-        if self.step > self._totals.begun_at.step or self._left is not None:
+        if self.step > self._totals.begun_at.step or self._conclusions.left is not None:
             if not self._has_begun:
                 self.begin()
             if self._validation.newest is None:
@@ -427,8 +377,8 @@ class FitUnderWay(Observer):
         began_at_s = time.perf_counter()
         with self._totals.paused():
             means = self._validation.compute()
-        if self._drawn is not None:
-            self._drawn = _Drawn.VALIDATION
+        if self._conclusions.drawn is not None:
+            self._conclusions.drawn = Drawn.VALIDATION
         seconds = time.perf_counter() - began_at_s
         self._check_membership()
         self._say_once(f"{when}: validation {told(means)}")

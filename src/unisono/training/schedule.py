@@ -7,11 +7,14 @@ When is a run validated? What was found is kept with the run.
 
 So whoever joins it or takes it up knows what was found and where, and nobody validates where the
 others do not.
+
+What is left of both where a call fails between two steps?
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +31,7 @@ from torch.optim.lr_scheduler import (
 
 from unisono.engine.state.optimizers import members_of
 from unisono.training.callbacks.best_validation import monitored
+from unisono.training.loop_plan import LoopPlan
 from unisono.training.options import LOSS, Every, Schedule
 from unisono.training.run import Run
 
@@ -203,3 +207,92 @@ class Validation:
         means = self._compute()
         self._run.last.update(validation=means, validated_at=self._run.position.step)
         return means
+
+
+_LEFT = "conclusions"
+"""In ``run.last``: the steps done by a call that failed in conclusions, and what it had drawn."""
+
+
+class Drawn(enum.IntEnum):
+    """The conclusion of a step that was drawn last. Final."""
+
+    NONE = 0
+    STEP = 1  # in the schedule, if it counts steps
+    VALIDATION = 2
+    EPOCH = 3  # in the schedule, if it counts epochs
+
+
+class Conclusions:
+    """What follows from a step, beside what callbacks make of it. Final.
+
+    Where one fails, a checkpoint has the step, and which are left: who goes on from there begins
+    with them. Of callbacks, those behind the one that failed miss that moment.
+
+    Args:
+        validate: does so, and tells callbacks; sets :attr:`drawn` between the two.
+        end_epoch: tells callbacks.
+
+    Attributes:
+        drawn: while conclusions are drawn, the last one.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        schedule: ScheduleUnderWay,
+        validation: Validation,
+        validate: Callable[[str], None],
+        end_epoch: Callable[[], None],
+    ) -> None:
+        self._run, self._schedule, self._validation = run, schedule, validation
+        self._validate, self._end_epoch = validate, end_epoch
+        self.drawn: Drawn | None = None
+
+    def check(self, plan: LoopPlan, end_step: int) -> str:
+        """Look ahead, before the steps of a loop; see :meth:`ScheduleUnderWay.check`."""
+        position, num_epochs = self._run.position, 0
+        if not plan.samples.is_endless:
+            num_batches = plan.totals.num_batches(plan.samples, position)
+            num_epochs = num_batches // plan.samples.steps_per_epoch - position.epoch
+        return self._schedule.check(end_step - position.step, num_epochs)
+
+    def begin(self) -> None:
+        """Begin a loop, after the run has taken up what it goes on from."""
+        if self.left is None:
+            self._validation.begin()
+
+    def draw(self, drawn: Drawn = Drawn.NONE) -> None:
+        """Draw those of the step that was done last, behind `drawn`."""
+        position = self._run.position
+        self.drawn, has_ended = drawn, position.batch == 0
+        if drawn < Drawn.STEP:
+            self._schedule.after_step()
+            self.drawn = Drawn.STEP
+        if drawn < Drawn.EPOCH and self._validation.is_due():
+            if drawn < Drawn.VALIDATION:
+                self._validate(f"epoch {position.epoch}" if has_ended else f"step {position.step}")
+            if self._validation.newest is not None:
+                self._schedule.after_validation(self._validation.newest)
+        if drawn < Drawn.EPOCH and has_ended:
+            self._schedule.after_epoch()
+            self.drawn = Drawn.EPOCH
+            self._end_epoch()
+        self.drawn = None
+
+    def note_left(self) -> None:
+        """Note what was drawn, as the call fails."""
+        if self.drawn is not None:
+            self._run.last[_LEFT] = [self._run.position.step, self.drawn]
+
+    @property
+    def left(self) -> Drawn | None:
+        """What an earlier call had drawn when it failed, if it did here."""
+        step, drawn = self._run.last.get(_LEFT, (-1, 0))
+        is_here = step == self._run.position.step and not self._run.is_ahead
+        return Drawn(drawn) if is_here else None
+
+    def draw_left(self) -> None:
+        """Draw what an earlier call has left."""
+        if (drawn := self.left) is not None:
+            self.draw(drawn)
+            del self._run.last[_LEFT]
