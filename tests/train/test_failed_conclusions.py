@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import Callback, EarlyStopping
+from unisono.callbacks import EMA, Callback, EarlyStopping
 from unisono.errors import CallbackError
 
 MOMENTS = ["on_step_end", "metric", "on_validation", "on_epoch_end"]
@@ -85,6 +85,14 @@ def test_a_resumed_run_draws_what_was_left(tmp_path, moment, schedule):
     at = MOMENTS.index(moment)
     expected = MOMENTS[: at + 1] + MOMENTS[at + (moment != "metric") :]  # what it had seen is kept
     assert [seen for seen, step in again.callbacks[0].seen if step == 4] == expected
+
+
+def test_callbacks_that_missed_a_step_are_named(tmp_path, capfd):
+    with pytest.raises(CallbackError, match="gone"):
+        fit(made(tmp_path, "epoch", "on_step_end", EMA(), EarlyStopping()))
+    capfd.readouterr()
+    fit(made(tmp_path, "epoch", "", EMA(), EarlyStopping()))
+    assert "EMA did not see `on_step_end` of step 3, as another" in capfd.readouterr().out
 
 
 def test_the_same_process_goes_on_as_well():

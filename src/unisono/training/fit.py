@@ -65,8 +65,8 @@ class FitUnderWay(Observer):
         self._rehearsals = Rehearsals(self._context, loss, embed, reads_here=reads_here)
         self._looks = 0
         self._validation = validation
-        end_epoch = functools.partial(callbacks.call, "on_epoch_end", self)
-        self._conclusions = Conclusions(run, schedule, validation, self._validate, end_epoch)
+        conclusions = Conclusions(run, schedule, validation, callbacks, self, self._validate)
+        self._conclusions = conclusions
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         modules = {type(callback).__module__ for callback in callbacks}
         self.runs_program_code = not all(name.startswith("unisono.") for name in modules)

@@ -31,6 +31,7 @@ from torch.optim.lr_scheduler import (
 
 from unisono.engine.state.optimizers import members_of
 from unisono.training.callbacks.best_validation import monitored
+from unisono.training.callbacks.callback import Callbacks, Fit
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.options import LOSS, Every, Schedule
 from unisono.training.run import Run
@@ -210,7 +211,7 @@ class Validation:
 
 
 _LEFT = "conclusions"
-"""In ``run.last``: the steps done by a call that failed in conclusions, and what it had drawn."""
+"""In ``run.last``: steps done by a call that failed in conclusions, those drawn, who missed it."""
 
 
 class Drawn(enum.IntEnum):
@@ -222,15 +223,22 @@ class Drawn(enum.IntEnum):
     EPOCH = 3  # in the schedule, if it counts epochs
 
 
+# Where callbacks may fail behind each.
+_MOMENTS = {
+    Drawn.NONE: "on_step_end",
+    Drawn.VALIDATION: "on_validation",
+    Drawn.EPOCH: "on_epoch_end",
+}
+
+
 class Conclusions:
     """What follows from a step, beside what callbacks make of it. Final.
 
     Where one fails, a checkpoint has the step, and which are left: who goes on from there begins
-    with them. Of callbacks, those behind the one that failed miss that moment.
+    with them. Of callbacks, those behind the one that failed miss that moment, which is told.
 
     Args:
         validate: does so, and tells callbacks; sets :attr:`drawn` between the two.
-        end_epoch: tells callbacks.
 
     Attributes:
         drawn: while conclusions are drawn, the last one.
@@ -241,11 +249,12 @@ class Conclusions:
         run: Run,
         schedule: ScheduleUnderWay,
         validation: Validation,
+        callbacks: Callbacks,
+        fit: Fit,
         validate: Callable[[str], None],
-        end_epoch: Callable[[], None],
     ) -> None:
         self._run, self._schedule, self._validation = run, schedule, validation
-        self._validate, self._end_epoch = validate, end_epoch
+        self._callbacks, self._fit, self._validate = callbacks, fit, validate
         self.drawn: Drawn | None = None
 
     def check(self, plan: LoopPlan, end_step: int) -> str:
@@ -276,23 +285,30 @@ class Conclusions:
         if drawn < Drawn.EPOCH and has_ended:
             self._schedule.after_epoch()
             self.drawn = Drawn.EPOCH
-            self._end_epoch()
+            self._callbacks.call("on_epoch_end", self._fit)
         self.drawn = None
 
     def note_left(self) -> None:
         """Note what was drawn, as the call fails."""
         if self.drawn is not None:
-            self._run.last[_LEFT] = [self._run.position.step, self.drawn]
+            behind = self._callbacks.behind(_MOMENTS[self.drawn]) if self.drawn in _MOMENTS else []
+            self._run.last[_LEFT] = [self._run.position.step, self.drawn, behind]
 
     @property
     def left(self) -> Drawn | None:
         """What an earlier call had drawn when it failed, if it did here."""
-        step, drawn = self._run.last.get(_LEFT, (-1, 0))
+        step, drawn, _ = self._run.last.get(_LEFT, (-1, 0, []))
         is_here = step == self._run.position.step and not self._run.is_ahead
         return Drawn(drawn) if is_here else None
 
     def draw_left(self) -> None:
         """Draw what an earlier call has left."""
         if (drawn := self.left) is not None:
+            step, _, behind = self._run.last[_LEFT]
+            if behind:
+                self._fit.say(
+                    f"{', '.join(behind)} did not see `{_MOMENTS[drawn]}` of step {step - 1}, as "
+                    f"another callback failed there: what they keep may lack it"
+                )
             self.draw(drawn)
             del self._run.last[_LEFT]

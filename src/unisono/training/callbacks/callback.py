@@ -302,10 +302,6 @@ class Callback:
 class Callbacks:
     """Calls callbacks one after the other; what one raises bears its name. Final.
 
-    Args:
-        callbacks: in the order in which they are called.
-        directory: the run's; None: it has none.
-
     Raises:
         TypeError: one is no callback.
         ValueError: two write the same file.
@@ -324,6 +320,7 @@ class Callbacks:
                 )
         self._callbacks: list[Callback] = list(callbacks)
         self._failed: list[Callback] = []
+        self._at = 0  # the one that was called last
         self.calling: Callback | None = None
         self._check_places(directory)
 
@@ -363,10 +360,10 @@ class Callbacks:
         Raises:
             CallbackError: what one of them raised.
         """
-        for callback in self._callbacks:
+        for at, callback in enumerate(self._callbacks):
             if callback in self._failed:
                 continue
-            self.calling = callback
+            self._at, self.calling = at, callback
             try:
                 getattr(callback, moment)(fit, *arguments)
             except UnisonoError:
@@ -383,11 +380,15 @@ class Callbacks:
             finally:
                 self.calling = None
 
+    def behind(self, moment: str) -> list[str]:
+        """Name those behind the one that was called last that do something at a moment."""
+        usual, rest = getattr(Callback, moment), self._callbacks[self._at + 1 :]
+        return [each.name for each in rest if getattr(type(each), moment) is not usual]
+
     def _check_places(self, directory: Path | None) -> None:
         writers: dict[str, str] = {}
         for callback in self._callbacks:
-            path = callback.writes_to(directory)
-            if path is None:
+            if (path := callback.writes_to(directory)) is None:
                 continue
             place = os.path.realpath(path)
             if place in writers:
