@@ -277,8 +277,7 @@ class FitUnderWay(Observer):
             )
         self._conclusions.drawn = Drawn.NONE
         self._callbacks.call("on_step_end", self, step)
-        self._conclusions.draw()
-        self._changed_data.look(has_ended=self._run.position.batch == 0)
+        self._changed_data.look(has_ended=self._conclusions.draw())
 
     def _fail(self, error: BaseException) -> None:
         """Tell callbacks that the call ends with an exception; theirs are of no account now."""

@@ -165,7 +165,7 @@ class Validation:
     """
 
     def __init__(self, run: Run, compute: Callable[[], Means] | None, every: int | str) -> None:
-        self._run, self._compute = run, compute
+        self._run, self._position, self._compute = run, run.position, compute
         self._every = Every.read(every, "validate_every")
         if self._every.seconds is not None:
             raise ValueError(
@@ -193,12 +193,12 @@ class Validation:
     def newest(self) -> Means | None:
         """What has been found after the step that was done last; None if nothing was."""
         last: dict[str, Any] = self._run.last
-        is_new = last["validated_at"] == self._run.position.step
+        is_new = last["validated_at"] == self._position.step
         return last["validation"] if is_new else None
 
     def is_due(self) -> bool:
         """Tell whether it is time, after a step that is done."""
-        position = self._run.position
+        position = self._position
         ended = position.epoch if position.batch == 0 else 0
         return self._every.is_due(steps=position.step, epoch_ended=ended, seconds=0.0)
 
@@ -206,7 +206,7 @@ class Validation:
         """Validate now. Collective."""
         assert self._compute is not None, "only where there is something to validate on"
         means = self._compute()
-        self._run.last.update(validation=means, validated_at=self._run.position.step)
+        self._run.last.update(validation=means, validated_at=self._position.step)
         return means
 
 
@@ -253,13 +253,14 @@ class Conclusions:
         fit: Fit,
         validate: Callable[[str], None],
     ) -> None:
-        self._run, self._schedule, self._validation = run, schedule, validation
+        self._run, self._position = run, run.position
+        self._schedule, self._validation = schedule, validation
         self._callbacks, self._fit, self._validate = callbacks, fit, validate
         self.drawn: Drawn | None = None
 
     def check(self, plan: LoopPlan, end_step: int) -> str:
         """Look ahead, before the steps of a loop; see :meth:`ScheduleUnderWay.check`."""
-        position, num_epochs = self._run.position, 0
+        position, num_epochs = self._position, 0
         if not plan.samples.is_endless:
             num_batches = plan.totals.num_batches(plan.samples, position)
             num_epochs = num_batches // plan.samples.steps_per_epoch - position.epoch
@@ -270,9 +271,9 @@ class Conclusions:
         if self.left is None:
             self._validation.begin()
 
-    def draw(self, drawn: Drawn = Drawn.NONE) -> None:
-        """Draw those of the step that was done last, behind `drawn`."""
-        position = self._run.position
+    def draw(self, drawn: Drawn = Drawn.NONE) -> bool:
+        """Draw those of the step that was done last, behind `drawn`; tell if it ended an epoch."""
+        position = self._position
         self.drawn, has_ended = drawn, position.batch == 0
         if drawn < Drawn.STEP:
             self._schedule.after_step()
@@ -287,18 +288,19 @@ class Conclusions:
             self.drawn = Drawn.EPOCH
             self._callbacks.call("on_epoch_end", self._fit)
         self.drawn = None
+        return has_ended
 
     def note_left(self) -> None:
         """Note what was drawn, as the call fails."""
         if self.drawn is not None:
             behind = self._callbacks.behind(_MOMENTS[self.drawn]) if self.drawn in _MOMENTS else []
-            self._run.last[_LEFT] = [self._run.position.step, self.drawn, behind]
+            self._run.last[_LEFT] = [self._position.step, self.drawn, behind]
 
     @property
     def left(self) -> Drawn | None:
         """What an earlier call had drawn when it failed, if it did here."""
         step, drawn, _ = self._run.last.get(_LEFT, (-1, 0, []))
-        is_here = step == self._run.position.step and not self._run.is_ahead
+        is_here = step == self._position.step and not self._run.is_ahead
         return Drawn(drawn) if is_here else None
 
     def draw_left(self) -> None:
