@@ -56,24 +56,10 @@ def steps(*numbers):
     return [f"step {number}" for number in numbers]
 
 
-def test_folder_and_file_are_made_with_the_first_line(worker):
-    worker.step(0, 1)
-    assert worker.lines == steps(0, 1)
-
-
 def test_who_does_not_write_makes_nothing(worker):
     worker.step(0, 1, writes=False)
     worker.cut(1, writes=False)
     assert not worker.path.parent.exists()
-
-
-def test_steps_that_come_again_stand_there_once_and_other_lines_stay(worker):
-    worker.step(0, 1, 2)
-    worker.journal.note(b"a worker was lost\n")
-    worker.step(3)
-    worker.cut(2)
-    worker.step(2, 3)
-    assert worker.lines == [*steps(0, 1), "a worker was lost", *steps(2, 3)]
 
 
 @pytest.mark.parametrize("cut_at", range(6))
@@ -120,16 +106,6 @@ def test_a_worker_that_writes_no_more_lets_go(worker):
     worker.path.unlink()
     worker.step(2)  # in a file of its own again
     assert worker.lines == steps(0, 1, 2)
-
-
-def test_any_worker_may_note_something(tmp_path):
-    path = tmp_path / "lines.txt"
-    writer, other = Worker(path), Worker(path)
-    writer.step(0)
-    other.step(0, writes=False)
-    other.journal.note(b"rank 1 failed\n")
-    writer.step(1)
-    assert writer.lines == [*steps(0), "rank 1 failed", *steps(1)]
 
 
 def test_another_run_gets_a_file_of_its_own(worker):

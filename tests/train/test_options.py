@@ -4,11 +4,8 @@ import inspect
 from dataclasses import fields
 
 import pytest
-import torch
 
 import unisono
-from unisono.data.data_reading import Reading
-from unisono.training.loop import begin_loop
 from unisono.training.options import RunOptions
 
 OPTIONS = fields(RunOptions)
@@ -67,30 +64,3 @@ def test_options_that_do_not_fit_are_refused(given, error, words):
 def test_checkpoints_that_do_not_fit_are_refused(given, words):
     with pytest.raises(ValueError, match=words):
         unisono.Checkpoint(**given)
-
-
-def test_an_observer_follows_a_run_until_another_one_does():
-    class Observer:
-        def __init__(self):
-            self.seen, self.own_callbacks, self.runs_program_code = [], {}, True
-
-        def say(self, line):
-            self.seen.append(line)
-
-        def before_snapshot(self):
-            self.seen.append("snapshot")
-
-        def before_pause(self):
-            self.seen.append("pause")
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(1, 1)
-    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=1)
-    observers = [Observer(), Observer()]
-    data = torch.utils.data.TensorDataset(torch.ones(4, 1))
-    reading = Reading.of(data, 2)
-    plan = run._context.plan_loop(reading, None, 1)
-    for observer in observers:
-        begin_loop(run._context, plan, observer).close()
-        run._context.say("hello")
-    assert [observer.seen for observer in observers] == [["hello"], ["hello"]]

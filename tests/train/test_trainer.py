@@ -42,20 +42,6 @@ def save_in_a_worker(path):
 
 
 @pytest.mark.slow
-def test_save_writes_plain_names_once(tmp_path):
-    path = tmp_path / "with space" / "model.safetensors"
-    path.parent.mkdir()
-    assert unisono.launch(save_in_a_worker, path, workers=2) == [True, True]
-    trainer = make()
-    trainer.fit(data(), batch_size=10, epochs=1)
-    weights = load_file(path)
-    assert weights.keys() == trainer.run.model.state_dict().keys()
-    for name, tensor in trainer.run.model.state_dict().items():
-        assert torch.equal(weights[name], tensor)
-    assert [p.name for p in path.parent.iterdir()] == ["model.safetensors"]
-
-
-@pytest.mark.slow
 def test_saving_into_no_folder_fails_on_every_worker(tmp_path):
     with pytest.raises(OSError, match="must exist, but does not"):
         unisono.launch(save_in_a_worker, tmp_path / "none" / "model.safetensors", workers=2)
