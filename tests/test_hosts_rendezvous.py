@@ -108,6 +108,8 @@ def test_it_listens_at_its_address_alone() -> None:
         meet_hosts(("127.0.0.1", port), NumHosts(2, 2), address="127.0.0.1", is_first=True)
     with pytest.raises(NumHostsError, match="is 1:2 here and '2' on one that came before"):
         meet_hosts(("127.0.0.1", port), NumHosts(1, 2), address="127.0.0.1", is_first=False)
+    other = {"address": "127.0.0.1", "is_first": False, "name": "other"}
+    meet_hosts(("127.0.0.1", port), NumHosts(1, 2), **other)  # another run
     workers = handler._create_tcp_store_server("127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", workers.port))

@@ -169,8 +169,9 @@ def unisono_run(
     flags: Sequence[str] = ("--restarts", "3"),
     nnodes: str = "",
     numbers: Sequence[int] = range(9),
+    rendezvous: str = "10.77.0.1:29400",
 ) -> list[Output]:
-    place = ["--nnodes", nnodes or str(len(hosts)), "--rendezvous", "10.77.0.1:29400"]
+    place = ["--nnodes", nnodes or str(len(hosts)), "--rendezvous", rendezvous]
     if hosts[0].number and not nnodes:
         place[-1] = f"{hosts[0].address}:29400"
     command = (sys.executable, "-m", "unisono", "run", *place, *flags)
@@ -357,6 +358,39 @@ def test_hosts_go_on_without_one_and_with_it_again(make_hosts: MakeHosts, tmp_pa
     # What was done when the hosts were lost came from memory.
     assert outputs[0].text.count("rank 0 step 4\n") == 1
     assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
+
+
+STORE = """
+import signal, socket, sys, torch
+listening = socket.create_server((sys.argv[1], 29400))
+at = {"wait_for_workers": False, "master_listen_fd": listening.detach()}
+store = torch.distributed.TCPStore(sys.argv[1], 29400, is_master=True, **at)
+print("is there", flush=True)
+signal.pause()
+"""
+
+
+def test_a_store_elsewhere_outlives_host_0(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Host 1 goes on alone, and with another host in the place of host 0."""
+    *hosts, elsewhere = make_hosts(4)
+    plain = [TRAIN, "cnn", "--steps", "70", "--pause", "0.3"]
+    program = [*plain, "--directory", str(tmp_path / "a run"), "--every", "99"]
+    store = Output(elsewhere.start(sys.executable, "-c", STORE, elsewhere.address))
+    store.await_line("is there")
+    how = {"nnodes": "1:2", "rendezvous": f"{elsewhere.address}:29400/first"}
+    outputs = unisono_run(hosts[:2], [1, 1], program, **how)
+    outputs[1].await_line("rank 1 step 9")
+    hosts[0].run("sh", "-c", "kill -KILL -1")
+    outputs[1].await_line("rank 0 step 15")
+    outputs[0] = unisono_run(hosts[2:], [2], program, **how)[0]
+    outputs[1].await_line("another host has come")
+    all_well(outputs)
+    assert [output.text.count("digest") for output in outputs] == [2, 1]
+    assert outputs[1].text.count("rank 1 step 4\n") == 1  # done once: it came from memory
+    assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
+    (late,) = unisono_run(hosts[:1], [1], program, **how)
+    assert "another host has ended the run: look at what it says. Start another run" in late.end()
+    elsewhere.kill()
 
 
 def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None:

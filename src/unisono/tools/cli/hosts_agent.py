@@ -71,6 +71,7 @@ def run_agent(
     rendezvous: tuple[str, int],
     nnodes: NumHosts,
     is_first: bool,
+    name: str,
     address: str,
     restarts: int,
     await_first: Callable[[], None],
@@ -83,6 +84,7 @@ def run_agent(
         rendezvous: its address and port.
         nnodes: how many hosts there are.
         is_first: whether the rendezvous is on this host.
+        name: of the run, in a store that no launcher starts; empty: the rendezvous is on host 0.
         address: where the others reach this one.
         restarts: how often all are started again.
         await_first: waits until the rendezvous is there, or raises a UnisonoError.
@@ -94,7 +96,7 @@ def run_agent(
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
 
     def run() -> int | None:
-        handler = meet_hosts(rendezvous, nnodes, address=address, is_first=is_first)
+        handler = meet_hosts(rendezvous, nnodes, address=address, is_first=is_first, name=name)
         spec = api.WorkerSpec(
             role="unisono",
             local_world_size=1,
@@ -110,8 +112,11 @@ def run_agent(
             handler.shutdown()
         return result and int(result.is_failed())
 
+    lost = f"the rendezvous at {place} was lost"
+    if not name:
+        lost = f"host 0 was lost, with the rendezvous at {place}"
     try:
-        if (status := _run_again(run, place, await_first, 0 if is_first else restarts)) is not None:
+        if (status := _run_again(run, lost, await_first, 0 if is_first else restarts)) is not None:
             return status
         say(_OTHERS_ENDED)  # while this one waited for them
     except (NumHostsError, UnisonoError) as error:
@@ -123,19 +128,19 @@ def run_agent(
             f"`--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
         )
     except RendezvousClosedError:
-        say(_OTHERS_ENDED)
+        say(f"{_OTHERS_ENDED} Start another run with another NAME." if name else _OTHERS_ENDED)
     except RendezvousError as error:
         say(
             f"the rendezvous at {place} must be there until the run ends, but is not "
-            f"({error.__cause__ or error}): look at what host 0 says."
+            f"({error.__cause__ or error}): look at {'it' if name else 'what host 0 says'}."
         )
     return 1
 
 
 def _run_again(
-    run: Callable[[], int | None], place: str, await_first: Callable[[], None], restarts: int
+    run: Callable[[], int | None], lost: str, await_first: Callable[[], None], restarts: int
 ) -> int | None:
-    """Run an agent, and another when host 0 is back after a loss, with the rendezvous."""
+    """Run an agent, and another when the rendezvous is back after a loss, with host 0."""
     num_left = restarts
     while True:
         begun_s = time.monotonic()
@@ -145,7 +150,7 @@ def _run_again(
             num_left = _num_left(num_left, restarts, begun_s)
             if num_left < 0:
                 raise
-            say(f"host 0 was lost, with the rendezvous at {place}. {_BEGINNING_AGAIN}")
+            say(f"{lost}. {_BEGINNING_AGAIN}")
             await_first()
 
 

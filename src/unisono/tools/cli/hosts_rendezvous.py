@@ -47,7 +47,7 @@ class NumHostsError(RendezvousError):
 
 
 def meet_hosts(
-    place: tuple[str, int], nnodes: NumHosts, *, address: str, is_first: bool
+    place: tuple[str, int], nnodes: NumHosts, *, address: str, is_first: bool, name: str = ""
 ) -> DynamicRendezvousHandler:
     """Connect to the rendezvous of the hosts, and have it here on the first one.
 
@@ -56,6 +56,7 @@ def meet_hosts(
         nnodes: how many hosts there are.
         address: where the others reach this host.
         is_first: whether the rendezvous is here.
+        name: of the run, in a store that outlives it.
 
     Raises:
         RendezvousError: torch's; it cannot be reached, or the port is taken.
@@ -63,7 +64,7 @@ def meet_hosts(
     """
     store = _serve(*place) if is_first else _store(*place, is_master=False)
     try:
-        told = store.compare_set("num_hosts", "", str(nnodes)).decode()
+        told = store.compare_set(f"num_hosts{name}", "", str(nnodes)).decode()
     except (RuntimeError, ValueError) as error:
         raise RendezvousConnectionError(str(error)) from error
     if told != str(nnodes):
@@ -73,9 +74,9 @@ def meet_hosts(
         )
     join = timedelta(seconds=math.ceil(RENDEZVOUS.in_s()))
     timeout = RendezvousTimeout(join, _OTHERS_MAY_COME)
-    backend = HostsBackend(C10dRendezvousBackend(store, _NAME))
+    backend = HostsBackend(C10dRendezvousBackend(store, _NAME + name))
     handler: DynamicRendezvousHandler = _Handler.from_backend(
-        _NAME, store, backend, nnodes.least, nnodes.most, address, timeout
+        _NAME + name, store, backend, nnodes.least, nnodes.most, address, timeout
     )
     return handler
 

@@ -92,9 +92,10 @@ from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_h
 )
 @click.option(
     "--rendezvous",
-    metavar="HOST:PORT",
-    help="With `--nnodes`: the address of host 0, and a free port there. UNISONO_INTERFACE names "
-    "the interface on which this host talks to the others, if not the one that reaches it.",
+    metavar="HOST:PORT[/NAME]",
+    help="With `--nnodes`: the address of host 0, and a free port there; or that of a store which "
+    "you have started elsewhere, and a new name for the run in it. UNISONO_INTERFACE names the "
+    "interface on which this host talks to the others, if not the one that reaches it.",
 )
 @click.option(
     "--backend",

@@ -31,13 +31,23 @@ class SeveralHosts:
 
     nnodes: NumHosts  # how many there are
     node_rank: int  # the number of this one
-    rendezvous: str  # where host 0 is reached, as ``host:port``
+    rendezvous: str  # where host 0 is reached, as ``host:port``; or a store, ``host:port/name``
 
     @property
     def place(self) -> tuple[str, str]:
         """The rendezvous' host and port."""
-        host, _, port = self.rendezvous.rpartition(":")
+        host, _, port = self.rendezvous.partition("/")[0].rpartition(":")
         return host.strip("[]"), port
+
+    @property
+    def name(self) -> str:
+        """The run's name in a store that no launcher starts; empty if host 0 has the rendezvous."""
+        return self.rendezvous.partition("/")[2]
+
+    @property
+    def has_rendezvous(self) -> bool:
+        """Whether this is the host that has the rendezvous."""
+        return self.node_rank == 0 and not self.name
 
     def environ(self, environ: Mapping[str, str], threads: int) -> dict[str, str]:
         """Say which variables the workers have."""
@@ -130,7 +140,7 @@ def run_on_hosts(
         for timeout in TIMEOUTS:
             timeout.in_s()  # refused here rather than on workers, while others wait
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
-        where = _listens_at(host, address) if hosts.node_rank == 0 else host
+        where = _listens_at(host, address) if hosts.has_rendezvous else host
         _check_rendezvous(hosts, where)
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
@@ -148,7 +158,8 @@ def run_on_hosts(
         place=hosts.rendezvous,
         rendezvous=(where, int(port)),
         nnodes=hosts.nnodes,
-        is_first=hosts.node_rank == 0,
+        is_first=hosts.has_rendezvous,
+        name=hosts.name,
         address=address,
         restarts=int(str(flags["--restarts"])),
         await_first=lambda: _check_rendezvous(hosts, where),
@@ -165,18 +176,20 @@ def _listens_at(host: str, address: str) -> str:
 def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
     """See that the rendezvous is there, or wait until it is; torch would hear no signal."""
     (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
-    if hosts.node_rank == 0:
+    if hosts.has_rendezvous:
         _check_reached(where, int(port))
         return
+    who, whether = "host 0", "`unisono run` was started on it, with the same `--rendezvous`"
+    if hosts.name:
+        who, whether = "a store", "it was started there"
 
     def late(error: NotThereError) -> Exception:
         return RendezvousError(
-            f"host 0 must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: look "
-            f"whether `unisono run` was started on it, with the same `--rendezvous`; "
-            f"{RENDEZVOUS.variable} waits longer (s)."
+            f"{who} must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: look "
+            f"whether {whether}; {RENDEZVOUS.variable} waits longer (s)."
         )
 
-    told = f"host {hosts.node_rank}", f"at {hosts.rendezvous} for host 0"
+    told = f"host {hosts.node_rank}", f"at {hosts.rendezvous} for {who}"
     wait_for(lambda _: knock(host, int(port)), timeout_s, late, told)
 
 
