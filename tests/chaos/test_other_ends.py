@@ -218,7 +218,7 @@ def test_asked_once_the_step_is_finished_and_kept(started, tmp_path, in_director
     assert f"interrupted {words}; all 3 workers were ended." in job.err
     assert "Traceback" not in job.err
     assert not gone_within(processes, 30)
-    (step,) = steps_kept(tmp_path)
+    step = max(steps_kept(tmp_path))  # where the step was slow, there is one before it
     assert 4 < step < NUM_STEPS
     check_goes_on(started, options)
 

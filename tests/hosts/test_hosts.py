@@ -490,7 +490,7 @@ def test_a_signal_on_any_host_leaves_a_checkpoint_of_the_step_under_way(
     newest = max(map(int, re.findall(r"rank \d step (\d+)", "".join(texts))))
     assert newest < 16
     checkpoints = (tmp_path / "a run" / "checkpoints").iterdir()
-    assert [int(path.name.partition("-")[2]) for path in checkpoints] == [newest]
+    assert max(int(path.name.partition("-")[2]) for path in checkpoints) == newest
     again = unisono_run(hosts, [1, 1], kept)
     all_well(again)
     assert digests(again) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")

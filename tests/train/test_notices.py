@@ -148,7 +148,7 @@ def test_a_program_that_launches_its_workers_hears_notices(tmp_path):
     directory = str(tmp_path / "run")
     with pytest.raises(SystemExit, match="138"):
         unisono.launch(train, directory, Asks(signal.SIGUSR1, pid=os.getpid()), workers=2)
-    (entry,) = RunDirectory(tmp_path / "run").entries()
+    entry = RunDirectory(tmp_path / "run").entries()[0]
     assert ASKED_AT < entry.step < STEPS
     assert unisono.launch(train, directory, workers=1) == [undisturbed()]
 

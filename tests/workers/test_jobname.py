@@ -92,6 +92,9 @@ def test_restarts_are_counted_by_the_launcher(environ, expected):
         ("gpu[09,12-14]-ib[1-2],cpu7", "gpu09-ib1"),
         ("cpu7,gpu[09,12-14]", "cpu7"),
         ("a-b.c,d", "a-b.c"),
+        ("n[5-9,1], m", "n5"),
+        ("1.2.3.[089, 100-110]", "1.2.3.089"),
+        ("n1 n2", "n1"),
     ],
 )
 def test_tasks_of_slurm_meet_on_the_first_node_of_their_step(nodes, first):

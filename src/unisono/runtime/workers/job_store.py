@@ -108,7 +108,7 @@ def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str,
 
 def _first_of_slurm(environ: Mapping[str, str]) -> str | None:
     """Name the first node of a step, which has rank 0."""
-    first = re.match(r"([^,[]|\[[^]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
+    first = re.match(r"([^, []|\[[^]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
     has_other_order = environ.get("SLURM_DISTRIBUTION") == "arbitrary"
     if first is None or has_other_order or "SLURM_HET_SIZE" in environ:  # a list a component
         return None
