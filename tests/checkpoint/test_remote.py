@@ -337,9 +337,9 @@ def test_what_no_second_try_changes_is_refused_at_once(one: Machine, error: Exce
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh/1234")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    url = "ftp://me:ge%20heim@host/run?sig=1234567"
-    told = remote.masked(f"ge heim, 1234567, abcdefgh/1234: {url}", url)
-    assert told == "***, ***, ***: ftp://me@host/run"
+    url = "ftp://me:ge%20heim@host/run?sig=1234567&version=2"
+    told = remote.masked(f"ge heim, 1234567, abcdefgh/1234, step 20: {url}", url)
+    assert told == "***, ***, ***, step 20: ftp://me@host/run"
     folder = remote.local_folder(url)
     assert folder == remote.local_folder("ftp://me:other@host/run/")
     assert folder.parent == tmp_path / "unisono"

@@ -8,7 +8,7 @@ import pytest
 from tests.threads import in_threads
 
 from unisono.errors import PeerLostError, WaitTimeoutError
-from unisono.runtime.workers import meeting_point
+from unisono.runtime.workers import control_block, meeting_point
 from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier, ControlBlock
 from unisono.runtime.workers.meeting_point import Departure
@@ -145,14 +145,15 @@ def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control
     assert in_threads(2, work) == [(True, 42)] * 2
 
 
-def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
+def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of, monkeypatch):
+    monkeypatch.setenv("UNISONO_MEETING_TIMEOUT", "0.05")
     control = control_of(3)
     control.lines[0].begun = 13
     control.lines[1].arrive()
     with pytest.raises(
         WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step"
     ) as e:
-        meet(Barrier(control, 0, timeout_s=0.05))
+        meet(Barrier(control, 0))
     assert e.value.missing == (2,)
 
 
@@ -160,13 +161,14 @@ def test_a_long_wait_is_told_once_by_one_rank(control_of, monkeypatch):
     control = control_of(3)
     said, looks = [], itertools.count()
     monkeypatch.setattr(meeting_point, "SLEEP_AT_MOST_S", 1e-3)
+    monkeypatch.setattr(control_block, "say", said.append)
 
     def look():
         if said and next(looks) == 20:
             Barrier(control, 2).arrive()
 
     def work(rank):
-        meet(Barrier(control, rank, notice_after_s=0.01, say=said.append, look=look))
+        meet(Barrier(control, rank, notice_after_s=0.01, look=look))
 
     in_threads(2, work)
     assert len(said) == 1

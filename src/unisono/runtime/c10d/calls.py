@@ -43,12 +43,8 @@ def encode(
 ) -> bytes:
     """Say what a call asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
 
-    Args:
-        numel: how many elements a rank gives or takes, where that is the same on every rank.
-        root: the global rank that gives or takes alone.
-        sizes: the numbers of elements for or from each rank, where they differ.
-        shape: of the tensor, where it must be the same on every rank; of a vector `numel` says
-            enough.
+    `numel` and `shape` (of more than a vector) are given where they must be the same on every rank,
+    else `sizes`, of what goes to or from each. `root` is the global rank that acts alone.
     """
     words = f"{kind}({reduction})" if reduction else kind
     if dtype is not None:

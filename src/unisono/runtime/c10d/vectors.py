@@ -33,14 +33,11 @@ def nested(lists: Any) -> list[list[torch.Tensor]]:
 
 
 class Vectors:
-    """The vectors of one call, and the tensors of which some are copies. Final.
+    """The vectors of one call; its result, and the tensors of which some are copies. Final.
 
     A vector views a tensor's memory, whatever ``.data`` the program gives the tensor later. Where
     elements do not lie in order it is a copy, which has no values before :meth:`read`: they belong
     to the call's turn, as the call before it may write to the same tensor.
-
-    Attributes:
-        result: the tensors that the call gives as its result.
     """
 
     __slots__ = ("_filled", "_given", "result")

@@ -35,7 +35,8 @@ LEASE_S = 60.0  # without a sign of life, after which a job elsewhere is taken f
 GRACE_S = 5.0
 _URL = re.compile(r"[a-z][\w+.-]+:/", re.ASCII | re.IGNORECASE)
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
-_ANSWER_BYTES_AT_MOST, _SECRET_LETTERS, _LOOK_EVERY_S = 1 << 16, 8, 0.05
+_SECRET_LETTERS, _QUERY_LETTERS = 8, 4  # shorter ones are in other words, too
+_ANSWER_BYTES_AT_MOST, _LOOK_EVERY_S = 1 << 16, 0.05
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
@@ -64,7 +65,7 @@ def refuse_url(directory: str | os.PathLike[str]) -> None:
 def masked(text: str, url: str = "") -> str:
     """Hide in a text what of URLs in it, of `url` or of the environment lets somebody in."""
     parts = urlsplit(url)
-    secrets = [value for _, value in parse_qsl(parts.query)]
+    secrets = [value for _, value in parse_qsl(parts.query) if len(value) >= _QUERY_LETTERS]
     secrets += [parts.password or "", unquote(parts.password or "")]
     known = [value for name, value in os.environ.items() if _SECRET.search(name)]
     text = _without_secrets(text)

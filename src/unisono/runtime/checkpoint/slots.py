@@ -82,14 +82,10 @@ def write_blob(
     tensors: bytes,
     extra: Sequence[Data] = (),
 ) -> None:
-    """Say what the state in a slot is.
+    """Say what the state in a slot is, from `blob_at` on, a multiple of 64.
 
-    Args:
-        slot: writable; its first `blob_at` bytes stay as they are.
-        blob_at: a multiple of 64.
-        facts: JSON, what goes into run.json.
-        tensors: JSON, an object that lists the tensors of each of :data:`TENSOR_FILES`.
-        extra: bytes of tensors that do not lie in the state, see :func:`offsets_of`.
+    `facts` are the JSON that goes into run.json, `tensors` list those of each of
+    :data:`TENSOR_FILES`, and `extra` are bytes of those that do not lie in the state.
     """
     with memoryview(slot) as view:
         assert blob_at % ALIGNMENT_BYTES == 0

@@ -44,19 +44,13 @@ MEMORY_NAME = "unisono-control"
 
 
 class Head(ctypes.Structure):
-    """What the launcher says to all.
-
-    Attributes:
-        wish: whether it wishes that all workers stop between two steps; where workers hear signals
-            themselves, which signal is to end the job.
-        end: which signal has the job end after the step under way; 0: none.
-        is_over: whether the launcher ends workers now.
-    """
+    """What the launcher says to all."""
 
     _fields_ = (
+        # Whether all are to stop between two steps; where workers hear signals, which one ends it.
         ("wish", ctypes.c_uint32),
-        ("end", ctypes.c_uint32),
-        ("is_over", ctypes.c_uint32),
+        ("end", ctypes.c_uint32),  # the signal that ends the job after the step under way, or 0
+        ("is_over", ctypes.c_uint32),  # the launcher ends workers now
         ("unused", ctypes.c_uint32),
         ("rest_of_line", ctypes.c_uint8 * 48),
     )
@@ -67,22 +61,15 @@ class _Times(ctypes.Structure):
 
 
 class RankLine(MeetingSeat):
-    """What one rank says of itself, in whole cache lines.
-
-    Attributes:
-        begun: the number after that of the step that it was last seen in; 0 before the first.
-        purposes: of its last two arrivals, in turn; votes are likewise.
-        memory: of its device, in bytes.
-        wish: of the launcher of its host, as workers of other hosts hear it.
-    """
+    """What one rank says of itself, in whole cache lines."""
 
     _fields_ = (
-        ("begun", ctypes.c_int64),
-        ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),
+        ("begun", ctypes.c_int64),  # the number after that of the step it is in; 0 before the first
+        ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),  # of two arrivals, in turn, as votes are
         ("plan_step", ctypes.c_int64),
         ("plan", ctypes.c_uint32),
-        ("wish", ctypes.c_uint32),
-        ("memory", ctypes.c_int64),
+        ("wish", ctypes.c_uint32),  # of its host's launcher, for workers of other hosts
+        ("memory", ctypes.c_int64),  # of its device, in bytes
         ("unused", ctypes.c_int64 * 2),
         ("votes", ctypes.c_uint32 * 2),
         ("times", _Times * 2),
@@ -257,16 +244,12 @@ class Barrier:
         control: ControlBlock,
         rank: int,
         *,
-        timeout_s: float | None = None,
         notice_after_s: float | None = None,
-        say: Callable[[str], None] = say,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = control
         self._rank, self._line = rank, control.lines[rank]
-        self._timeout_s = MEETING.in_s() if timeout_s is None else timeout_s
-        self._say = say
-        self._look = look
+        self._timeout_s, self._look = MEETING.in_s(), look
         self._point = control.meeting_point(rank, self, notice_after_s)
         self.set_membership(range(control.world_size))
 
@@ -339,7 +322,7 @@ class Barrier:
         """See :class:`Waiter`; the first of those here speaks."""
         here = min(set(self._others) - set(missing), default=self._rank + 1)
         if is_long and self._rank < here:
-            self._say(self._sight(missing, waited_s))
+            say(self._sight(missing, waited_s))
 
     def _check_purpose(self, which: int) -> None:
         mine = self._line.purposes[which].value

@@ -155,12 +155,9 @@ def connect_ranks(
 ) -> dict[int, socket.socket]:
     """Connect this worker with others; of each two, the higher rank calls the lower one.
 
-    Args:
-        address: where it listens until all have connected.
-        token: what callers must know.
-        tell: tells the others where it listens; gives where each of them does, and its token.
-        look: called now and then; raises where a worker will never come.
-        within_s: how long it may take from then on, in seconds.
+    It listens at `address` until all have connected; callers must know the token. `tell` tells the
+    others where, and gives where each of them does, with its token. `look` is called now and then,
+    and raises where a worker will never come.
     """
     links: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
