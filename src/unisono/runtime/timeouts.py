@@ -1,4 +1,4 @@
-"""How long may a wait for others last? One table; docs/guarantees.md shows it.
+"""How long may a wait for others last? One table; docs/failures.md shows it.
 
 Each has an environment variable, in seconds. An argument or an option of the program comes first.
 """
