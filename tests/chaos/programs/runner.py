@@ -129,10 +129,20 @@ def run_against(seed: int, folder: Path, python: str) -> Iterator[Way]:
             return
         yield Way("this version", "")
         job, found = _plain(seed, folder, python)
-        yield Way("the other version", _said(job, expected) if found != expected else "")
+        is_same = found is not None and _trained(found) == _trained(expected)
+        yield Way("the other version", "" if is_same else _said(job, expected))
         yield _continued(choices, folder, expected, draw, python)
     except AssertionError as error:
         yield Way("the last one", str(error))
+
+
+def _trained(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out evaluations: until November 2026 their passes had other samples."""
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith(("validation", "evaluated", "rows"))
+    }
 
 
 def _plain(
