@@ -119,12 +119,19 @@ class Job:
 
     def end(self) -> set[str]:
         """Wait for the end, also of later starts; give digests."""
-        while state := self.state:
-            if state == "PENDING":  # else it begins in two minutes
-                self.slurm.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
-            wait_for(lambda: self.state != "PENDING")
+        while self.state:
+            wait_for(self._has_begun)
             wait_for(lambda: self.state in ("", "PENDING"))
         return set(re.findall(r"digest (\w+)", self.text))
+
+    def _has_begun(self) -> bool:
+        """Tell whether it has; one that was requeued does not have to wait for two minutes.
+
+        But until what ran its script before has left: that script's end would be taken for its own.
+        """
+        if not self.slurm.run("sh", "-c", "pgrep slurmstepd; true"):
+            self.slurm.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+        return self.state != "PENDING"
 
     def check_each_step_was_done_once(self) -> None:
         done = [(int(rank), int(step)) for rank, step in _DONE.findall(self.text)]
