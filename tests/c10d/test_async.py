@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.c10d.options import options
 from tests.threads import in_threads
 from tests.warm.processes import run
+from torch._C._distributed_c10d import AllgatherOptions
 
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.runtime.c10d import execution, group_member
@@ -157,6 +158,27 @@ def test_calls_are_carried_out_in_their_order_whoever_is_late(as_ranks):
     for tensors in as_ranks(num_ranks, work):
         for number, tensor in enumerate(tensors):
             assert torch.equal(tensor, expected(number)), number
+
+
+def test_a_call_that_waits_for_its_turn_sees_what_the_one_before_has_written(as_ranks):
+    def work(group, rank):
+        tensor = torch.full((4, 3), 1.0 + rank).t()
+        gathered = torch.zeros(2, 3, 4).transpose(1, 2)
+        parts = [gathered[0].t(), gathered[1].t()]
+        if rank == 1:
+            be_told(group, 0)
+        works = [
+            all_reduce(group, tensor, is_async=True),
+            all_reduce(group, tensor, is_async=True),
+            group.allgather([parts], [tensor], options(AllgatherOptions, is_async=True)),
+        ]
+        if rank == 0:
+            tell(group, 1)
+        for one in works:
+            one.wait()
+        return tensor.unique().tolist(), gathered.unique().tolist()
+
+    assert as_ranks(2, work) == [([6.0], [6.0])] * 2
 
 
 @pytest.mark.parametrize("made_while", ["the one before runs", "the helper ends it"])
@@ -325,6 +347,35 @@ def test_a_call_after_refused_arguments_has_patience(as_ranks):
         return tensor.item()
 
     assert as_ranks(2, work) == [3.0, 3.0]
+
+
+def test_where_no_thread_can_be_started_the_group_ends_in_words(as_ranks, monkeypatch):
+    def work(group, rank):
+        group.barrier()
+        if rank == 1:
+            with pytest.raises(PeerLostError, match="can't start new thread"):
+                group.recv([torch.ones(1)], 0, 0).wait()
+            return
+
+        class NoThread:
+            def __init__(self, **_):
+                pass
+
+            def start(self):
+                raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(execution.threading, "Thread", NoThread)
+        try:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                barrier(group, is_async=True)
+        finally:
+            monkeypatch.undo()
+        with pytest.raises(PeerLostError, match="can't start new thread"):
+            barrier(group, is_async=False)
+        with pytest.raises(PeerLostError, match="saying can't start new thread"):
+            group.recv([torch.ones(1)], 1, 0).wait()
+
+    assert as_ranks(2, work) == [None, None]
 
 
 def test_a_lost_rank_is_told_to_whoever_waits_and_to_later_calls(as_ranks):
