@@ -244,6 +244,19 @@ def test_a_monitored_barrier_names_who_has_not_come_in_its_time(as_ranks):
     assert as_ranks(2, work) == [(11,), True]
 
 
+def test_who_leaves_is_not_waited_for(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            group.shutdown()
+        else:
+            group.barrier()
+
+    error = as_ranks(2, work)[0]
+    assert isinstance(error, PeerLostError)
+    assert error.rank == 11
+    assert "it has destroyed the process group" in str(error)
+
+
 def test_an_error_on_one_rank_reaches_the_others_with_its_reason(as_ranks):
     def work(group, rank):
         if rank == 1:

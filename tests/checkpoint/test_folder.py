@@ -1,5 +1,6 @@
 """A checkpoint is whole or it is not one: every truncation and every flipped bit is found."""
 
+import errno
 import json
 import os
 import resource
@@ -107,6 +108,16 @@ def test_a_hostile_commit_file_is_refused_in_a_short_line(damaged, commit):
     assert str(caught.value).isprintable()
 
 
+def test_the_checkpoint_before_one_with_a_hostile_commit_file_is_used(tmp_path):
+    store = RunDirectory(tmp_path)
+    for step in (1, 2):
+        store.write(step, CONTENTS)
+    (tmp_path / "checkpoints" / "step-000000000002" / COMMIT).write_bytes(b"[" * 60_000)
+    contents, entry, (passed_over,) = store.newest(lambda files: files["run.json"])
+    assert (contents, entry.step, passed_over.step) == (CONTENTS["run.json"], 1, 2)
+    assert [entry.trouble for entry in store.entries()][1] == ""
+
+
 @pytest.fixture
 def sparse(tmp_path):
     """A folder with a file of 256 GiB, most of it holes, that its commit file confirms."""
@@ -187,6 +198,19 @@ def test_only_a_folder_under_its_last_name_is_had(tmp_path):
     assert [store.has(step) for step in range(6)] == [False, True, *[False] * 4]
     store.set_aside(0)
     assert not store.has(1)
+
+
+def full_disk(path, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    store = RunDirectory(tmp_path, keep=2)
+    store.write(1, CONTENTS)
+    monkeypatch.setattr(folder, "_write_synced", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(2, CONTENTS)
+    assert os.listdir(store.folder) == ["step-000000000001"]
 
 
 def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):

@@ -478,6 +478,11 @@ def test_one_that_is_lost_while_it_waits_does_not_join_and_is_replaced_again() -
     assert decision.state.membership == Membership((0, 1), 0, 1)
 
 
+def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
+    decision = after(*RUNNING, ask(2, 1, LOOP), lost_at(2, 3.0), *paused(0, 1))
+    assert decision.actions == go(Membership((0, 1), 0, 2))
+
+
 # Nobody is left.
 
 
