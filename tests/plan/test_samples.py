@@ -81,7 +81,7 @@ def test_blocks_are_the_batches_of_a_plain_loop(num_samples, size, shards):
             indices = plan.shard_indices(order, batch, shard)
             assert plan.shard_size(batch, shard) == plan.shard_sizes(batch)[shard] == len(indices)
             if len(indices):
-                passes[plan.told(batch, shard)] = indices.tolist()
+                passes[plan.as_progress(batch, shard)] = indices.tolist()
                 own += indices.tolist()
         assert plan.positions(shard).tolist() == own
     expected = torch.arange(num_samples).split(size)

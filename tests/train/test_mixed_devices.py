@@ -86,7 +86,7 @@ def test_replicas_that_round_differently_are_not_compared(capfd):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("simulated")
-def test_devices_that_compute_the_same_bits_may_be_of_any_model(capfd):
+def test_nothing_is_said_of_devices_that_compute_the_same_bits(capfd):
     weights, others = unisono.launch(train, False, True, workers=2)
     assert weights == others
     said = capfd.readouterr()

@@ -56,7 +56,7 @@ def progress_at(
     per_epoch = plan.steps_per_epoch
 
     def at(place: ShardPosition) -> At:
-        batch, shard = (0, None) if in_order else plan.told(place.batch, place.shard)
+        batch, shard = (0, None) if in_order else plan.as_progress(place.batch, place.shard)
         if done is not None:
             return *done, batch, shard
         return first + place.epoch * per_epoch + batch, place.epoch, batch, shard

@@ -111,8 +111,8 @@ class SamplePlan:
             return start + shard * self.pass_size
         return start + (shard - start) % self.shards
 
-    def told(self, batch: int, shard: int) -> tuple[int, int]:
-        """Give a batch and a shard of it as programs are told, to whom a block is a batch."""
+    def as_progress(self, batch: int, shard: int) -> tuple[int, int]:
+        """Give batch and shard as ``unisono.progress`` does, for which a block is a batch."""
         return (batch * self.shards + shard, 0) if self.in_blocks else (batch, shard)
 
     def positions(self, shard: int) -> torch.Tensor:

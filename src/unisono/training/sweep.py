@@ -141,7 +141,7 @@ class Sweep:
                             data = loader.batch(ShardPosition(0, batch, shard), shards)
                             number = batch * plan.shards + shard
                             self.seed("evaluate", number)
-                            now().at = done.step, done.epoch, *plan.told(batch, shard)
+                            now().at = done.step, done.epoch, *plan.as_progress(batch, shard)
                             put_buffers_back()
                             before = forbid(IN_A_PASS)
                             try:
