@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-PAGES_THAT_RUN = ["index", "training", "callbacks", "gpus"]
-PAGES_THAT_RUN += ["split", "programs", "events"]
+PAGES_THAT_RUN = ["index", "training", "data", "losses", "checkpoints", "callbacks"]
+PAGES_THAT_RUN += ["programs", "models", "gpus", "split", "events"]
 # GPUs are the CPU here, which layers cannot be divided over by name: that block is left out.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] * 2'}
 LEFT_OUT = '{"cuda:0": ['
@@ -76,8 +76,8 @@ optimizer = torch.optim.Adam(model.parameters())
 """
 # How a block is run that needs more than that, by page and number; `exec(BLOCK)` is the block.
 AS = {
-    ("programs", 1): _TOWERS + "exec(BLOCK); trainer.fit(images_and_texts, batch_size=8, epochs=1)",
-    ("programs", 2): _TOWERS
+    ("losses", 1): _TOWERS + "exec(BLOCK); trainer.fit(images_and_texts, batch_size=8, epochs=1)",
+    ("losses", 2): _TOWERS
     + """
 run = unisono.Run(model, optimizer, shards=2)
 embed = lambda model, batch: model(*batch)
@@ -85,7 +85,7 @@ loss = lambda model, rows: F.mse_loss(model.scale * rows[0] @ rows[1].T, torch.e
 for step in run.steps(images_and_texts, batch_size=8, steps=1):
     exec(BLOCK)
 """,
-    ("programs", 4): """
+    ("models", 0): """
 generator, discriminator = nn.Linear(100, 8), nn.Linear(8, 1)
 optimizer_g = torch.optim.Adam(generator.parameters())
 optimizer_d = torch.optim.Adam(discriminator.parameters())
@@ -95,15 +95,15 @@ discriminator_loss = lambda real, fake: fake.mean() - real.mean()
 dataset = TensorDataset(torch.randn(16, 8))
 exec(BLOCK)
 """,
-    ("programs", 6): "exec(BLOCK); trainer.fit(train_set, batch_size=32, epochs=1)",
-    ("programs", 11): """
+    ("programs", 3): "exec(BLOCK); trainer.fit(train_set, batch_size=32, epochs=1)",
+    ("losses", 4): """
 exec(BLOCK)
 inputs, labels = zip(*train_set)
 rows = TensorDataset(torch.stack(inputs), torch.tensor(labels), torch.arange(len(labels)))
 trainer.fit(rows, batch_size=32, epochs=1)
 assert not bool((priorities.weights == 1).any())
 """,
-    ("programs", 9): """
+    ("training", 3): """
 class Both(nn.Module):
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ trainer = unisono.Trainer(model, torch.optim.Adam(model.parameters()), loss)
 exec(BLOCK)
 """,
     # It reads what a block of another page has written.
-    ("events", 0): 'os.symlink("training3nist", "runs/events0nist"); exec(BLOCK); losses[0]',
+    ("events", 0): 'os.symlink("checkpoints0nist", "runs/events0nist"); exec(BLOCK); losses[0]',
 }
 
 

@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,8 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
-    """Build the site and serve it to this host; gives its address and its pages."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str], Path]]:
+    """Build the site and serve it to this host; gives its address, its pages and its folder."""
     tmp_path = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
@@ -46,13 +47,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[s
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         pages = sorted(str(page.relative_to(tmp_path)) for page in tmp_path.rglob("*.html"))
-        yield f"http://127.0.0.1:{server.server_port}/", pages
+        yield f"http://127.0.0.1:{server.server_port}/", pages, tmp_path
         server.shutdown()
         serving.join()
 
 
 # Texts that the eye hardly tells from what is behind them: WCAG asks for 4.5 to 1, of large ones 3.
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+# What a screen reader needs: a language, one first heading, no level left out, pictures in words.
+STRUCTURE = """[
+  document.documentElement.lang ? "" : "no language",
+  document.querySelectorAll("h1").length === 1 ? "" : "not one h1",
+  ...[...document.querySelectorAll("article :is(h1, h2, h3, h4, h5, h6)")]
+    .filter((each, i, all) => each.tagName[1] > 1 + (i && +all[i - 1].tagName[1]))
+    .map(each => "skips a level: " + each.textContent),
+  ...[...document.querySelectorAll("img:not([alt]), img[alt='']")].map(each => each.src),
+  ...[...document.querySelectorAll("[id]")].map(each => each.id)
+    .filter((id, i, all) => all.indexOf(id) < i).map(id => "twice: " + id),
+].filter(each => each)"""
+NEED_NAMES = {"button", "checkbox", "link", "radio", "searchbox", "textbox"}
 # Links on this site, without those that scripts add; and all places that one may lead to.
 LINKS = """[[...document.querySelectorAll("a[href]")].map(each => each.href),
            [...document.querySelectorAll("[id]")].map(each => each.id)]"""
@@ -63,8 +76,17 @@ CUT = """[...document.querySelectorAll("article :is(p, li, h1, h2, h3, table, pr
   .filter(each => each.getBoundingClientRect().right > innerWidth).map(each => each.outerHTML)"""
 
 
-def test_no_page_complains_or_is_hard_to_read(site: tuple[str, list[str]]) -> None:
-    address, pages = site
+def unnamed(page: Any) -> list[str]:
+    """Give what a screen reader would meet on a page without a word about it."""
+    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    shown = [node for node in nodes if not node["ignored"]]
+    assert len(shown) > 20
+    without = [node for node in shown if not node.get("name", {}).get("value")]
+    return [node["role"]["value"] for node in without if node["role"]["value"] in NEED_NAMES]
+
+
+def test_no_page_complains_or_is_hard_to_read(site: tuple[str, list[str], Path]) -> None:
+    address, pages, _ = site
     assert len(pages) > 30
     wrong: list[tuple[str, object]] = []
     leads: dict[str, list[str]] = {}
@@ -90,12 +112,10 @@ def test_no_page_complains_or_is_hard_to_read(site: tuple[str, list[str]]) -> No
                     wrong.append((name, f"wider than {width}: {page.evaluate(CUT)}"))
                 if pale := page.evaluate(CONTRAST):
                     wrong.append((name, f"pale, {scheme}: {json.dumps(pale)}"))
+                if unclear := page.evaluate(STRUCTURE) + unnamed(page):
+                    wrong.append((name, f"not accessible: {unclear}"))
                 leads[name], ids = page.evaluate(LINKS)
                 places |= {address + name, *(f"{address}{name}#{each}" for each in ids)}
-            if (width, scheme) == looks[0]:  # the search finds a page by an error's name
-                page.click("input.md-search__input")
-                page.keyboard.type("NonFiniteLossError")
-                page.wait_for_selector(".md-search-result__link")
             page.close()
         browser.close()
     ours = {(name, link) for name, links in leads.items() for link in links if address in link}
@@ -104,9 +124,34 @@ def test_no_page_complains_or_is_hard_to_read(site: tuple[str, list[str]]) -> No
     assert wrong == []
 
 
-def test_every_public_name_has_an_entry_of_its_own(site: tuple[str, list[str]]) -> None:
+@pytest.mark.parametrize("name", ["index.html", "api/data.html"])
+@pytest.mark.parametrize("where", ["served", "on the disk"])
+def test_the_search_finds_a_page_by_the_name_of_an_error(
+    site: tuple[str, list[str], Path], where: str, name: str
+) -> None:
+    served, _, folder = site
+    address = served if where == "served" else f"{folder.as_uri()}/"
+    complaints: list[str] = []
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("console", lambda said: complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: address in asked.url or complaints.append(asked.url))
+        page.goto(address + name)
+        page.click("input.md-search__input")
+        page.keyboard.type("NonFiniteLossError")
+        page.click(f"a.md-search-result__link[href^='{address}errors.html']")
+        page.wait_for_url(f"{address}errors.html*")
+        assert "NonFiniteLossError" in page.inner_text("article")
+        browser.close()
+    assert complaints == []
+
+
+def test_every_public_name_has_an_entry_of_its_own(site: tuple[str, list[str], Path]) -> None:
     """As it is built: what a docstring's directive names without finding it is left out there."""
-    address, _ = site
+    address, _, _ = site
     served = json.loads(urllib.request.urlopen(address + "search/search_index.json").read())
     shown = {entry["location"].partition("#")[2] for entry in served["docs"]}
     rooms = ("callbacks", "data", "distributed")

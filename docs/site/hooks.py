@@ -10,13 +10,13 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:examples|src|tests|bench)[^)]
 
 
 def on_config(config):
-    """Put pages that the navigation does not name behind the others on how to do something."""
-    (how_to,) = (each["How to"] for each in config.nav if "How to" in each)
+    """Put pages that the navigation does not name behind the others of the reference."""
+    (reference,) = (each["Reference"] for each in config.nav if "Reference" in each)
     named = str(config.nav)
     for page in sorted(Path(config.docs_dir).rglob("*.md")):
         path = page.relative_to(config.docs_dir).as_posix()
         if f"'{path}'" not in named and not config.not_in_nav.match_file(path):
-            how_to.append(path)
+            reference.append(path)
     return config
 
 

@@ -1,0 +1,59 @@
+"""How the pages are written: short, in short sentences, with a way to what our own words mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = {
+    page.relative_to(DOCS).with_suffix("").as_posix(): page
+    for page in sorted(DOCS.rglob("*.md"))
+    if page.stem != "log"  # it is of days long past
+}
+# What is looked up, not read.
+REFERENCE = {"architecture", "benchmarks", "errors", "events", "glossary", "guarantees"}
+LATER = {"hosts", "failures", "gpus", "scaling", "callbacks", "index"}  # not yet rewritten
+LATER |= {"architecture", "benchmarks", "errors", "events", "guarantees", "notebooks", "split"}
+LATER |= {"verify", "watching", "torch-distributed", *(p for p in PAGES if p.startswith("from/"))}
+OURS = ("digest", "shard", "partial sum", "exchange", "membership", "snapshot")
+
+
+def words_of(page: Path) -> str:
+    """Take a page without its code and headings; what is in backticks is X."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.S | re.M)
+    text = re.sub(r"^(#|:::|    ).*$", "", text, flags=re.M)
+    return re.sub(r"(`+).+?\1", "X", text, flags=re.S)
+
+
+def sentences(page: Path) -> Iterator[list[str]]:
+    """Give the words of each sentence outside of tables. The end of a list's item ends one, too."""
+    text = re.sub(r"^(\||!\[|<).*$", "", words_of(page), flags=re.M)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    for block in re.split(r"\n\s*\n|\n *(?:\*|-|\d+\.) ", text):
+        for sentence in re.split(r"[.!?][\"')*_\]]*\s+(?=[\"'(*_\[]*[A-Z0-9])", block):
+            yield sentence.split()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - LATER))
+def test_no_sentence_has_more_than_35_words(name: str) -> None:
+    assert [" ".join(words) for words in sentences(PAGES[name]) if len(words) > 35] == []
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - REFERENCE - LATER))
+def test_a_page_is_read_in_minutes(name: str) -> None:
+    assert len(PAGES[name].read_text().split()) <= 900
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - {"glossary"} - LATER))
+def test_our_words_lead_to_the_glossary_at_first(name: str) -> None:
+    text = re.sub(r"(?<=\]\()(?!\S*glossary)[^)]*", "", words_of(PAGES[name]))
+    for word in OURS:
+        if first := re.search(rf"\b{word}(e?s)?\b", text, re.I):
+            link = rf"\[[^\]]*\]\((?:\.\./)?glossary\.md#{word.replace(' ', '-')}\)"
+            linked = re.search(link, text)
+            assert linked is not None, word
+            assert first.end() <= linked.end(), word
