@@ -34,6 +34,11 @@ class RayTrain(Callback):
     If Ray's newest checkpoint is newer than those in `directory`, as on another node, it is copied
     there before ``fit`` resumes. So only one directory of the function may have this callback.
 
+    Ray takes reports every 2 s (``RAY_TRAIN_HEALTH_CHECK_INTERVAL_S``); training waits for more
+    frequent ones. A checkpoint counts for Ray once it has the reports of all workers. For Ray Tune,
+    start a ``TorchTrainer`` in each trial, with ``TuneReportCallback()`` among the callbacks of its
+    ``RunConfig``. Old copies go with ``CheckpointConfig(num_to_keep=2)``.
+
     Raises:
         ModuleNotFoundError: Ray is not installed.
         RuntimeError: it is made outside of that function.
