@@ -16,9 +16,7 @@ PAGES = {
 }
 # What is looked up, not read.
 REFERENCE = {"architecture", "benchmarks", "errors", "events", "glossary", "guarantees"}
-LATER = {"failures", "gpus", "scaling", "callbacks", "index"}  # not yet rewritten
-LATER |= {"architecture", "benchmarks", "errors", "events", "guarantees", "notebooks", "split"}
-LATER |= {"verify", "watching", "torch-distributed", *(p for p in PAGES if p.startswith("from/"))}
+LATER = {"index"}
 OURS = ("digest", "shard", "partial sum", "exchange", "membership", "snapshot")
 
 
