@@ -130,9 +130,9 @@ def with_trainer(options, model, optimizer):
     train_set, test_set = samples(NUM_SAMPLES * options.repeats, 1), samples(35, 2)
     for part in (1, 2, 3):
         epochs = max(1, options.epochs * part // 3)
-        trainer.fit(train_set, batch_size=BATCH_SIZE, epochs=epochs, validate=test_set)
+        rows = trainer.fit(train_set, batch_size=BATCH_SIZE, epochs=epochs, validate=test_set)
     means = trainer.evaluate(test_set, batch_size=BATCH_SIZE)
-    return trainer.run, {"validation": means, "by all": trainer.digest()}
+    return trainer.run, {"validation": means, "by all": trainer.digest(), "history": list(rows)}
 
 
 def with_own_loop(options, model, optimizer):

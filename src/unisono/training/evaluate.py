@@ -7,7 +7,7 @@ plain loop over the same batches with ``math.fsum``, whichever worker made a pas
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,24 @@ class Passes:
         """Make a pass; see :class:`Sweep`."""
         loop = LoopPlan(reading, self._run.plan_pass(reading), Totals(epochs=1, steps=None))
         return Sweep(self._run, name, loop, None if model is None else checked(model), functions)
+
+    def validation(
+        self, reading: Reading, sets: Mapping[str, Any], measured: Metrics | None
+    ) -> Callable[[], dict[str, Any]]:
+        """Make what evaluates data sets by name, read as another; raises where one cannot be."""
+        whole = {name: reading.of_another(one).in_dataset_order() for name, one in sets.items()}
+        for each in whole.values():
+            self._run.plan_pass(each)
+
+        def find() -> dict[str, Any]:
+            found = {name: self.evaluate(each, measured, None) for name, each in whole.items()}
+            return {
+                f"{name}/{key}" if name else key: value
+                for name, means in found.items()
+                for key, value in means.items()
+            }
+
+        return find
 
     def evaluate(
         self, reading: Reading, measured: Metrics | None, model: nn.Module | None

@@ -29,6 +29,7 @@ from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
+from unisono.training.epoch_history import note_step, rows
 from unisono.training.first_steps import ChangedData, LabelCounts
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import begin_loop
@@ -65,8 +66,7 @@ class FitUnderWay(Observer):
         self._rehearsals = Rehearsals(self._context, loss, embed, reads_here=reads_here)
         self._looks = 0
         self._validation = validation
-        conclusions = Conclusions(run, schedule, validation, callbacks, self, self._validate)
-        self._conclusions = conclusions
+        self._conclusions = Conclusions(run, schedule, validation, callbacks, self, self._validate)
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         modules = {type(callback).__module__ for callback in callbacks}
         self.runs_program_code = not all(name.startswith("unisono.") for name in modules)
@@ -261,12 +261,14 @@ class FitUnderWay(Observer):
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""
+        if step.is_done:
+            self._totals.count(step.number, step.num_samples)
+            note_step(self._run.last, step.means, self._run.position)
         # Now: somebody else may have come by the time the next one begins.
         self._check_membership()
         if not step.is_done:
             return
         self._next = step.number + 1
-        self._totals.count(step.number, step.num_samples)
         if self._has_memory:
             self._memory.look()
         if step.is_skipped and not self._has_skipped:
@@ -345,7 +347,7 @@ class FitUnderWay(Observer):
 
         heard = self._context.replicated_calls.hear_leader(speak, "summary")
         samples = totals.samples_until(run.position)
-        return Summary(
+        summary = Summary(
             steps=run.position.step - totals.begun_at.step,
             samples=samples,
             shards=self._plan.samples.shards,
@@ -354,6 +356,8 @@ class FitUnderWay(Observer):
             validation=run.last.get("validation"),
             **json.loads(heard),
         )
+        summary.extend(rows(run.last, run.position))
+        return summary
 
     def _check_membership(self) -> None:
         if self._context.replicated_calls.is_behind:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
@@ -32,6 +32,7 @@ from torch.optim.lr_scheduler import (
 from unisono.engine.state.optimizers import members_of
 from unisono.training.callbacks.best_validation import monitored
 from unisono.training.callbacks.callback import Callbacks, Fit
+from unisono.training.epoch_history import note_validation
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.options import LOSS, Every, Schedule
 from unisono.training.run import Run
@@ -69,6 +70,11 @@ class ScheduleUnderWay:
     def needs_validation(self) -> bool:
         """Whether it looks at what a validation found."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    @property
+    def monitor(self) -> str:
+        """Which mean of a validation ReduceLROnPlateau watches."""
+        return self._monitor
 
     @property
     def counts_epochs(self) -> bool:
@@ -153,19 +159,45 @@ def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:
 Means = dict[str, Any]
 
 
+def sets_by_name(validate: Any) -> Mapping[str, Any]:
+    """Give the data sets to validate on, by name; one alone has the empty name.
+
+    Raises:
+        ValueError: a name is none.
+    """
+    if validate is None:
+        return {}
+    if not isinstance(validate, Mapping) or 0 in validate:
+        return {"": validate}
+    if not validate or not all(isinstance(n, str) and n and "/" not in n for n in validate):
+        raise ValueError(
+            f"`validate` must have names that are texts without `/` where it is a dict of data "
+            f'sets, but has {list(validate)}: pass `{{"seen": a, "new": b}}`, say.'
+        )
+    return validate
+
+
 class Validation:
     """The validations of one call of ``fit``; none without a dataset. Final.
 
     Args:
         compute: finds the means; None: nothing is validated.
         every: how often, in steps or epochs.
+        names: of several data sets.
 
     Raises:
         ValueError: `every` is no such interval.
     """
 
-    def __init__(self, run: Run, compute: Callable[[], Means] | None, every: int | str) -> None:
+    def __init__(
+        self,
+        run: Run,
+        compute: Callable[[], Means] | None,
+        every: int | str,
+        names: Iterable[str] = (),
+    ) -> None:
         self._run, self._position, self._compute = run, run.position, compute
+        self._names = [name for name in names if name]
         self._every = Every.read(every, "validate_every")
         if self._every.seconds is not None:
             raise ValueError(
@@ -178,11 +210,18 @@ class Validation:
         """Whether there is anything to validate on."""
         return self._compute is not None
 
-    def must_be(self, for_what: str) -> None:
-        """Refuse to go on without a dataset where something needs one."""
+    def must_be(self, for_what: str, monitor: str) -> None:
+        """Refuse to go on where something looks at what is not there: a dataset, or one of them."""
         if not self.has_data:
             raise ValueError(
-                f"`validate` must be given for {for_what}, but is None: pass a dataset."
+                f"`validate` must be given for {for_what}, which looks at validations, but is "
+                f"None: pass a dataset."
+            )
+        names = self._names
+        if monitor and names and not any(monitor.startswith(f"{name}/") for name in names):
+            raise ValueError(
+                f"`monitor` must say which data set {for_what} looks at where `validate` has "
+                f'{names}, but is {monitor!r}: pass `monitor="{names[0]}/{monitor}"`.'
             )
 
     def begin(self) -> None:
@@ -281,8 +320,9 @@ class Conclusions:
         if drawn < Drawn.EPOCH and self._validation.is_due():
             if drawn < Drawn.VALIDATION:
                 self._validate(f"epoch {position.epoch}" if has_ended else f"step {position.step}")
-            if self._validation.newest is not None:
-                self._schedule.after_validation(self._validation.newest)
+            if (found := self._validation.newest) is not None:
+                note_validation(self._run.last, found, position)
+                self._schedule.after_validation(found)
         if drawn < Drawn.EPOCH and has_ended:
             self._schedule.after_epoch()
             self.drawn = Drawn.EPOCH

@@ -12,7 +12,7 @@ import torch
 
 from unisono.data.loader import Loader, ShardPosition
 from unisono.engine.state.run_state import Position
-from unisono.engine.step.records import Phase
+from unisono.engine.step.records import Phase, StepMeans
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import host
@@ -36,12 +36,14 @@ class Step(DoneStep):
             midst of it: the step, and maybe some before it, will come again.
     """
 
+    means: StepMeans
+
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
     ) -> None:
         self.number, self.epoch, self.batch = position.step, position.epoch, position.batch
         self.num_samples = plan.num_batch_samples(self.batch)
-        self.means: dict[str, float] = {}
+        self.means = StepMeans({})
         self.per_sample: dict[str, torch.Tensor] = {}
         self.gradient_norm: float | None = None
         self.is_skipped = self.is_done = False

@@ -10,6 +10,7 @@ from typing import Any
 from unisono.data.loader import Loader
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.closure_engine import ClosureEngine
+from unisono.engine.step.records import StepMeans
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.training.boundary import Boundary
@@ -92,7 +93,7 @@ class AlternatingStep(Step):
         super().__init__(boundary, plan, loader, position)
         self._turn = 0  # how many updates there were
         self._updating: tuple[str, ...] = ()
-        self._means_of: dict[str, dict[str, float]] = {}
+        self._means_of: dict[str, StepMeans] = {}
         self._batches_read: dict[int, Any] = {}  # for all updates, by shard
 
     @contextlib.contextmanager
@@ -149,8 +150,8 @@ class AlternatingStep(Step):
             super()._finish(error)
         elif error is None and self.is_done:
             named = self._means_of.items()
-            every = {f"{name}.{key}": mean for name, of in named for key, mean in of.items()}
-            self.means = {"loss": sum(of["loss"] for _, of in named), **every}
+            every = {f"{name}.{key}": pair for name, of in named for key, pair in of.sums.items()}
+            self.means = StepMeans({"loss": (sum(of["loss"] for _, of in named), 1.0), **every})
 
     def _read(self, shard: int) -> Any:
         if not self._updating:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,7 +38,7 @@ from unisono.training.options import Checkpoint, Precision, Schedule, check_toge
 from unisono.training.predict import Predictor
 from unisono.training.run import Run, context_of
 from unisono.training.run_context import no_epochs
-from unisono.training.schedule import KEY, ScheduleUnderWay, Validation
+from unisono.training.schedule import KEY, ScheduleUnderWay, Validation, sets_by_name
 from unisono.training.several_models import Optimizers, check_one_model
 from unisono.training.sweep import Forward
 
@@ -157,6 +156,7 @@ class Trainer:
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         Callbacks(self.callbacks).keep_states(self.run.state)
         self._passes = Passes(self._context, self._computing, loss, embed)
+        self._reading: Reading | None = None  # of the newest `fit`
 
     def fit(
         self,
@@ -195,9 +195,11 @@ class Trainer:
                 A dataset without a length has one epoch and needs `steps`.
             batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
-            steps: how many steps the run has in total; with `epochs`, whichever comes first.
+            steps: how many steps the run has in total; with `epochs`, whichever comes first. For
+                a quick try, ``steps=5``.
             validate: a dataset to evaluate on the way and at the end, read as `dataset` is; or a
-                DataLoader.
+                DataLoader; or several of them by name, such as ``{"seen": a, "new": b}``, whose
+                means are called ``"seen/loss"`` and so on, also as the `monitor` of a callback.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             validate_metrics: what else to compute then, as `metrics` of :meth:`evaluate`.
             validate_forward: what metrics are given, as `forward` of :meth:`evaluate`.
@@ -209,7 +211,8 @@ class Trainer:
                 ones in each epoch, if they are shuffled.
 
         Returns:
-            What this call did; its text is the summary line.
+            The history of the run, a list with a dict for each epoch, which also has what this
+            call did, such as ``history.digest``; its text is the summary line.
 
         Raises:
             TypeError: a dataset has no samples or no length, or the loss returned something else.
@@ -227,19 +230,18 @@ class Trainer:
         plan = self._context.plan_loop(reading, epochs, steps)
         if plan.samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule")
-        passes, find_means = self._passes, None
+        self._reading = reading.of_another(None)
+        passes, find_means, sets = self._passes, None, sets_by_name(validate)
         measured = passes.metrics(validate_metrics, validate_forward)
-        if validate is not None:
-            whole = reading.of_another(validate).in_dataset_order()
-            self._context.plan_pass(whole)  # refuses what cannot be
-            find_means = functools.partial(passes.evaluate, whole, measured, None)
+        if sets:
+            find_means = passes.validation(reading, sets, measured)
         callbacks = Callbacks(self._all_callbacks(), self.directory)
-        validation = Validation(run, find_means, validate_every)
+        validation = Validation(run, find_means, validate_every, sets)
         if self._schedule.needs_validation:
-            validation.must_be("ReduceLROnPlateau, which looks at validations")
+            validation.must_be("ReduceLROnPlateau", self._schedule.monitor)
         for callback in callbacks:
             if callback.needs_validation:
-                validation.must_be(f"{callback.name}, which looks at validations")
+                validation.must_be(callback.name, callback.monitor)
         Callbacks(self.callbacks).forget_others(run.state if run.position.step else {})
         Callbacks(self.callbacks).keep_states(run.state)
         if (directory := self.directory) is not None:
@@ -266,7 +268,8 @@ class Trainer:
         Args:
             dataset: as for :meth:`fit`.
             batch_size: samples of one pass, as in a plain loop; workers take passes in turn. None:
-                the loader's.
+                the loader's, or that of :meth:`fit`, whose `collate_fn` and `num_workers` are then
+                used, too.
             metrics: further metrics by name. A function, such as ``lambda outputs, targets:
                 roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
                 targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
@@ -288,9 +291,8 @@ class Trainer:
                 no rows for functions, or the loss has the wrong type.
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
-        reading = Reading.of(dataset, batch_size)
-        measured = self._passes.metrics(metrics, forward)
-        return self._passes.evaluate(reading.in_dataset_order(), measured, model)
+        reading = self._read_in_order(dataset, batch_size)
+        return self._passes.evaluate(reading, self._passes.metrics(metrics, forward), model)
 
     def predict(
         self,
@@ -331,9 +333,9 @@ class Trainer:
                 renamed in the end, in which case the message says where the rows are.
         """
         check_forward(forward)
-        reading = Reading.of(dataset, batch_size)
+        reading = self._read_in_order(dataset, batch_size)
         predictor = Predictor(
-            self._passes.sweep("predict", reading.in_dataset_order(), model, forward),
+            self._passes.sweep("predict", reading, model, forward),
             self._passes.prepared(forward),
             None if path is None else Path(path),
         )
@@ -368,6 +370,12 @@ class Trainer:
         """
         checkpoints = self._context.checkpoints
         return None if checkpoints is None else checkpoints.directory
+
+    def _read_in_order(self, dataset: Any, batch_size: int | None) -> Reading:
+        """Say how samples are read for a pass: as the newest `fit` did, unless it is said."""
+        if batch_size is None and self._reading is not None:
+            return self._reading.of_another(dataset).in_dataset_order()
+        return Reading.of(dataset, batch_size).in_dataset_order()
 
     def _all_callbacks(self) -> list[Callback]:
         """Give the callbacks, with those that are always there unless there are others of them."""

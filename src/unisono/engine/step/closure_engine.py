@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from unisono.engine.step.engine import StepEngine
+from unisono.engine.step.records import StepMeans
 from unisono.errors import NonFiniteLossError
 from unisono.runtime.forbidden import IN_AN_UPDATE, forbid
 
@@ -40,7 +41,7 @@ class ClosureEngine(StepEngine):
         self._versions: list[int] = []
         self._num_evaluations = 0
 
-    def finish(self) -> tuple[dict[str, float], bool]:
+    def finish(self) -> tuple[StepMeans, bool]:
         """See :class:`StepEngine`; the means are those of the first evaluation."""
         means = self._take_gradients()
         self._meet_fault("update", self.sums.step)
@@ -84,7 +85,7 @@ class ClosureEngine(StepEngine):
         self._put_gradients()
         return self._loss.clone()
 
-    def _take_gradients(self) -> dict[str, float]:
+    def _take_gradients(self) -> StepMeans:
         """Sum the gradients of the passes that are done. Collective; gives the means."""
         means, is_whole = self._sum()
         assert is_whole  # nobody is lost with what the others have not

@@ -30,7 +30,7 @@ from unisono.engine.step.between_steps import BetweenSteps
 from unisono.engine.step.loss import check_differentiable, is_known_bad, non_finite, read_loss
 from unisono.engine.step.loss_scaling import LossScaling, check_alone
 from unisono.engine.step.model_guard import ModelGuard, changed_in_a_pass
-from unisono.engine.step.records import Phase, PhaseTimers, Records
+from unisono.engine.step.records import Phase, PhaseTimers, Records, StepMeans
 from unisono.engine.step.shard_passes import ShardPasses
 from unisono.engine.step.transforms import (
     Clipping,
@@ -234,7 +234,7 @@ class StepEngine:
         """Allow collectives again."""
         forbid("")
 
-    def finish(self) -> tuple[dict[str, float], bool]:
+    def finish(self) -> tuple[StepMeans, bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
 
         Returns:
@@ -263,7 +263,7 @@ class StepEngine:
             forbid(before)
         return means, self._settle()
 
-    def _sum(self) -> tuple[dict[str, float], bool]:
+    def _sum(self) -> tuple[StepMeans, bool]:
         """Sum gradients and transform them; returns and raises as :meth:`finish`. Collective."""
         exchange, sums, step = self.exchange, self.sums, self.sums.step
         sums.norm, sums.are_skipped, sums.bad = None, False, self.records.bad

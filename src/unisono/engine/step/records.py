@@ -17,7 +17,7 @@ import functools
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
@@ -41,12 +41,31 @@ class Form(enum.IntEnum):
     SUM = 2
 
 
+class StepMeans(dict[str, float]):
+    """By name, the mean over all samples (or the true weight) of a step. Final.
+
+    Attributes:
+        sums: what each is made of: the sum and its weight; of a count, the sum and None.
+    """
+
+    def __init__(self, sums: Mapping[str, tuple[float, float | None]]) -> None:
+        super().__init__({name: mean_of(*pair) for name, pair in sums.items()})
+        self.sums = sums
+
+
+def mean_of(total: float, weight: float | None) -> float:
+    """Divide a sum by its weight; a count, whose weight is None, stays as it is."""
+    if weight is None:
+        return total
+    return total / weight if weight else math.nan
+
+
 @dataclass(frozen=True, slots=True)
 class StepTotals:
     """The records of all shards of a step, added up."""
 
     is_sum: bool  # whether the losses of shards are sums, which `weight` makes a mean
-    means: dict[str, float]  # by name, the mean over all samples (or the true weight) of the step
+    means: StepMeans
     weight: float  # the global weight of the loss
 
 
@@ -174,12 +193,12 @@ class Records:
                 f"{weights[0]}: return (sum, weight) with the number of things summed."
             )
         means = {
-            name: value if is_count else value / weight if weight else math.nan
+            name: (value, None if is_count else weight)
             for (name, is_count), value, weight in zip(
                 _names_in(first.names), sums, weights, strict=True
             )
         }
-        return StepTotals(first.form == Form.SUM, means, weights[0])
+        return StepTotals(first.form == Form.SUM, StepMeans(means), weights[0])
 
 
 def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:

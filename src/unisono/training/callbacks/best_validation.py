@@ -90,7 +90,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
     ) -> None:
         self._patience = check_whole("patience", patience, at_least=1)
-        self._monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
+        self.monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
         self._best: float | None = None
         self._waited = 0
 
@@ -102,7 +102,7 @@ class EarlyStopping(Callback):
         """Judge a validation, and stop if patience is at its end."""
         if fit.has_ended:
             return
-        value = monitored(means, self._monitor)
+        value = monitored(means, self.monitor)
         if is_better(value, self._best, self._rule):
             self._best, self._waited = value, 0
             return
@@ -110,7 +110,7 @@ class EarlyStopping(Callback):
         if self._waited >= self._patience:
             validations = f"{self._waited} validation{'s' * (self._waited > 1)}"
             fit.stop(
-                f"stopping early: {self._monitor} was {self._best:.4f} at best, {validations} ago"
+                f"stopping early: {self.monitor} was {self._best:.4f} at best, {validations} ago"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class BestCheckpoint(Callback):
     ) -> None:
         self._given = None if path is None else Path(path)
         self._path = Path()  # of the call of `fit` under way
-        self._monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
+        self.monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
         self.best: float | None = None
         self.step: int | None = None
 
@@ -185,7 +185,7 @@ class BestCheckpoint(Callback):
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Keep the weights if they are the best so far."""
-        value = monitored(means, self._monitor)
+        value = monitored(means, self.monitor)
         if math.isnan(value) or not is_better(value, self.best, self._rule):
             return
         trouble = fit.once(lambda: self._save(fit), "saving the best weights")

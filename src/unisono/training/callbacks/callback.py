@@ -205,12 +205,14 @@ class Callback:
 
     Attributes:
         needs_validation: whether ``fit`` must be called with ``validate=``.
+        monitor: the name of the validation's mean that it looks at; empty: no certain one.
         may_fail: whether training goes on where it raises something: it is told, and the callback
             is not called any more in this call of ``fit``. For those that only write or show, and
             do nothing with other workers.
     """
 
     needs_validation = False
+    monitor = ""
     may_fail = False
 
     @property

@@ -1,0 +1,61 @@
+"""A run's history: a row for each epoch, kept in ``run.last``, so it goes back and on with the run.
+
+What a row averages are the sums and weights of its steps, never their means; they are added in the
+order of steps, on every worker alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.engine.state.run_state import Position
+from unisono.engine.step.records import StepMeans, mean_of
+
+_ROWS, _SUMS, _FOUND = "history", "epoch_sums", "epoch_validation"
+_ROWS_AT_MOST = 10_000  # as each snapshot holds them
+VALIDATION = "validation/"
+
+
+def note_step(last: dict[str, Any], means: StepMeans, position: Position) -> None:
+    """Add a step that is done, after which the run is at `position`."""
+    sums = last.setdefault(_SUMS, {})
+    for name, (total, weight) in means.sums.items():
+        before = sums.setdefault(name, [0.0, None if weight is None else 0.0])
+        before[0] += total
+        before[1] = None if weight is None or before[1] is None else before[1] + weight
+    if position.batch == 0:
+        rows = [*last.get(_ROWS, []), _row(last, position.epoch, position.step)]
+        last[_ROWS] = rows[-_ROWS_AT_MOST:]
+        del last[_SUMS]
+        last.pop(_FOUND, None)
+
+
+def note_validation(last: dict[str, Any], found: Mapping[str, Any], position: Position) -> None:
+    """Add what a validation found that was due."""
+    if position.batch == 0:
+        last[_ROWS][-1] |= _named(found)
+    else:
+        last[_FOUND] = dict(found)
+
+
+def rows(last: dict[str, Any], position: Position) -> list[dict[str, Any]]:
+    """Give all rows; one for the epoch under way, too, if it has begun.
+
+    What a validation at the end of a call found is in the last one.
+    """
+    found = [dict(row) for row in last.get(_ROWS, [])]
+    if position.batch and _SUMS in last:
+        found.append(_row(last, position.epoch + 1, position.step))
+    if found and last.get("validated_at") == position.step:
+        found[-1] |= _named(last["validation"])
+    return found
+
+
+def _row(last: dict[str, Any], epoch: int, step: int) -> dict[str, Any]:
+    means = {name: mean_of(*pair) for name, pair in last[_SUMS].items()}
+    return {"epoch": epoch, "step": step, **means, **_named(last.get(_FOUND, {}))}
+
+
+def _named(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{VALIDATION}{name}": value for name, value in found.items()}
