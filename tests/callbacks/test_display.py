@@ -123,7 +123,7 @@ def test_other_outputs_get_plain_lines():
     assert out.getvalue() == "a [line] that is longer than the width of any terminal " * 3 + "\n"
 
 
-def test_a_long_run_says_every_half_minute_how_far_it_is():
+def test_a_long_run_says_after_10_s_and_every_half_minute_how_far_it_is():
     log, clock = console(), Clock()
     fit = Fit(lambda: Lines(log), clock=clock)
     fit.begin(2000, 2814)
@@ -132,9 +132,10 @@ def test_a_long_run_says_every_half_minute_how_far_it_is():
         fit.do(epoch=1, loss=1 / (step + 1), num_samples=3455)
     fit.end()
     assert log.file.getvalue().splitlines() == [
-        "epoch 2, step 2,030 of 2,814: loss 0.0333, 3,455 samples/s",
-        "epoch 2, step 2,060 of 2,814: loss 0.0167, 3,455 samples/s",
-        "epoch 2, step 2,090 of 2,814: loss 0.0111, 3,455 samples/s",
+        "epoch 2, step 2,010 of 2,814: loss 0.1000, 3,455 samples/s",
+        "epoch 2, step 2,040 of 2,814: loss 0.0250, 3,455 samples/s",
+        "epoch 2, step 2,070 of 2,814: loss 0.0143, 3,455 samples/s",
+        "epoch 2, step 2,100 of 2,814: loss 0.0100, 3,455 samples/s",
     ]
 
 

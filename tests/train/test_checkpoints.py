@@ -17,6 +17,7 @@ from tests.parity.plain import made
 from tests.warm.processes import run, start
 
 import unisono
+from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.directory_lock import lock_directory
 
@@ -124,6 +125,44 @@ def test_another_run_is_refused_by_name(tmp_path, options, message):
     fit(tmp_path, 3)
     with pytest.raises(unisono.errors.CheckpointError, match=message):
         fit(tmp_path, 6, **options)
+
+
+def grown(directory, *parts, options="program"):
+    """Fit on more samples each time, as one program or as one that is started again."""
+    import torch
+    from tests.classified import by_sign, cross_entropy
+    from torch.utils.data import Subset
+
+    for num_samples, epochs, is_start in parts:
+        if is_start:
+            torch.manual_seed(0)
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.Adam(model.parameters())
+            checkpoint = directory and unisono.Checkpoint(3, options=options)
+            how = {"shards": 2, "directory": directory, "checkpoint": checkpoint}
+            trainer = unisono.Trainer(model, optimizer, cross_entropy, **how)
+        data = Subset(by_sign(80), range(num_samples))
+        found = trainer.fit(data, batch_size=16, epochs=epochs)
+    return found, found.digest
+
+
+def test_a_data_set_may_have_grown_between_two_epochs(tmp_path, capsys):
+    whole = grown(None, (50, 1, True), (70, 2, False), (80, 3, False))
+    assert [row["step"] for row in whole[0]] == [4, 9, 14]
+    grown(tmp_path, (50, 1, True))
+    assert grown(tmp_path, (70, 2, True), (80, 3, False)) == whole
+    assert "`dataset length` was 50 in the checkpoint and is 70 now" in capsys.readouterr().out
+
+
+def test_in_the_midst_of_an_epoch_no_data_set_grows(tmp_path):
+    grown(tmp_path, (50, 1, True))
+    with pytest.raises(CheckpointError, match=r'Checkpoint\(options="program"\)`'):
+        grown(tmp_path, (70, 2, True), options="checkpoint")
+
+    fit(tmp_path / "other", 5)
+    options = unisono.Checkpoint(options="program")
+    with pytest.raises(CheckpointError, match="the old value until epoch 1 has ended"):
+        fit(tmp_path / "other", 9, batch_size=20, checkpoint=options)
 
 
 def make_players(directory):

@@ -202,7 +202,7 @@ def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
     trainer.fit(data(), batch_size=10, epochs=2)
     out = capsys.readouterr().out
     assert out.count("already finished: nothing to do, as step 8 is all of `epochs=2`") == 1
-    assert f"digest {trainer.digest()[:16]}; to train on, pass a higher total" in out
+    assert f"digest {trainer.digest()[:16]}; to train on, pass `epochs=4`" in out
     assert "anew" not in out
     trainer.fit(data(), batch_size=10, epochs=1)
     assert "the run has come to step 8, past `epochs=1`" in capsys.readouterr().out

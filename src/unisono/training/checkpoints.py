@@ -36,7 +36,7 @@ from unisono.runtime.workers.team import Team
 from unisono.runtime.world import per_process
 from unisono.training.identity import compare, of_every_loop
 from unisono.training.loop_plan import Totals
-from unisono.training.options import Checkpoint, Every
+from unisono.training.options import OF_PROGRAM, Checkpoint, Every
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,12 @@ class Checkpoints:
             self._ahead = snapshot, entry, []
             return self._end_of_loop(end) or FoundCheckpoint(str(entry.path), snapshot, True)
         self._ahead = None
-        for warning in compare(snapshot.facts["identity"], identity):
+        for warning in compare(
+            snapshot.facts["identity"],
+            identity,
+            in_epoch=position.epoch + 1 if position.batch else None,
+            takes_program=self._saving.options == OF_PROGRAM,
+        ):
             self._say(warning)
         if position.batch >= plan.steps_per_epoch:
             raise CheckpointError(

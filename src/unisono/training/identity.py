@@ -105,11 +105,23 @@ def of_every_loop(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in identity.items() if name not in of_one}
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def compare(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    in_epoch: int | None = None,
+    takes_program: bool = False,
+) -> list[str]:
     """Compare the identity of a checkpoint with that of the run that resumes from it.
 
+    Args:
+        old: the checkpoint's.
+        new: the run's.
+        in_epoch: in the midst of which epoch it was made; None: between two.
+        takes_program: whether a run that resumes between two epochs may have other samples.
+
     Returns:
-        Warnings: what differs and changes bits, but not what is trained on.
+        Warnings: what differs and changes bits.
 
     Raises:
         CheckpointError: what decides over samples or updates differs; names old and new value.
@@ -118,11 +130,23 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     warnings = []
     for name in differ:
         value = new[name]
-        if name in _MUST_STAY:
-            raise CheckpointError(
-                f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
-                f'pass the old value, another `directory`, or `Checkpoint(resume="never")`.'
+        if name in _OF_ONE_LOOP and takes_program and in_epoch is None:
+            warnings.append(
+                f"`{name}` was {old[name]!r:.200} in the checkpoint and is {value!r} now: the "
+                f"epochs to come have it so"
             )
+            continue
+        if name in _MUST_STAY:
+            until, way = "", ""
+            if name in _OF_ONE_LOOP:
+                until = "" if in_epoch is None else f" until epoch {in_epoch} has ended"
+                way = '`Checkpoint(options="program")` to train on with this, '
+            raise CheckpointError(
+                f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: pass "
+                f'the old value{until}, {way}another `directory`, or `Checkpoint(resume="never")`.'
+            )
+        if name == SAMPLES and "dataset length" in differ:
+            continue  # others are compared where there are more
         if name == SAMPLES:
             there = old[name] if isinstance(old[name], dict) else {}
             others = [key for key in value if there.get(key, value[key]) != value[key]]

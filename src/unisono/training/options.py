@@ -157,7 +157,9 @@ class Checkpoint:
         options: what a resumed run does if the program now passes other options of the optimizer
             or of a schedule, or has frozen other parameters. Each change is reported.
             ``"checkpoint"``: it keeps the options that it began with; ``"program"``: it takes the
-            new ones, and a schedule continues as if it had had them from the start.
+            new ones, and a schedule continues as if it had had them from the start. A run that
+            resumes between two epochs then also takes a data set of another length, as of one that
+            has grown, another `batch_size`, `shuffle` and `sampler`.
 
     Raises:
         TypeError: `keep` is not whole.

@@ -96,12 +96,11 @@ def tell_over(run: RunContext, totals: Totals) -> None:
         return
     if run.replicated_calls.is_behind or not position.step:
         return
-    asked = " and ".join(
-        f"`{name}={total}`"
-        for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
-        if total is not None
-    )
-    more = "pass a higher total, as totals count from the beginning of a run"
+    counted = ("epochs", totals.epochs, position.epoch), ("steps", totals.steps, position.step)
+    given = [each for each in counted if each[1] is not None]
+    asked = " and ".join(f"`{name}={total}`" for name, total, _ in given)
+    again = " and ".join(f"`{name}={done + (total or 0)}`" for name, total, done in given)
+    more = f"pass {again} for as many more, as totals count from the beginning of a run"
     if totals.are_passed(position):
         run.say(f"the run has come to step {position.step}, past {asked}: to train on, {more}")
         return

@@ -181,9 +181,11 @@ class Trainer:
         that they had there.
 
         A program may call it several times, with higher totals, other data or more parameters each
-        time. When the program is started again, the call in which the newest checkpoint was written
-        resumes from it, and earlier calls do nothing. If a phase may end before its totals, give
-        each phase a trainer and a directory of its own.
+        time. ``fit(…, epochs=1)`` called again does nothing: a program that is started again makes
+        the same calls, and each must know whether it was done before. For one more epoch, pass
+        ``epochs=2``. The call in which the newest checkpoint was written then resumes from it, and
+        earlier calls do nothing. If a phase may end before its totals, give each phase a trainer
+        and a directory of its own.
 
         Args:
             dataset: the same on every worker. A map-style dataset; or an IterableDataset, which

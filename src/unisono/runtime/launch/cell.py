@@ -98,6 +98,8 @@ class Cell:
 
 _BAR_WIDTH = 30
 
+_FIRST_S = 10.0  # at most, until a run is shown for the first time
+
 # Seconds of a clock that never goes back.
 Clock = Callable[[], float]
 
@@ -168,7 +170,8 @@ class Count:
 
     def start(self, done: int, total: int) -> DisplayState:
         """Begin at step `done` of `total`."""
-        self._started_at = self._shown_at = self._now = self._clock()
+        self._started_at = self._now = self._clock()
+        self._shown_at = self._now + min(_FIRST_S - self._every_s, 0.0)
         self._begun_with, self._total = done, total
         self._steps = self._samples = 0
         self._newest = (None, math.nan)
