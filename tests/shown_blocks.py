@@ -103,7 +103,7 @@ rows = TensorDataset(torch.stack(inputs), torch.tensor(labels), torch.arange(len
 trainer.fit(rows, batch_size=32, epochs=1)
 assert not bool((priorities.weights == 1).any())
 """,
-    ("training", 3): """
+    ("training", 4): """
 class Both(nn.Module):
     def __init__(self):
         super().__init__()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -236,12 +237,30 @@ def length_of(dataset: Any) -> int:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"the dataset must have `__getitem__` and `__len__`, but {kind} does not: pass a "
-            f"map-style torch Dataset, a TensorDataset or a list of samples (not a DataLoader)."
+            f"DataLoader, a map-style torch Dataset or a list of samples, such as `list(samples)`; "
+            f"or an IterableDataset, whose `__iter__` begins anew in each epoch."
         )
+    if trouble := _not_of_samples(dataset):
+        raise TypeError(f"the dataset must have samples numbered from 0, but {kind} {trouble}.")
+    return len(dataset)
+
+
+def _not_of_samples(dataset: Any) -> str:
+    """Say what a dataset has in the place of samples, and what to pass; empty if it has samples."""
     if isinstance(dataset, Mapping) and 0 not in dataset:
         keys = ", ".join(map(repr, islice(dataset, _NAMED_AT_MOST)))
-        raise TypeError(
-            f"the dataset must have samples numbered from 0, but {kind} has {keys}: pass one of "
-            f'them, such as `datasets["train"]`.'
+        first = next(iter(dataset.values()), None)
+        if isinstance(first, (torch.Tensor, np.ndarray)):
+            rows = f"{{k: v[i] for k, v in data.items()}} for i in range({len(first)})"
+            return f"has {keys}: pass a list of samples, `[{rows}]`"
+        return f'has {keys}: pass one of them, such as `datasets["train"]`'
+    if type(dataset).__module__.split(".")[0] in ("pandas", "polars"):
+        return (
+            'has columns: pass `TensorDataset(torch.tensor(frame[["a", "b"]].to_numpy(), '
+            'dtype=torch.float32), torch.tensor(frame["y"].to_numpy()))`'
         )
-    return len(dataset)
+    if isinstance(dataset, tuple) and len(dataset) in (2, 3):
+        lengths = {len(each) if getattr(each, "shape", ()) else 0 for each in dataset}
+        if len(lengths) == 1 and (length := lengths.pop()):
+            return f"has {len(dataset)} arrays of {length} rows: pass `TensorDataset(x, y)`"
+    return ""

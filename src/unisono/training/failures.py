@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +17,34 @@ from typing import Any
 
 _SAMPLES_AT_MOST = 8
 _PACKAGE = __name__.partition(".")[0] + "."
+# What torch says, and what to write.
+_HINTS = (
+    (
+        r"\bDouble\b",
+        "Arrays of numpy are float64, parameters float32: call `.float()` on samples.",
+    ),
+    (
+        r"shapes cannot be multiplied",
+        "If samples have more dimensions than a linear layer takes, begin with `nn.Flatten()`.",
+    ),
+    (
+        r"not compiled with CUDA|on the same device",
+        "Unisono moves the model and batches to the device of each worker: leave `.cuda()` and "
+        "`.to(device)` out, and make new tensors with `device=` of an input.",
+    ),
+    (
+        r"target dtype to be Long|expected scalar type Long",
+        "Labels are class numbers in int64: call `.long()` on them.",
+    ),
+    (
+        r"multi-target not supported",
+        "Labels are class numbers of shape (samples,): call `.squeeze(1)` on them.",
+    ),
+    (
+        r"^Target -?\d+ is out of bounds",
+        "Labels are class numbers from 0, below the number of the model's outputs.",
+    ),
+)
 
 
 def failure(error: Exception, rank: int) -> bytes:
@@ -73,7 +102,8 @@ def note_place(error: BaseException, place: str) -> None:
     What Unisono refuses says so itself, and what ends a program has no place.
     """
     if isinstance(error, Exception) and not _is_refusal(error):
-        error.add_note(f"This was {place}.")
+        hint = next((f" {hint}" for form, hint in _HINTS if re.search(form, str(error))), "")
+        error.add_note(f"This was {place}.{hint}")
 
 
 def samples_in_words(indices: Sequence[int]) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import Optimizer
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -60,6 +61,11 @@ def check_function(name: str, function: object, arguments: Sequence[str], advice
         TypeError: it is no function, or takes others.
     """
     wanted = f"`{name}` must be a function of ({', '.join(arguments)})"
+    if isinstance(function, Optimizer):
+        raise TypeError(
+            f"{wanted}, but is of type {type(function).__name__}: the optimizer comes before it, "
+            f"`Trainer(model, optimizer, loss)`."
+        )
     if not callable(function):
         raise TypeError(
             f"{wanted}, but is of type {type(function).__name__}: pass "

@@ -30,6 +30,7 @@ from unisono.engine.step.transforms import OnGradients
 from unisono.errors import PeerLostError
 from unisono.plan.shards import assign
 from unisono.runtime.device import AUTO, drawn_without_seed
+from unisono.runtime.habits import habits_met
 from unisono.runtime.reach import used_in
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.launcher_messages import Ready
@@ -100,6 +101,7 @@ class Run:
         ValueError: an argument is not valid; the message says what to do.
     """
 
+    @habits_met("Run(model, optimizer, shards=4)")
     def __init__(
         self,
         model: Models,
@@ -240,6 +242,7 @@ class Run:
         """Whether the checkpoint that the run resumes from is past this loop, now a no-op."""
         return self._context.is_ahead
 
+    @habits_met("steps(train_set, batch_size=64, epochs=3)")
     def steps(
         self,
         dataset: Any,
@@ -264,7 +267,7 @@ class Run:
         """
         reading = Reading.of(dataset, batch_size, shuffle, sampler, drop_last=drop_last)
         plan = self._context.plan_loop(reading, epochs, steps)
-        return begin_loop(self._context, plan, named=used_in(sys._getframe(1)))
+        return begin_loop(self._context, plan, named=used_in(sys._getframe(2)))
 
     def stop(self) -> None:
         """End the current loop after the current step, as if that were its last.

@@ -129,7 +129,8 @@ class Step(DoneStep):
             if self._waiting is not None:
                 raise RuntimeError(
                     f"`step.backward` must be called before the next batch is taken, but shard "
-                    f"{shard} of step {self.number} has no loss: call `step.backward(loss)`."
+                    f"{shard} of step {self.number} has no loss: call `step.backward(loss)` in the "
+                    f"place of `loss.backward()`."
                 )
 
     def _read(self, shard: int) -> Any:

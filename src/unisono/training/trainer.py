@@ -18,6 +18,7 @@ from unisono.engine.state.load import save_weights
 from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.step.transforms import OnGradients
 from unisono.runtime.device import AUTO
+from unisono.runtime.habits import habits_met
 from unisono.training.callbacks.callback import Callback, Callbacks
 from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.logger import with_loggers
@@ -94,6 +95,7 @@ class Trainer:
         ValueError: an argument is not valid; the message says what to do.
     """
 
+    @habits_met("Trainer(model, optimizer, loss, shards=4)")
     def __init__(
         self,
         model: nn.Module,
@@ -110,7 +112,7 @@ class Trainer:
         schedule: LRScheduler | Schedule | None = None,
         directory: str | os.PathLike[str] | None = None,
         checkpoint: int | str | Checkpoint | None = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Callback | Iterable[Callback] = (),
     ) -> None:
         check_one_model(model)
         embed = None
@@ -153,11 +155,13 @@ class Trainer:
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule.scheduler
-        self.callbacks = list(Callbacks(list(callbacks), self.directory))
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        self.callbacks = list(Callbacks(given, self.directory))
         Callbacks(self.callbacks).keep_states(self.run.state)
         self._passes = Passes(self._context, self._computing, loss, embed)
         self._reading: Reading | None = None  # of the newest `fit`
 
+    @habits_met("fit(train_set, batch_size=64, epochs=3, validate=test_set)")
     def fit(
         self,
         dataset: Any,
@@ -254,6 +258,7 @@ class Trainer:
         )
         return fit.go_through(self._computing.under_way(self.run.model))
 
+    @habits_met("evaluate(test_set, batch_size=64)")
     def evaluate(
         self,
         dataset: Any,
@@ -296,6 +301,7 @@ class Trainer:
         reading = self._read_in_order(dataset, batch_size)
         return self._passes.evaluate(reading, self._passes.metrics(metrics, forward), model)
 
+    @habits_met("predict(test_set, batch_size=64)")
     def predict(
         self,
         dataset: Any,

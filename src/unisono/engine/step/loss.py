@@ -231,6 +231,11 @@ def _is_count(value: Any) -> bool:
 def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[Scalar, Scalar]:
     if not is_pair(value):
         return _number(name, value, num_samples), float(num_samples)
+    if isinstance(value[1], torch.Tensor) and value[1].numel() != 1:
+        raise ValueError(
+            f"a pair that a loss function returns must be (sum, weight), but the weight of {name} "
+            f"has shape {tuple(value[1].shape)}: return the loss alone, without the outputs."
+        )
     weight = _number(f"the weight of {name}", value[1])
     if not isinstance(weight, OnDevice):
         _checked_weight(name, weight)

@@ -14,6 +14,8 @@ enough to notice code that edits all gradients.
 from __future__ import annotations
 
 import operator
+import os
+import traceback
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -284,14 +286,27 @@ class GuardedGrad(torch.Tensor):
         raise refusal(_name_in([args, kwargs]), f"`{func}` was used on it")
 
 
+# By the file of torch that a program has called: what to do in its place.
+_REMEDIES = {
+    f"{os.sep}torch{os.sep}optim{os.sep}": "leave `optimizer.step()` out, as the block's end does "
+    "it",
+    f"{os.sep}clip_grad.py": "pass `clip_norm=` or `clip_value=` to the run; `math.inf` computes "
+    "the norm alone, `step.gradient_norm`",
+}
+
+
 def refusal(name: str, done: str) -> RuntimeError:
     """Make the error for a use of the gradient of the parameter `name`."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
+    remedies = (do for of, do in _REMEDIES.items() if any(of in file for file in files))
+    remedy = (
+        "to mask or scale, pass `on_gradients=` to the run, or give the parameter a hook before "
+        "the loop (`register_hook`); to clip, `clip_norm=` or `clip_value=`"
+    )
     return RuntimeError(
         f"the gradient of `{name}` must be left to the run while a step is under way, since it is "
-        f"one shard's part of a sum that is complete when the block ends, but {done}: to clip, "
-        f"pass `clip_norm=` or `clip_value=` to the run; to mask or scale, give the parameter a "
-        f"hook before the loop (`register_hook`); leave `optimizer.step()` to the run; read the "
-        f"norm as `step.gradient_norm`, with `clip_norm=math.inf` where it should not be clipped."
+        f"one shard's part of a sum that is complete when the block ends, but {done}: "
+        f"{next(remedies, remedy)}."
     )
 
 

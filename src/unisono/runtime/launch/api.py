@@ -14,6 +14,7 @@ from typing import Any
 
 from unisono.errors import WorkerError
 from unisono.runtime.c10d.registration import GLOO, check_backend
+from unisono.runtime.habits import habits_met
 from unisono.runtime.launch.call import name_of, pack_call, unpack_result
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.launch.exceptions import name_cells, unpack_exception
@@ -32,6 +33,7 @@ from unisono.runtime.workers.supervisor import PID_VARIABLE, is_worker
 from unisono.runtime.world import threads_per_worker, world
 
 
+@habits_met("launch(main, workers=2)")
 def launch(
     fn: Callable[..., Any],
     *args: Any,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.engine.state.load import save_weights
+from unisono.runtime.habits import habits_met
 from unisono.runtime.plainfile import check_plain
 from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.callback import Callback, Fit
@@ -55,9 +56,10 @@ def monitored(means: Mapping[str, Any], name: str) -> float:
     """
     numbers = sorted(n for n, value in means.items() if not isinstance(value, (list, dict)))
     if name not in numbers:
+        meant = [each for each in numbers if name.endswith(each)] or numbers
         raise ValueError(
-            "`monitor` must be one of the means that the loss function gives, or a metric that "
-            f"is one number, {numbers}, but is {name!r}."
+            f"`monitor` must be one of the means that the loss function gives, or a metric that is "
+            f'one number, {numbers}, but is {name!r}: pass `monitor="{meant[0]}"`.'
         )
     return float(means[name])
 
@@ -81,6 +83,7 @@ class EarlyStopping(Callback):
 
     needs_validation = True
 
+    @habits_met('EarlyStopping(patience=3, monitor="loss")')
     def __init__(
         self,
         patience: int = 3,
@@ -154,6 +157,7 @@ class BestCheckpoint(Callback):
 
     needs_validation = True
 
+    @habits_met('BestCheckpoint(monitor="loss")')
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,

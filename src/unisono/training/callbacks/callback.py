@@ -7,8 +7,8 @@
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
-for all from what is the same for all: means, norms, steps. What is to happen once (a file, a
-line) happens where ``fit.is_leader``. Who that is may change when a worker is lost.
+for all from means, norms and steps, which are the same for all. What is to happen once (a file, a
+line) happens where ``fit.is_leader``; who that is may change when a worker is lost.
 """
 
 from __future__ import annotations
@@ -205,10 +205,9 @@ class Callback:
 
     Attributes:
         needs_validation: whether ``fit`` must be called with ``validate=``.
-        monitor: the name of the validation's mean that it looks at; empty: no certain one.
-        may_fail: whether training goes on where it raises something: it is told, and the callback
-            is not called any more in this call of ``fit``. For those that only write or show, and
-            do nothing with other workers.
+        monitor: the mean of validations that it looks at; empty: no certain one.
+        may_fail: whether training goes on where it raises something: it is told, and not called
+            any more in this ``fit``. For those that only write or show, alone.
     """
 
     needs_validation = False

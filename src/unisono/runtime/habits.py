@@ -1,0 +1,126 @@
+"""What people write from habit, from other libraries, and what to write instead.
+
+One table answers every argument that a call lacks, in the place of Python's own words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LEAVE_OUT = "leave it out, as"
+
+# What to write, and the arguments that stand for it elsewhere.
+_INSTEAD = {
+    "write `trainer.fit(…, epochs=3)`": "epochs max_epochs num_epochs num_train_epochs nb_epoch "
+    "n_epochs",
+    "write `trainer.fit(…, steps=1000)`": "steps max_steps num_steps total_steps steps_per_epoch",
+    "write `trainer.fit(…, steps=20)` for a quick try": "fast_dev_run limit_steps "
+    "limit_train_batches overfit_batches",
+    "write `trainer.fit(…, batch_size=64)`, the batch of all workers together": "batch_size "
+    "train_batch_size per_device_train_batch_size",
+    "write `trainer.evaluate(test_set, batch_size=64)`": "eval_batch_size validation_batch_size "
+    "per_device_eval_batch_size",
+    "write `trainer.fit(train_set, …)`": "data train_set train_data train_dataset train_loader "
+    "train_dataloader train_dataloaders datamodule",
+    "write `trainer.fit(TensorDataset(x, y), …)`": "x y X Y inputs targets",
+    "write `trainer.fit(…, validate=test_set)`": "validate validation_data val_data val_set "
+    "val_dataset val_loader val_dataloader val_dataloaders valid_set eval_set eval_dataset",
+    "write `trainer.fit(…, validate=part)`, with a part of `torch.utils.data.random_split`": ""
+    "validation_split",
+    "write `trainer.fit(…, validate=Subset(test_set, range(1000)))`": "limit_val_batches "
+    "limit_test_batches validation_steps",
+    'write `trainer.fit(…, validate_every=500)`, in steps, or `"1 epoch"`': "validate_every "
+    "val_check_interval check_val_every_n_epoch validation_freq eval_steps eval_strategy "
+    "evaluation_strategy",
+    "write `trainer.evaluate(test_set, metrics={…})`, or let the loss return a dict with further "
+    "scalars": "metrics compute_metrics",
+    "write `Trainer(model, optimizer, loss)`, with a function of (model, batch)": "loss_fn "
+    "loss_function criterion compute_loss",
+    "give it to the optimizer, as in `torch.optim.Adam(model.parameters(), lr=1e-3)`": "lr "
+    "learning_rate weight_decay momentum optimizers",
+    "write `Trainer(…, schedule=scheduler)`": "scheduler lr_scheduler lr_scheduler_type "
+    "warmup_steps warmup_ratio",
+    "write `Trainer(…, clip_norm=1.0)`": "gradient_clip_val grad_clip clip_grad_norm max_grad_norm "
+    "max_norm",
+    "write `Trainer(…, shards=8)`: more shards than workers are gradient accumulation": "shards "
+    "accumulate_grad_batches gradient_accumulation_steps",
+    'write `Trainer(…, precision="bf16")`, or "fp16"; a `Run` has its losses under torch.autocast': ""
+    "precision fp16 bf16 amp use_amp mixed_precision dtype torch_dtype",
+    "start the program with `unisono run -n 2 train.py`, or write `unisono.launch(main, "
+    "workers=2)`": "devices gpus num_gpus n_gpu num_nodes num_processes nprocs nproc_per_node "
+    "strategy world_size rank local_rank sync_batchnorm",
+    f"{_LEAVE_OUT} each worker has a GPU if there are any; or write "
+    '`Trainer(…, device="cpu")`': "accelerator use_cpu no_cuda",
+    'write `Trainer(…, directory="runs/mnist")`': "directory default_root_dir output_dir save_dir "
+    "log_dir logdir logging_dir project_dir",
+    'write `Trainer(…, directory="runs/mnist", checkpoint="10min")`': "checkpoint save_steps "
+    "save_strategy save_freq enable_checkpointing",
+    "write `Trainer(…, checkpoint=unisono.Checkpoint(keep=3))`": "save_total_limit",
+    f"{_LEAVE_OUT} a run with a `directory` resumes; "
+    '`checkpoint=unisono.Checkpoint(resume="never")` begins anew': "resume ckpt_path resume_from "
+    "resume_from_checkpoint initial_epoch",
+    "write `Trainer(…, callbacks=[…])`, with some of `unisono.callbacks`": "callbacks logger "
+    "loggers log_with report_to",
+    f"{_LEAVE_OUT} progress is always shown": "verbose progress_bar enable_progress_bar "
+    "disable_tqdm enable_model_summary log_every_n_steps logging_steps",
+    f"{_LEAVE_OUT} every run has the same bits": "deterministic benchmark",
+    "pass a `DataLoader` as data, such as `DataLoader(train_set, 64, num_workers=2)`": ""
+    "num_workers collate_fn data_collator pin_memory use_multiprocessing dataloader_num_workers",
+    "write `Trainer(…, seed=0)`": "seed random_seed random_state",
+    "let the loss return `(sum, weight)`": "class_weight sample_weight",
+    'write `better="lower"`, or "higher"': "mode",
+    "use `unisono.callbacks.BestCheckpoint()`": "restore_best_weights load_best_model_at_end "
+    "save_best_only save_top_k",
+    "write the arguments behind the function, as in `unisono.launch(main, 1, 2)`": "args",
+}
+
+
+# What a `Run` does not have.
+_OF_A_TRAINER = ("callbacks", "precision", "schedule", "validate")
+
+
+def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have a function answer arguments that it lacks with what to write instead.
+
+    Args:
+        example: of a call of it, such as ``"launch(main, workers=2)"``.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            __tracebackhide__ = True
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                unknown = [name for name in kwargs if name not in signature.parameters]
+                raise TypeError(_told(example, signature, unknown, error)) from None
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _told(example: str, signature: inspect.Signature, unknown: list[str], error: TypeError) -> str:
+    name, others = example.partition("(")[0], [*signature.parameters]
+    if not unknown:
+        pair = "; inputs and targets are one data set, `TensorDataset(x, y)`"
+        is_more = "too many" in str(error) and "dataset" in others
+        return f"`{name}` must be called as in `{example}`, but: {error}{pair * is_more}."
+    remedies = [way for way, names in _INSTEAD.items() if unknown[0] in names.split()]
+    close = difflib.get_close_matches(unknown[0], others, 1)
+    remedies += [f"did you mean `{close[0]}`"] if close else [f"write `{example}`, say"]
+    remedy = remedies[0]
+    if name in ("Run", "steps") and not any(of in remedy for of in _OF_A_TRAINER):
+        remedy = remedy.replace("trainer.fit(", "run.steps(").replace("Trainer(", "Run(")
+    return f"`{name}` has no argument `{unknown[0]}`: {remedy}."
