@@ -51,7 +51,7 @@ _INSTEAD = {
     "max_norm",
     "write `Trainer(…, shards=8)`: more shards than workers are gradient accumulation": "shards "
     "accumulate_grad_batches gradient_accumulation_steps",
-    'write `Trainer(…, precision="bf16")`, or "fp16"; a `Run` has its losses under torch.autocast': ""
+    'write `Trainer(…, precision="bf16")`, or "fp16"; a `Run` has losses under torch.autocast': ""
     "precision fp16 bf16 amp use_amp mixed_precision dtype torch_dtype",
     "start the program with `unisono run -n 2 train.py`, or write `unisono.launch(main, "
     "workers=2)`": "devices gpus num_gpus n_gpu num_nodes num_processes nprocs nproc_per_node "
