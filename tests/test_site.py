@@ -76,9 +76,21 @@ CUT = """[...document.querySelectorAll("article :is(p, li, h1, h2, h3, table, pr
   .filter(each => each.getBoundingClientRect().right > innerWidth).map(each => each.outerHTML)"""
 
 
-def unnamed(page: Any) -> list[str]:
+def opened(browser: Any, address: str, scheme: Any, complaints: list[Any]) -> Any:
+    """Open a page that tells what its console says and what it fetches from elsewhere."""
+    page = browser.new_page(color_scheme=scheme)
+    page.on("console", lambda said: complaints.append((said.text, said.location)))
+    page.on("pageerror", lambda error: complaints.append((str(error), "")))
+    page.on(
+        "request",
+        lambda asked: address in asked.url or complaints.append((asked.url, "asked")),
+    )
+    return page
+
+
+def unnamed(session: Any) -> list[str]:
     """Give what a screen reader would meet on a page without a word about it."""
-    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
     shown = [node for node in nodes if not node["ignored"]]
     assert len(shown) > 20
     without = [node for node in shown if not node.get("name", {}).get("value")]
@@ -94,28 +106,26 @@ def test_no_page_complains_or_is_hard_to_read(site: tuple[str, list[str], Path])
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        looks = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]
-        for width, scheme in looks:
-            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-            page.on("console", lambda said: wrong.append((said.text, said.location)))
-            page.on("pageerror", lambda error: wrong.append((str(error), "")))
-            page.on(
-                "request",
-                lambda asked: asked.url.startswith(address) or wrong.append((asked.url, "asked")),
-            )
+        for scheme in ("light", "dark"):
+            page = opened(browser, address, scheme, wrong)
+            session = page.context.new_cdp_session(page)
             for name in pages:
+                page.set_viewport_size({"width": 1280, "height": 900})
                 answer = page.goto(address + name)
                 assert answer is not None
                 if answer.status != 200:
                     wrong.append((name, answer.status))
-                if page.evaluate(WIDTH) > 0 or page.evaluate(CUT):
-                    wrong.append((name, f"wider than {width}: {page.evaluate(CUT)}"))
-                if pale := page.evaluate(CONTRAST):
-                    wrong.append((name, f"pale, {scheme}: {json.dumps(pale)}"))
-                if unclear := page.evaluate(STRUCTURE) + unnamed(page):
+                page.add_style_tag(content="* { transition: none !important }")
+                if unclear := page.evaluate(STRUCTURE) + unnamed(session):
                     wrong.append((name, f"not accessible: {unclear}"))
                 leads[name], ids = page.evaluate(LINKS)
                 places |= {address + name, *(f"{address}{name}#{each}" for each in ids)}
+                for width in (1280, 400):
+                    page.set_viewport_size({"width": width, "height": 900})
+                    if page.evaluate(WIDTH) > 0 or page.evaluate(CUT):
+                        wrong.append((name, f"wider than {width}: {page.evaluate(CUT)}"))
+                    if pale := page.evaluate(CONTRAST):
+                        wrong.append((name, f"pale, {scheme}, {width}: {json.dumps(pale)}"))
             page.close()
         browser.close()
     ours = {(name, link) for name, links in leads.items() for link in links if address in link}
@@ -131,14 +141,11 @@ def test_the_search_finds_a_page_by_the_name_of_an_error(
 ) -> None:
     served, _, folder = site
     address = served if where == "served" else f"{folder.as_uri()}/"
-    complaints: list[str] = []
+    complaints: list[tuple[str, object]] = []
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.on("console", lambda said: complaints.append(said.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda asked: address in asked.url or complaints.append(asked.url))
+        page = opened(browser, address, "light", complaints)
         page.goto(address + name)
         page.click("input.md-search__input")
         page.keyboard.type("NonFiniteLossError")
