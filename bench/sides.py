@@ -284,6 +284,7 @@ SIDES = {
         'the same, "unisono", never exchanging', ddp_apart, "a process group", backend="unisono"
     ),
     "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
+    "unisono-alone": Side("Unisono, `python train.py`", unisono, "one process"),
     "unisono-events": Side("Unisono, event file on", unisono_events, "unisono run"),
     "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
     "unisono-fused-gloo": Side("Unisono on gloo, fused", unisono_fused_gloo, "unisono run"),
