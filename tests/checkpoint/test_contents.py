@@ -16,6 +16,7 @@ from unisono.engine.exchange.snapshots import as_bytes, describe_extras, from_by
 from unisono.engine.state.contents import digest_of
 from unisono.engine.state.saved import Snapshot, apply, apply_groups
 from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.sealed import Sealed
 
 FACTS = {
     "position": {"step": 3, "epoch": 0, "batch": 3},
@@ -47,6 +48,10 @@ def files(facts=FACTS, **changes):
     return taken() | {"run.json": run} | made
 
 
+def snapshot_of(files):
+    return Snapshot.from_files({name: Sealed.of([data]) for name, data in files.items()})
+
+
 def changed(**changes):
     """Make run.json with other facts, when a test runs: nothing is trained at import."""
 
@@ -60,7 +65,7 @@ def changed(**changes):
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
 def test_a_state_that_was_taken_is_put_back(num_steps):
     there, here = make(0, 2), make(1, num_steps)
-    snapshot = Snapshot.from_files(files_of_run(*there, FACTS))
+    snapshot = snapshot_of(files_of_run(*there, FACTS))
     apply(snapshot, *here)
     assert digest_of(*here) == digest_of(*there)
     assert here[1].param_groups[0]["lr"] == 0.1
@@ -71,16 +76,16 @@ def test_a_state_that_was_taken_is_put_back(num_steps):
 def test_the_users_tensors_are_no_state_of_the_optimizer():
     there, here = make(0, 2), make(1, 1)
     own = {"mean": torch.arange(3.0), "a/b": torch.tensor(7), "0.weight": torch.zeros(999)}
-    read = Snapshot.from_files(files_of_run(*there, FACTS, own))
+    read = snapshot_of(files_of_run(*there, FACTS, own))
     assert all(torch.equal(read.others[f"run.state/{name}"], own[name]) for name in own)
-    assert len(read.others) == len(own) + len(Snapshot.from_files(files()).others)
+    assert len(read.others) == len(own) + len(snapshot_of(files()).others)
     apply(read, *here)
     assert digest_of(*here) == digest_of(*there)
 
 
 def test_an_old_checkpoint_has_no_state():
     old = {name: FACTS[name] for name in ("position", "identity")}
-    snapshot = Snapshot.from_files(files(old))
+    snapshot = snapshot_of(files(old))
     there_later = ("state", "last", "strides", "modes")
     assert [snapshot.facts[name] for name in there_later] == [{}, {}, {}, {}]
 
@@ -90,7 +95,7 @@ def test_layers_are_as_they_were_where_the_file_says_it(modes):
     model, optimizer = make(0, 0)
     model[0].requires_grad_(False)
     model[0].eval()
-    apply(Snapshot.from_files(files(FACTS | {"modes": modes})), model, optimizer)
+    apply(snapshot_of(files(FACTS | {"modes": modes})), model, optimizer)
     assert not model[0].weight.requires_grad
     assert model[0].bias.requires_grad is bool(modes)
     assert model[0].training is bool(modes)
@@ -126,14 +131,14 @@ def test_layers_are_as_they_were_where_the_file_says_it(modes):
 )
 def test_another_form_is_refused(text):
     with pytest.raises(CheckpointError, match="must have"):
-        Snapshot.from_files(files(**{"run.json": text}))
+        snapshot_of(files(**{"run.json": text}))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("data", [b"", b"\xff" * 99, b"\2\0\0\0\0\0\0\0[]"])
 def test_a_file_that_is_not_safetensors_is_refused(name, data):
     with pytest.raises(CheckpointError, match="must have their formats"):
-        Snapshot.from_files(files(**{name: data}))
+        snapshot_of(files(**{name: data}))
 
 
 def test_state_within_lists_and_dicts_comes_back():
@@ -141,7 +146,7 @@ def test_state_within_lists_and_dicts_comes_back():
     for at, parameter in enumerate(there[0].parameters()):
         there[1].state[parameter]["past"] = [torch.full((2,), at), {"deep": torch.ones(at)}]
         there[1].state[parameter].update({"past/0": torch.tensor(at + 9), "shape": (at, 2)})
-    apply(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
+    apply(snapshot_of(files_of_run(*there, FACTS)), *here)
     assert digest_of(*here) == digest_of(*there)
     for at, parameter in enumerate(here[0].parameters()):
         state = here[1].state[parameter]
@@ -166,7 +171,7 @@ def test_state_within_lists_and_dicts_comes_back():
 def test_state_and_the_users_tensors_lie_as_their_copies_do(tensor):
     there, here = make(0, 2), make(1, 1)
     there[1].state[there[0][0].bias].update(mean=tensor, many=[tensor])
-    snapshot = Snapshot.from_files(files_of_run(*there, FACTS, {"own": tensor}))
+    snapshot = snapshot_of(files_of_run(*there, FACTS, {"own": tensor}))
     apply(snapshot, *here)
     state = here[1].state[here[0][0].bias]
     from_memory = from_bytes(bytearray(as_bytes(tensor)), describe_extras({"own": tensor})[0])
@@ -199,7 +204,7 @@ def strided(*stride):
 )
 def test_strides_are_not_believed(run):
     with pytest.raises(CheckpointError, match=r"must (put its shape|have the form)"):
-        Snapshot.from_files(files(**{"run.json": run}))
+        snapshot_of(files(**{"run.json": run}))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
@@ -209,13 +214,13 @@ def test_a_file_is_believed_no_more_bytes_than_it_has(name, shape):
     text = json.dumps(head).encode()
     data = len(text).to_bytes(8, "little") + text + bytes(16)
     with pytest.raises(CheckpointError, match="must have their formats"):
-        Snapshot.from_files(files(**{name: data}))
+        snapshot_of(files(**{name: data}))
 
 
 def test_state_may_be_larger_than_its_parameter():
     there, here = make(0, 2), make(1, 1)
     there[1].state[there[0][0].bias]["right"] = torch.arange(900.0).reshape(30, 30)
-    apply(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
+    apply(snapshot_of(files_of_run(*there, FACTS)), *here)
     assert digest_of(*here) == digest_of(*there)
 
 
@@ -261,14 +266,14 @@ def with_model(change):
 def test_what_does_not_fit_changes_nothing(change, message):
     here = make(1, 1)
     before = digest_of(*here), str(here[1].param_groups)
-    snapshot = Snapshot.from_files(files(**change))
+    snapshot = snapshot_of(files(**change))
     with pytest.raises(CheckpointError, match=message):
         apply(snapshot, *here)
     assert (digest_of(*here), str(here[1].param_groups)) == before
 
 
 def test_the_state_of_parameters_that_are_not_updated_is_refused():
-    (model, _), snapshot = make(1, 0), Snapshot.from_files(files())
+    (model, _), snapshot = make(1, 0), snapshot_of(files())
     part = torch.optim.AdamW(model[0].parameters(), lr=0.2)
     before = digest_of(model, part)
     with pytest.raises(CheckpointError, match=r"must update `1\.bias` as .* its own `directory`"):
@@ -327,7 +332,7 @@ def test_no_facts_make_us_fall(data):
     parent[last] = data.draw(SAID)
     here, told = make(1, 1), ""
     try:
-        apply(Snapshot.from_files(files(**{"run.json": json.dumps(facts).encode()})), *here)
+        apply(snapshot_of(files(**{"run.json": json.dumps(facts).encode()})), *here)
     except CheckpointError as error:
         told = str(error)
     assert told.isprintable()

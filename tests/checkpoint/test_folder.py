@@ -41,10 +41,14 @@ def damaged(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "damaged"))
 
 
+def contents(files):
+    return {name: b"".join(file) for name, file in files.items()}
+
+
 def test_what_was_written_is_read(whole):
     assert check_folder(whole) == {name: len(data) for name, data in CONTENTS.items()}
-    assert read_folder(whole) == CONTENTS
-    assert read_folder(whole, wanted=FILES[:1]) == {FILES[0]: CONTENTS[FILES[0]]}
+    assert contents(read_folder(whole)) == CONTENTS
+    assert contents(read_folder(whole, wanted=FILES[:1])) == {FILES[0]: CONTENTS[FILES[0]]}
     assert sorted(os.listdir(whole)) == sorted([*FILES, COMMIT])
 
 
@@ -113,8 +117,8 @@ def test_the_checkpoint_before_one_with_a_hostile_commit_file_is_used(tmp_path):
     for step in (1, 2):
         store.write(step, CONTENTS)
     (tmp_path / "checkpoints" / "step-000000000002" / COMMIT).write_bytes(b"[" * 60_000)
-    contents, entry, (passed_over,) = store.newest(lambda files: files["run.json"])
-    assert (contents, entry.step, passed_over.step) == (CONTENTS["run.json"], 1, 2)
+    read, entry, (passed_over,) = store.newest(contents)
+    assert (read, entry.step, passed_over.step) == (CONTENTS, 1, 2)
     assert [entry.trouble for entry in store.entries()][1] == ""
 
 
@@ -155,7 +159,7 @@ def in_chunks(data):
 
 
 def test_chunks_make_the_same_folder(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "_CHUNK_BYTES", 5)
+    monkeypatch.setattr(folder, "CHUNK_BYTES", 5)
     path = tmp_path / "step-000000000001"
     write_folder(path, {name: in_chunks(data) for name, data in CONTENTS.items()})
     for name in (*FILES, COMMIT):
@@ -220,8 +224,8 @@ def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
     (store.folder / ".step-000000000006.1.part").mkdir()
     (store.folder / "step-000000000005" / "run.json").write_bytes(b"{")
     assert [entry.step for entry in store.entries()] == [5, 4, 3]
-    files, entry, passed_over = store.newest(dict)
-    assert (files, entry.step) == (CONTENTS, 4)
+    read, entry, passed_over = store.newest(contents)
+    assert (read, entry.step) == (CONTENTS, 4)
     assert [(other.step, "must have" in other.trouble) for other in passed_over] == [(5, True)]
     assert store.set_aside(4) == ["step-000000000005"]
     store.write(5, CONTENTS)

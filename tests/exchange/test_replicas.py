@@ -1,6 +1,7 @@
 """Gloo is loaded where it is chosen; gradients that come twice in a pass are whole."""
 
 import sys
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE
+from unisono.engine.exchange.staged import StagedExchange
 from unisono.engine.state.contents import digest_of
 
 pytestmark = pytest.mark.slow
@@ -48,6 +50,25 @@ def train_recomputed():
             for inputs, targets in step.shards:
                 step.backward(nn.functional.cross_entropy(model(inputs), targets))
     return digest_of(model, optimizer)
+
+
+def train_with_a_slow_reader():
+    """Worker 1 copies the sums of the last step when worker 0 has done with the loop."""
+    if unisono.world().rank == 1:
+        read = StagedExchange._sums_within
+
+        def slow(exchange, start, stop):
+            time.sleep(0.1)
+            yield from read(exchange, start, stop)
+
+        StagedExchange._sums_within = slow
+    return train_recomputed()
+
+
+def test_sums_stay_until_all_have_read_them(monkeypatch):
+    expected = train_recomputed()
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "staged")
+    assert unisono.launch(train_with_a_slow_reader, workers=2) == [expected] * 2
 
 
 def test_gradients_that_come_twice_in_a_pass_are_whole(monkeypatch):

@@ -16,7 +16,6 @@ from tests.workers.forked import job  # noqa: F401
 
 import unisono
 import unisono.runtime.workers.job_store
-from unisono.runtime.workers import external
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.job_store import JobName, announcements
 from unisono.runtime.workers.meeting_point import Departure
@@ -45,16 +44,6 @@ def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa
 def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
     said = job.run(lambda rank: context().team() is context().team(), 2)
     assert [one.value for one in said] == [True, True]
-
-
-def test_a_worker_keeps_the_memory_that_it_frees(job, monkeypatch):  # noqa: F811
-    def work(rank):
-        calls = []
-        monkeypatch.setattr(external, "keep_freed_memory", lambda: calls.append(rank))
-        meet_once()
-        return calls
-
-    assert [said.value for said in job.run(work, 2)] == [[0], [1]]
 
 
 def test_two_jobs_at_once_do_not_mix(job):  # noqa: F811

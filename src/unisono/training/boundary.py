@@ -256,6 +256,8 @@ class Boundary:
 
     def _keep_end(self) -> bool:
         if not self._keeps:
+            if self._team.size == 1:
+                self._exchange.forget_gradients()
             self._exchange.hand_round()
             return True
         self._wait_for_disk()
@@ -263,6 +265,9 @@ class Boundary:
             slot = self._snapshot(wait=True)
             if slot is None:
                 return False
+            if self._team.leads_host:  # all have met, and have read what they need
+                self._exchange.forget_gradients()
+                self._memory.snapshots.keep_only(slot)
             if self._checkpoints is not None:
                 self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
                 while not self._team.meet("last checkpoint"):

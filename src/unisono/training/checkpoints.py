@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from unisono.engine.exchange.snapshots import Snapshots
@@ -28,6 +29,7 @@ from unisono.runtime.checkpoint.directory_lock import FileId, file_id_of
 from unisono.runtime.checkpoint.folder import read_folder
 from unisono.runtime.checkpoint.remote import await_answer, local_folder, url_of
 from unisono.runtime.checkpoint.run_directory import CheckpointEntry, RunDirectory
+from unisono.runtime.checkpoint.sealed import HeldAt, Sealed
 from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.runtime.timeouts import REMOTE
@@ -242,13 +244,20 @@ class Checkpoints:
         for name in self._run_directory.set_aside(step):
             self._say(f"checkpoint {name} is of another past and is set aside")
 
-    def read(self, path: str) -> Snapshot:
+    def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> Snapshot:
         """Read a checkpoint that the leader has found.
+
+        Args:
+            held: where the leader holds its files, which are open to workers of its host.
 
         Raises:
             CheckpointError: it is not there any more.
         """
-        return Snapshot.from_files(read_folder(Path(path)))
+        opened = {name: Sealed.open(at) for name, at in held.items()}
+        files = {name: file for name, file in opened.items() if file is not None}
+        return Snapshot.from_files(
+            files if files and files.keys() == held.keys() else read_folder(Path(path))
+        )
 
     def begin(self, step: int | None) -> None:
         """Count from here; `step` is that of the checkpoint the run goes on from."""

@@ -34,6 +34,8 @@ from unisono.runtime.forbidden import collectives_watched
 from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.training_progress import now
 from unisono.runtime.workers.launcher_messages import Live, Passed
+from unisono.runtime.workers.memory import keep_freed_memory
+from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary, OpenLoop
@@ -127,7 +129,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         if len(boundary.engine.members) > 1:
             make_step = AlternatingStep
-        rehearsals, looks, has_begun = Rehearsals(run), 0, False
+        rehearsals, looks, has_begun, num_steps = Rehearsals(run), 0, False, 0
         while True:
             if not has_begun:
                 with suppress(StepBrokenError):  # likewise, and all go back
@@ -151,6 +153,9 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             looks += is_due
             with rehearsals.calls() if is_due else nullcontext():
                 yield step
+            num_steps += 1
+            if num_steps == AT_FIRST and is_worker():
+                keep_freed_memory()
             run.team.supervisor.can_go_back = True
             opened.check_is_inmost()
             step.check_finished()

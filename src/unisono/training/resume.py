@@ -73,7 +73,9 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         kept.last = answer["last"]
         checkpoints.begin(kept.position.step)
         snapshot = None if found is None else found.snapshot
-        _put_back(run, checkpoints, answer["path"], snapshot, is_ahead=is_ahead)
+        _put_back(run, checkpoints, answer, snapshot, is_ahead=is_ahead)
+        # The leader lets go of the files when all have read them.
+        run.replicated_calls.together(_PURPOSE, lambda: _met(run.team))
         if not is_ahead:
             run.plan = plan.samples
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
@@ -105,7 +107,8 @@ def _find(
         for line in kept.recorded.told(facts["given"]):
             run.say(line)
     answer |= {name: facts[name] for name in ("position", "last")}
-    answer |= {"path": found.path, "is_ahead": found.is_ahead}
+    held = {name: file.place for name, file in found.snapshot.files.items()}
+    answer |= {"path": found.path, "is_ahead": found.is_ahead, "held": held}
     shards = facts["identity"].get("shards")
     return answer | {"shards": shards if type(shards) is int else plan.samples.shards}, found
 
@@ -113,14 +116,15 @@ def _find(
 def _put_back(
     run: RunContext,
     checkpoints: Checkpoints,
-    path: str,
+    answer: Mapping[str, Any],
     snapshot: Snapshot | None,
     *,
     is_ahead: bool,
 ) -> None:
     """Take over the state in a checkpoint, which the leader has read already."""
     try:
-        snapshot = checkpoints.read(path) if snapshot is None else snapshot
+        if snapshot is None:
+            snapshot = checkpoints.read(answer["path"], answer["held"])
     except CheckpointError:
         # A replacement that comes late takes the state from the others.
         if not run.team.is_replacement:
@@ -130,6 +134,11 @@ def _put_back(
     with contextlib.suppress(*[CheckpointError] * is_ahead):
         run.kept.apply(snapshot)
         run.kept.recorded.take(snapshot.facts["given"])
+
+
+def _met(team: Team) -> bytes:
+    team.gather(b"", _PURPOSE)
+    return b""
 
 
 # By step, what tells its contents apart.

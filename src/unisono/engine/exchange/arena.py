@@ -28,7 +28,7 @@ import torch
 from unisono.plan.shards import Piece
 from unisono.runtime.checkpoint.slots import MARKS_BYTES, Places
 from unisono.runtime.device import Device
-from unisono.runtime.workers.memory import ALIGNMENT_BYTES, Memory, aligned
+from unisono.runtime.workers.memory import ALIGNMENT_BYTES, Memory, aligned, give_pages_back
 
 ROW_BYTES = 4096
 _BUFFERS = ("buffers", "other buffers")  # regions
@@ -219,6 +219,10 @@ class Arena:
         """
         end, now = self._starts["buffers"], self._starts[_BUFFERS[copy_of_buffers]]
         return [(0, end), (now, now + self._starts[_BUFFERS[1]] - end)]
+
+    def forget_gradients(self) -> None:
+        """Give the memory of gradients and their sums back; all have read them."""
+        give_pages_back(self.memory.mapping, self._starts["gradients 0"], self.places.num_bytes)
 
     def region(self, name: str, snapshot_at: int = 0) -> Region:
         """View a region of the plan, or the copy of it in the snapshot that begins at a byte."""

@@ -21,7 +21,7 @@ import torch
 
 from unisono.engine.exchange.arena import Region, in_pages, size_of
 from unisono.errors import MismatchError
-from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.memory import Memory, give_pages_back
 from unisono.runtime.workers.team import Team
 
 Ranges = list[tuple[int, int]]
@@ -48,6 +48,7 @@ class PrivateView:
         self.starts = [region.start - start for region in regions]
         num_bytes = self.starts[-1] + in_pages(size_of(regions[-1].slots))
         self._num_bytes = num_bytes = max(num_bytes, _PAGE)
+        self._shared, self._start = shared, start
         self._there = shared.flat(start, num_bytes, torch.uint8)
         self.memory = shared.private_view(start, num_bytes)
         self.regions = [
@@ -159,6 +160,15 @@ class PrivateView:
     def forget_all(self) -> None:
         """Show the shared memory again, everywhere."""
         self.forget([(0, self._num_bytes)])
+
+    def take_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor, and give the memory that it had here back, that of all who share it."""
+        copied, at = tensor.clone(), tensor.data_ptr() - self._bytes.data_ptr()
+        if 0 <= at < self._num_bytes:
+            give_pages_back(
+                self._shared.mapping, self._start + at, self._start + at + tensor.nbytes
+            )
+        return copied
 
     def _ask_the_kernel(self) -> None:
         """Look at pages from now on, if that finds one that was written to, and no other."""

@@ -330,6 +330,11 @@ class Exchange(ABC):
         snapshots = self.memory.snapshots
         self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
+    def forget_gradients(self) -> None:
+        """Give the memory of all parts and sums back, as a loop ends and all have read them."""
+        if self.device.is_host:  # else it is pinned
+            self.memory.arena.forget_gradients()
+
     def unbind(self) -> None:
         """Give the model tensors of its own again; not collective. Values stay as they are."""
         for parameter in self._all:

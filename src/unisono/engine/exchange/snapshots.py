@@ -31,6 +31,7 @@ from unisono.runtime.checkpoint.slots import (
 )
 from unisono.runtime.device import HOST, bytes_of, on_host
 from unisono.runtime.dtypes import code_of, dtype_of
+from unisono.runtime.workers.memory import give_pages_back
 from unisono.runtime.workers.team import Team
 
 _SHARE_ALIGNMENT = 4096
@@ -147,6 +148,14 @@ class Snapshots:
         marks = self.places.marks(self._memory.read)
         if not marks[slot]:
             self._memory.write(self.places.mark_at(slot), (max(marks) + 1).to_bytes(8, "little"))
+
+    def keep_only(self, slot: int) -> None:
+        """Give the memory of the other slot back, unless it is being written to the disk."""
+        other = 1 - slot
+        if not self.places.is_busy(other, self._memory.read):
+            self._memory.write(self.places.mark_at(other), bytes(8))
+            start = self.places.slots_at[other]
+            give_pages_back(self._memory.mapping, start, start + self.places.slot_bytes)
 
     @property
     def number(self) -> int:

@@ -12,7 +12,6 @@ how they are read.
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import pickle
@@ -20,12 +19,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.engine.state.saved import bytes_at_most
+from unisono.engine.state.saved import bytes_at_most, read_tensors
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.folder import (
     COMMIT,
@@ -36,6 +34,7 @@ from unisono.runtime.checkpoint.folder import (
 )
 from unisono.runtime.checkpoint.remote import refuse_url
 from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.sealed import CHUNK_BYTES, Sealed
 from unisono.runtime.device import HOST, is_on_host
 from unisono.runtime.dtypes import CODES
 from unisono.runtime.notices import named, shown
@@ -110,14 +109,16 @@ def _read(path: Path, where: str, at_most: int) -> dict[str, torch.Tensor]:
             f"{where} is {'none of them' if path.exists() else 'not there'}."
         )
     check_size(where, path.stat().st_size, at_most)
-    data = path.read_bytes()
-    is_torch = data[:4] == b"PK\3\4" or data[:1] == b"\x80"  # a zip file, a pickle
-    if is_torch and data[8:9] != b"{":
-        return _from_torch(where, data)
-    return _from_safetensors(where, data)
+    with path.open("rb") as file:
+        held = Sealed.of(iter(lambda: file.read(CHUNK_BYTES), b""))
+    start = held.read(0, 9)
+    is_torch = start[:4] == b"PK\3\4" or start[:1] == b"\x80"  # a zip file, a pickle
+    if is_torch and start[8:] != b"{":
+        return _from_torch(where, held)
+    return _from_safetensors(where, held)
 
 
-def _read_checkpoint(path: Path, where: str, at_most: Mapping[str, int]) -> bytes:
+def _read_checkpoint(path: Path, where: str, at_most: Mapping[str, int]) -> Sealed:
     if os.path.lexists(path / COMMIT):
         try:
             return read_folder(path, at_most, wanted=(MODEL_FILE,))[MODEL_FILE]
@@ -139,9 +140,9 @@ def _read_checkpoint(path: Path, where: str, at_most: Mapping[str, int]) -> byte
     return data
 
 
-def _from_safetensors(where: str, data: bytes) -> dict[str, torch.Tensor]:
+def _from_safetensors(where: str, held: Sealed) -> dict[str, torch.Tensor]:
     try:
-        return from_safetensors(data)
+        return read_tensors(held)
     except Exception as error:
         raise CheckpointError(
             f"{where} must be a safetensors file or a state dict written by torch.save, but: "
@@ -149,10 +150,10 @@ def _from_safetensors(where: str, data: bytes) -> dict[str, torch.Tensor]:
         ) from None
 
 
-def _from_torch(where: str, data: bytes) -> dict[str, torch.Tensor]:
+def _from_torch(where: str, held: Sealed) -> dict[str, torch.Tensor]:
     """Read a state dict; torch's restricted unpickler runs no code."""
     try:
-        said = torch.load(io.BytesIO(data), map_location=HOST, weights_only=True)
+        said = torch.load(held.path, map_location=HOST, weights_only=True)
     except Exception as error:
         if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
             raise CheckpointError(

@@ -35,6 +35,7 @@ from unisono.engine.state.saved import (
     modes_of,
 )
 from unisono.errors import UnisonoError
+from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.checkpoint.slots import Places, files_of, read_facts
 from unisono.runtime.workers.launcher_messages import Passed
 from unisono.runtime.workers.team import Team
@@ -185,7 +186,8 @@ class RunState:
                 f"{end['position']['step']} only step {kept_step} is: the leader was lost while it "
                 f"kept what the loop had led to."
             )
-        files = {name: b"".join(chunks) for name, chunks in files_of(view, places.blob_at).items()}
+        written = files_of(view, places.blob_at)
+        files = {name: Sealed.of(chunks) for name, chunks in written.items()}
         self.apply(Snapshot.from_files(files))
         self.position.move_to(**end["position"])
         self.last = end["last"]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors.torch import load as from_safetensors
+from safetensors import safe_open
 from torch import nn
 from torch.optim import Optimizer
 
@@ -33,6 +33,7 @@ from unisono.engine.state.contents import is_dense, named_parameters, updated_pa
 from unisono.engine.state.optimizer_state import join_state, put_back_state
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
+from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.device import HOST
 from unisono.runtime.notices import named, shown
 
@@ -48,7 +49,7 @@ _BESIDES = 1 << 30  # names, and small models
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A checkpoint's contents in memory."""
+    """A checkpoint in memory; tensors are views of its files, each worker's own where changed."""
 
     tensors: dict[str, torch.Tensor]  # parameters and buffers by name
     # the optimizer's tensors, by `KEY/PARAMETER`, and those of `run.state`
@@ -57,9 +58,10 @@ class Snapshot:
     # values of `run.state`, what the last step said, strides of those tensors above that do not
     # lie row by row, which parameters were fixed and which layers evaluated
     facts: dict[str, Any]
+    files: Mapping[str, Sealed]  # what it was read from
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
+    def from_files(cls, files: Mapping[str, Sealed]) -> Snapshot:
         """Read it from the three files.
 
         What older versions did not write is empty.
@@ -68,9 +70,9 @@ class Snapshot:
             CheckpointError: a file is not of its format.
         """
         try:
-            facts = json.loads(files[RUN_FILE])
-            tensors = from_safetensors(files[MODEL_FILE])
-            others = from_safetensors(files[OPTIMIZER_FILE])
+            facts = json.loads(b"".join(files[RUN_FILE]))
+            tensors = read_tensors(files[MODEL_FILE])
+            others = read_tensors(files[OPTIMIZER_FILE])
         except Exception as error:
             raise CheckpointError(
                 f"its files must have their formats, but: {shown(error)}."
@@ -80,7 +82,13 @@ class Snapshot:
         _check_facts(facts)
         for name in facts["strides"].keys() & others.keys():
             others[name] = _laid_out(name, others[name], facts["strides"][name])
-        return cls(tensors, others, facts)
+        return cls(tensors, others, facts, files)
+
+
+def read_tensors(file: Sealed) -> dict[str, torch.Tensor]:
+    """View the tensors of a safetensors file; whoever changes one changes a copy of its own."""
+    with safe_open(file.path, "pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:

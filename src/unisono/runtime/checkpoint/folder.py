@@ -9,7 +9,8 @@
       commit.json             name, size and SHA-256 of the three; written last
 
 Written beside under another name, synced, renamed. Reading opens these four names and no others,
-follows no link, and trusts no size before it is compared with the file's own.
+follows no link, and trusts no size before it is compared with the file's own. What is read lies in
+memory of its own from then on, once for all who want it, whatever becomes of the file.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from unisono.errors import CheckpointError, NotPlainFileError
+from unisono.runtime.checkpoint.sealed import CHUNK_BYTES, Sealed
 from unisono.runtime.plainfile import open_in, sync_folder
 
 MODEL_FILE, OPTIMIZER_FILE, RUN_FILE = "model.safetensors", "optimizer.safetensors", "run.json"
 FILES = (MODEL_FILE, OPTIMIZER_FILE, RUN_FILE)
 COMMIT = "commit.json"
 COMMIT_BYTES_AT_MOST = 64 * 1024
-_CHUNK_BYTES = 4 << 20  # at a time, so that other threads get their turn in between
-
 _BYTES_AT_MOST = 1 << 62  # of a file that a commit file may speak of
 
 Content = bytes | memoryview | Iterable[bytes | memoryview]
@@ -66,7 +66,7 @@ def read_folder(
     path: Path,
     at_most: Mapping[str, int] = MappingProxyType({}),
     wanted: Collection[str] = FILES,
-) -> dict[str, bytes]:
+) -> dict[str, Sealed]:
     """Read the `wanted` files of a checkpoint, all of which must be what its commit file says.
 
     Others are compared without holding them in memory. Raises a TooLargeError, and reads none, if
@@ -81,7 +81,7 @@ def read_folder(
             raise CheckpointError(f"{name} must have {facts[name]['bytes']} bytes, but has {size}.")
         check_size(name, size, at_most.get(name, size))
     contents = {name: _compared(path, name, facts[name], name in wanted) for name in FILES}
-    return {name: contents[name] for name in wanted}
+    return {name: held for name, held in contents.items() if held is not None}
 
 
 def check_folder(path: Path) -> dict[str, int]:
@@ -107,20 +107,25 @@ def check_size(name: str, size: int, at_most: int) -> None:
         )
 
 
-def _compared(path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool) -> bytes:
-    """Compare a file with its SHA-256; return what it holds if that is wanted."""
-    digest, contents = hashlib.sha256(), b""
-    # No further than it is long now: it may be made to grow as quickly as it is read.
-    rest = fact["bytes"] + 1
-    with _reading(path, name) as file:
-        while rest > 0 and (chunk := file.read(rest if is_wanted else min(rest, _CHUNK_BYTES))):
+def _compared(path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool) -> Sealed | None:
+    """Compare a file with its SHA-256; hold what it says if that is wanted."""
+    digest = hashlib.sha256()
+
+    def chunks() -> Iterator[bytes]:
+        # No further than it is long now: it may be made to grow as quickly as it is read.
+        rest = fact["bytes"] + 1
+        while rest > 0 and (chunk := file.read(min(rest, CHUNK_BYTES))):
             digest.update(chunk)
             rest -= len(chunk)
-            if is_wanted:
-                contents += chunk
+            yield chunk
+
+    with _reading(path, name) as file:
+        held = Sealed.of(chunks()) if is_wanted else None
+        for _ in chunks() if held is None else ():
+            pass
     if digest.hexdigest() != fact["sha256"]:
         raise CheckpointError(f"{name} must have the SHA-256 that commit.json says, but has not.")
-    return contents
+    return held
 
 
 def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
@@ -182,5 +187,5 @@ def _write_synced(path: Path, content: Content) -> tuple[int, str]:
 def _pieces(content: Content) -> Iterator[memoryview]:
     for chunk in (content,) if isinstance(content, (bytes, memoryview)) else content:
         view = memoryview(chunk)
-        for start in range(0, view.nbytes, _CHUNK_BYTES):
-            yield view.cast("B")[start : start + _CHUNK_BYTES]
+        for start in range(0, view.nbytes, CHUNK_BYTES):
+            yield view.cast("B")[start : start + CHUNK_BYTES]

@@ -25,6 +25,7 @@ from unisono.runtime.checkpoint.folder import (
     read_folder,
     write_folder,
 )
+from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.plainfile import open_plain, written_whole
 
 Contents = TypeVar("Contents")
@@ -123,7 +124,7 @@ class RunDirectory:
 
     def newest(
         self,
-        read: Callable[[Mapping[str, bytes]], Contents],
+        read: Callable[[Mapping[str, Sealed]], Contents],
         at_most: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[Contents | None, CheckpointEntry | None, list[CheckpointEntry]]:
         """Read the newest checkpoint that is whole; give its entry and what was passed over, too.

@@ -47,7 +47,6 @@ from unisono.runtime.signals import NOTICES
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import Head
 from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
-from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import (
     CONTROL_VARIABLE,
     INCARNATION_VARIABLE,
@@ -73,7 +72,6 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
             os._exit(_BOOTSTRAP_FAILED)
         let_launcher_look(server_pid)
         _take_over_signals()
-        keep_freed_memory()
         *standard, job_fd, control_fd, store_fd, link_fd = fds
         _take_over_standard_streams(standard)
         job = Job.read(job_fd)

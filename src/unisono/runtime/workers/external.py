@@ -28,7 +28,6 @@ from unisono.runtime.workers.hosts_control_block import HostsControlBlock
 from unisono.runtime.workers.interfaces import address_here
 from unisono.runtime.workers.job_store import num_restarts
 from unisono.runtime.workers.meeting_point import Departure
-from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.rendezvous import Rendezvous
 from unisono.runtime.workers.supervisor import PID_VARIABLE, Gather, Supervisor
 from unisono.runtime.world import World
@@ -60,7 +59,7 @@ class ExternallyLaunched(Supervisor):
     def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
         """Take this process's seat among the workers of its job. Collective, once in a process.
 
-        From then on the others learn how this process ends, and it keeps the memory that it frees.
+        From then on the others learn how this process ends.
         """
         places = rendezvous.places
         several = places.ranks_of_host if len(places.ranks_of_host) > 1 else ()
@@ -69,7 +68,6 @@ class ExternallyLaunched(Supervisor):
         control = _seated(rendezvous, links)
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
-        keep_freed_memory()
         supervisor = cls(here, control, several)
         supervisor.address = address
         return supervisor

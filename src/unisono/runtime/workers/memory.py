@@ -3,8 +3,9 @@
 Pages exist from when they are first written, so a generous size costs nothing. The kernel frees
 them when the launcher and every worker have let go; nothing ever has a name in a file system.
 
-Workers also keep the memory that they free (mallopt(3)). By default, glibc returns large blocks to
-the kernel and takes zeroed pages for the next ones, which costs a tenth to a third of a step.
+Workers also keep the memory that they free (mallopt(3)), once a loop's first steps have shown what
+a step takes. By default, glibc returns large blocks to the kernel and takes zeroed pages for the
+next ones, which costs a tenth to a third of a step.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ def keep_freed_memory() -> bool:
 
     Returns whether it is glibc and did so; elsewhere nothing changes.
     """
+    give_freed_memory_back()  # once, what came before those
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(
         mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER)
