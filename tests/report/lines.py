@@ -12,8 +12,7 @@ ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]
 
 def history_of(*lines, name=""):
     made = History(name)
-    for line in lines:
-        made.add(read_event(to_bytes(line)))
+    made.add(read_event(to_bytes(line)) for line in lines)
     return made
 
 

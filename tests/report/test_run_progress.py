@@ -113,7 +113,7 @@ def test_a_page_and_the_live_view_agree():
     lines[40:40] = [failure(30), *lines[25:30]]
     history, status = History(), RunStatus()
     for one in events(lines):
-        history.add(one)
+        history.add([one])
         status.add(one)
     assert history.progress.num_done == status.progress.num_done == 60
     assert history.progress.num_steps == 60

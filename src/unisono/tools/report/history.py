@@ -18,18 +18,23 @@ called *between*.
 
 from __future__ import annotations
 
+import gc
 import math
 import operator
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain, compress, groupby, islice
+from typing import cast
 
 from unisono.runtime.notices import plural
 from unisono.tools.report.run_progress import Mark, RunProgress, mark_of
 from unisono.training.events.events import NUMBERS, PHASES, Evaluation, Event, Slowdown, StepDone
 from unisono.training.events.follow import EventReader, events_file
+
+_AT_ONCE = 128  # events that are looked at together
 
 
 @dataclass(slots=True)
@@ -41,6 +46,18 @@ class Values:
     total: float = 0.0
     weight: float = 0.0
     num_not_finite: int = 0
+
+    def add(self, steps: Sequence[int], values: Sequence[float], weights: Sequence[float]) -> None:
+        """Add the values of some steps that follow."""
+        self.last_step = steps[-1]
+        total = sum(map(operator.mul, values, weights), self.total)
+        if not math.isfinite(total):
+            finite = [*map(math.isfinite, values)]
+            self.num_not_finite += finite.count(False)
+            values, weights = [*compress(values, finite)], [*compress(weights, finite)]
+            total = sum(map(operator.mul, values, weights), self.total)
+        self.total = total
+        self.weight = sum(weights, self.weight)
 
     def absorb(self, later: Values, /) -> None:
         """Take in the values that follow."""
@@ -83,27 +100,29 @@ class Series:
 
     def add(self, step: int, value: float, weight: float = 1.0) -> None:
         """Add a step's value; its weight counts in means."""
-        self.last, self.last_step = value, step
-        one = self._place(step)
-        if math.isfinite(value):
-            one.total += value * weight
-            one.weight += weight
-        else:
-            one.num_not_finite += 1
-            if self.first_not_finite is None:
-                self.first_not_finite = step
+        self.add_all([step], [value], [weight])
 
-    def _place(self, step: int) -> Values:
-        """Give the stretch that a step belongs to."""
-        if self._num_in_last == self.width and len(self.values) == self._max:
-            self.halve()
-        if self._num_in_last < self.width:
-            self._num_in_last += 1
-            self.values[-1].last_step = step
-        else:
-            self._num_in_last = 1
-            self.values.append(Values(step, step))
-        return self.values[-1]
+    def add_all(
+        self, steps: Sequence[int], values: Sequence[float], weights: Sequence[float] | None = None
+    ) -> None:
+        """Add the values of some steps, in their order."""
+        weights = weights or [1.0] * len(steps)
+        begin = 0
+        while begin < len(steps):
+            if self._num_in_last == self.width and len(self.values) == self._max:
+                self.halve()
+            if self._num_in_last == self.width:
+                self.values.append(Values(steps[begin], steps[begin]))
+                self._num_in_last = 0
+            end = min(begin + self.width - self._num_in_last, len(steps))
+            self.values[-1].add(steps[begin:end], values[begin:end], weights[begin:end])
+            self._num_in_last += end - begin
+            begin = end
+            if self.first_not_finite is None and self.values[-1].num_not_finite:
+                pairs = zip(steps, values, strict=True)
+                self.first_not_finite = next(s for s, v in pairs if not math.isfinite(v))
+        if steps:
+            self.last, self.last_step = values[-1], steps[-1]
 
     def halve(self) -> None:
         """Make one of each two neighbours."""
@@ -158,26 +177,36 @@ class PhaseTimes:
         self.over_steps = {name: Series(max_stretches) for name in (*PHASES, "between")}
         self.by_rank: dict[int, Spent] = {}
 
-    def add(self, step: StepDone) -> None:
-        """Add a step; one without any columns is passed over."""
-        found = list(spent_by_rank(step))
-        for rank, spent in found:
-            self.by_rank.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(spent)
-        if found:
-            columns = zip(*[spent.phases_s for _, spent in found], strict=True)
-            means = [sum(column) / len(found) for column in columns]
-            between_s = max((step.seconds or 0.0) - sum(means), 0.0)
-            for series, mean_s in zip(self.over_steps.values(), [*means, between_s], strict=True):
-                series.add(step.step, mean_s)
+    def add(self, steps: Iterable[StepDone]) -> None:
+        """Add steps; one without any columns is passed over."""
+        for ranks, group in groupby(steps, key=operator.attrgetter("ranks")):
+            self._add_of(ranks, list(group))
 
+    def _add_of(self, ranks: tuple[int, ...], steps: list[StepDone]) -> None:
+        import numpy as np  # not above: other commands would wait for it
 
-def spent_by_rank(step: StepDone) -> Iterator[tuple[int, Spent]]:
-    """Give what each worker spent in a step; one without an entry was lost in it."""
-    nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
-    columns = [column or nothing for column in step.phases]
-    for rank, *entries in zip(step.ranks, *columns, strict=True):
-        if entries.count(None) < len(entries):
-            yield rank, Spent([entry or 0.0 for entry in entries], 1)
+        nothing = (None,) * len(ranks)
+        columns = [column or nothing for step in steps for column in step.phases]
+        times = np.array([*chain.from_iterable(columns)], dtype=float)
+        times = times.reshape(len(steps), len(PHASES), len(ranks))
+        is_known = ~np.isnan(times)
+        took_part = is_known.any(axis=1)  # one without an entry was lost in it
+        times = np.where(is_known, times, 0.0)
+        for rank, phases_s, num_steps in zip(
+            ranks, times.sum(axis=0).T.tolist(), took_part.sum(axis=0).tolist(), strict=True
+        ):
+            if num_steps:
+                nobody = Spent([0.0] * len(PHASES), 0)
+                self.by_rank.setdefault(rank, nobody).add(Spent(phases_s, num_steps))
+        num_workers = took_part.sum(axis=1)
+        told = num_workers > 0
+        means = times.sum(axis=2)[told] / num_workers[told, None]
+        seconds = np.array([step.seconds or 0.0 for step in steps])[told]
+        between = np.maximum(seconds - means.sum(axis=1), 0.0)
+        numbers = [step.step for step, is_told in zip(steps, told, strict=True) if is_told]
+        rows = [*means.T.tolist(), between.tolist()]
+        for series, values in zip(self.over_steps.values(), rows, strict=True):
+            series.add_all(numbers, values)
 
 
 @dataclass
@@ -207,32 +236,48 @@ class History:
         kept = self.samples_per_second.values
         return sum(one.total for one in kept) / sum(one.weight for one in kept) if kept else None
 
-    def add(self, event: Event) -> None:
-        """Add the next event."""
-        if not self.progress.add(event):
-            return
+    def add(self, events: Iterable[Event]) -> None:
+        """Add the events that come next."""
+        for kind, group in groupby(events, type):
+            while some := list(islice(group, _AT_ONCE)):
+                new = [event for event in some if self.progress.add(event)]
+                if kind is StepDone:
+                    self._add_steps(cast("list[StepDone]", new))
+                for event in () if kind is StepDone else new:
+                    self._add_other(event)
+
+    def _add_other(self, event: Event) -> None:
         if event is not self.progress.first and (mark := mark_of(event)) is not None:
             self.marks.append(mark)
-        if isinstance(event, StepDone):
-            self._add_step(event)
-        elif isinstance(event, Evaluation):
+        if isinstance(event, Evaluation):
             self._add_evaluation(event)
 
-    def _add_step(self, step: StepDone) -> None:
-        num_samples = step.num_samples or 0
-        for name, value in step.means.items():
-            self.means[name].add(step.step, value, num_samples or 1)
-            if self.means[name].first_not_finite == step.step:
-                text = f"{name} is {value} for the first time"
-                self.marks.append(Mark(step.step, step.time_unix_s, text))
-        if step.learning_rates:
-            self.learning_rate.add(step.step, step.learning_rates[0])
+    def _add_steps(self, steps: list[StepDone]) -> None:
+        self._add_means(steps)
+        some = [one for one in steps if one.learning_rates]
+        self.learning_rate.add_all(_numbers(some), [one.learning_rates[0] for one in some])
         for name in NUMBERS:
-            if (value := getattr(step, name)) is not None:
-                self.numbers[name].add(step.step, value)
-        if step.seconds:
-            self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
-        self.phases.add(step)
+            some = [one for one in steps if getattr(one, name) is not None]
+            self.numbers[name].add_all(_numbers(some), [getattr(one, name) for one in some])
+        seconds = [one.seconds for one in steps if one.seconds]
+        some = [one for one in steps if one.seconds]
+        speeds = [(one.num_samples or 0) / s for one, s in zip(some, seconds, strict=True)]
+        self.samples_per_second.add_all(_numbers(some), speeds, seconds)
+        self.phases.add(steps)
+
+    def _add_means(self, steps: list[StepDone]) -> None:
+        marks = []
+        for name in dict.fromkeys(chain.from_iterable(step.means for step in steps)):
+            series = self.means[name]
+            was_finite = series.first_not_finite is None
+            some = [one for one in steps if name in one.means]
+            values = [one.means[name] for one in some]
+            series.add_all(_numbers(some), values, [one.num_samples or 1 for one in some])
+            if was_finite and (first := series.first_not_finite) is not None:
+                wrong = next(one for one in some if one.step == first)
+                text = f"{name} is {wrong.means[name]} for the first time"
+                marks.append(Mark(first, wrong.time_unix_s, text))
+        self.marks += sorted(marks, key=lambda mark: mark.step)
 
     def _add_evaluation(self, event: Evaluation) -> None:
         for name, value in event.means.items():
@@ -241,6 +286,22 @@ class History:
             is_better = found is None or (value < found[1] if name == "loss" else value > found[1])
             if math.isfinite(value) and is_better:
                 self.best[name] = event.step, value
+
+
+def _numbers(steps: Iterable[StepDone]) -> list[int]:
+    return [one.step for one in steps]
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Let nobody look for circles, of which events have none, among so many objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:
@@ -253,8 +314,8 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     path = events_file(directory)
     reader = EventReader(path)
     history = History(name)
-    for event in reader.new_events():
-        history.add(event)
+    with _no_garbage_collection():
+        history.add(reader.new_events())
     history.num_unreadable = reader.num_unreadable
     if history.progress.latest is not None:
         from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it

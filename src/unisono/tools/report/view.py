@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from unisono.runtime.notices import amount, duration, plural
-from unisono.tools.report.history import Spent, spent_by_rank
+from unisono.tools.report.history import PhaseTimes, Spent
 from unisono.tools.report.run_progress import GONE, MAX_WORKERS, UNKNOWN, Process, RunProgress
 from unisono.tools.report.text import name, plain, program_of
 from unisono.training.events.events import (
@@ -88,11 +88,9 @@ class RunStatus:
     @property
     def by_rank(self) -> dict[int, Spent]:
         """What each worker spent in the newest steps."""
-        found: dict[int, Spent] = {}
-        for step in self.recent:
-            for rank, spent in spent_by_rank(step):
-                found.setdefault(rank, Spent([0.0] * len(spent.phases_s), 0)).add(spent)
-        return found
+        times = PhaseTimes()
+        times.add(self.recent)
+        return times.by_rank
 
     @property
     def slow_rank(self) -> int | None:

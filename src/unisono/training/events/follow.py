@@ -15,15 +15,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import methodcaller
 from pathlib import Path
 from typing import BinaryIO
 
 from unisono.errors import DataFormatError
 from unisono.training.events.events import Event, NewerFormatError, read_event
+from unisono.training.events.steps_at_once import read_steps
 
 FILE_NAME = "events.jsonl"
 
 _MARK_BYTES = 256
+_AT_ONCE_BYTES = 1 << 16  # with these, a hundred steps of two workers
 _STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
 
 
@@ -102,14 +106,12 @@ class EventReader:
             if self._recent_bytes is not None:
                 self._steps_from = os.fstat(file.fileno()).st_size - self._recent_bytes
             file.seek(self.offset_bytes)
-            for line in self._lines(file):
-                if (event := self._read(line)) is not None:
-                    yield event
+            yield from self._events(file)
 
     def _begin(self) -> None:
         self.offset_bytes = 0
         self.num_unreadable = 0
-        self._mark = b""
+        self._last_line = b""
 
     def _open(self) -> BinaryIO:
         try:
@@ -132,21 +134,30 @@ class EventReader:
         if self._file != _identity(file) or os.fstat(file.fileno()).st_size < self.offset_bytes:
             return False
         # A run that goes back cuts the file and writes on: the last line is then another.
-        file.seek(self.offset_bytes - len(self._mark))
-        return file.read(len(self._mark)) == self._mark
+        mark = self._last_line[-_MARK_BYTES:]
+        file.seek(self.offset_bytes - len(mark))
+        return file.read(len(mark)) == mark
 
-    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Give whole lines, and keep the place up to which they have been given."""
-        for line in file:
-            if line.endswith(b"\n"):
-                self.offset_bytes += len(line)
-                self._mark = line[-_MARK_BYTES:]
-                yield line
+    def _events(self, file: BinaryIO) -> Iterator[Event]:
+        """Read whole lines, and keep the place up to which events have been given."""
+        while lines := file.readlines(_AT_ONCE_BYTES):
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()  # torn: nothing follows
+            for are_steps, group in groupby(lines, methodcaller("startswith", _STEP)):
+                some = list(group)
+                is_new = self.offset_bytes + sum(map(len, some)) >= self._steps_from
+                steps = read_steps(some) if are_steps and is_new else None
+                for number, line in enumerate(some):
+                    self.offset_bytes += len(line)
+                    self._last_line = line
+                    if are_steps and self.offset_bytes < self._steps_from:
+                        continue
+                    event = self._read(line) if steps is None else steps[number]
+                    if event is not None:
+                        yield event
 
     def _read(self, line: bytes) -> Event | None:
         if not line.strip():
-            return None
-        if self.offset_bytes < self._steps_from and line.startswith(_STEP):
             return None
         try:
             return read_event(line)
