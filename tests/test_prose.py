@@ -55,3 +55,11 @@ def test_our_words_lead_to_the_glossary_at_first(name: str) -> None:
             linked = re.search(link, text)
             assert linked is not None, word
             assert first.end() <= linked.end(), word
+
+
+def test_a_picture_for_light_screens_has_one_for_dark_screens() -> None:
+    # A terminal is dark on both.
+    shown = re.compile(r"\]\((?!\S*/terminal)[^)\s]+\.(?:png|svg)(#only-\w+)?\)")
+    for name, page in PAGES.items():
+        ends = [found[1] for found in shown.finditer(page.read_text())]
+        assert ends.count("#only-light") == ends.count("#only-dark") == len(ends) / 2, name
