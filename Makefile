@@ -80,8 +80,9 @@ docs: .venv/docs           ## the documentation as a site, in site/; warnings ar
 test-site: .venv/docs      ## the site in a browser: links, contrast, width, console; a minute or two, needs chromium
 	$(BIN)/python -m pytest -q -m long tests/test_site.py
 
-pictures: .venv/ready      ## docs/pictures and the notebook's outputs again, from runs on this machine; needs chromium
-	$(BIN)/python docs/pictures/make.py
+pictures: .venv/ready      ## docs/pictures and outputs on pages and in the notebook again, from runs on this machine; needs chromium
+	$(BIN)/python -m docs.pictures.make
+	$(BIN)/python -m tests.shown_runs
 
 wheel: .venv/ready         ## source distribution and wheel, in dist/
 	$(BIN)/python -m build --quiet

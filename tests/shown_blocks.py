@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-PAGES_THAT_RUN = ["index", "training", "data", "losses", "checkpoints", "callbacks"]
+PAGES_THAT_RUN = ["start", "training", "data", "losses", "checkpoints", "callbacks"]
 PAGES_THAT_RUN += ["programs", "models", "gpus", "split", "events"]
 # GPUs are the CPU here, which layers cannot be divided over by name: that block is left out.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] * 2'}

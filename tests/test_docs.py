@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.shown_blocks import AROUND, PAGES_THAT_RUN, program_of
+from tests.shown_runs import INDEX, README, agree, digests, programs_of, run_page, runs_of
 from tests.test_architecture import FILES, PACKAGE, nodes_of
 from tests.warm import processes
 
@@ -24,11 +25,11 @@ from unisono.runtime.world import num_devices
 from unisono.tools.cli import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-README = REPOSITORY / "README.md"
 DOCS = REPOSITORY / "docs"
 ROOMS = ("callbacks", "data", "distributed")
 EXAMPLES = REPOSITORY / "examples"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+PROBLEMS = sorted((DOCS / "problems").glob("*.md"))
 MOVES = sorted((DOCS / "from").glob("*.md"), key=lambda page: page.stem)
 needs_two_cores = pytest.mark.skipif(num_devices() < 2, reason="two workers need two cores")
 
@@ -175,11 +176,13 @@ def test_every_block_of_python_compiles_and_seeds_the_weights() -> None:
 
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
-    """The README's first by its own test, whole programs side by side by theirs."""
+    """Programs with commands below them by their test, whole ones side by side by theirs."""
     shown = {page for page in PAGES if blocks(page)}
     run_here = {DOCS / f"{page}.md" for page in PAGES_THAT_RUN}
-    assert shown == {README, DOCS / "notebooks.md", *MOVES, *run_here}
-    assert [len(blocks(page)) for page in (README, *MOVES)] == [1] + [2] * len(MOVES)
+    with_runs = [README, INDEX, *PROBLEMS]
+    assert shown == {DOCS / "notebooks.md", *with_runs, *MOVES, *run_here}
+    assert all(len(blocks(page)) == 2 for page in MOVES)
+    assert all(blocks(page) == list(programs_of(page).values()) for page in with_runs)
 
 
 @pytest.mark.slow
@@ -200,28 +203,40 @@ def digest(output: str) -> str:
 
 @needs_two_cores
 @pytest.mark.slow
-def test_the_first_program_of_the_readme_prints_what_stands_below_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(blocks(README)[0])
-    (shown,) = [block for block in blocks(README, "console") if "python train.py" in block]
-    alone = run("train.py", folder=tmp_path)
-    together = run("-m", "unisono", "run", "-n", 2, "train.py", folder=tmp_path)
-    assert digest(alone) == digest(together)
-    expected = shown.split("$ unisono run -n 2 train.py\n")
-    expected[0] = expected[0].removeprefix("$ python train.py\n")
-    # Numbers are those of a processor and of its clock.
-    for said, wanted in zip((alone, together), expected, strict=True):
-        assert without_numbers(said) == without_numbers(wanted)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", [README, *PROBLEMS], ids=lambda page: page.stem)
+def test_commands_print_what_stands_below_them(page: Path, tmp_path: Path) -> None:
+    done = run_page(page, tmp_path, quickly=True)
+    assert done
+    for command, shown, lines in done:
+        assert agree(shown, lines), (command, lines)
+    shown, lines = ([line for run in done for line in run[part]] for part in (1, 2))
+    assert digests(shown) == digests(lines)
 
 
-def without_numbers(text: str) -> list[str]:
-    """Take out what a busy machine adds, and all numbers."""
-    lines = re.findall(r"^(?:epoch|\d+ steps).*$", text, re.M)
-    return [re.sub(r"\d[\d.,]*", "0", re.sub("digest [0-9a-f]{16}", "", line)) for line in lines]
+def test_programs_of_problems_are_short_and_linked_from_the_first_pages() -> None:
+    for page in PROBLEMS:
+        programs = programs_of(page)
+        assert len(programs) == 2
+        for program in programs.values():
+            lines = [line for line in program.splitlines() if line]
+            assert len([line for line in lines if not line.startswith(("import", "from"))]) <= 20
+        assert f"(docs/problems/{page.name})" in README.read_text()
+        assert f"(problems/{page.name})" in INDEX.read_text()
 
 
-def test_the_output_in_the_readme_has_one_digest() -> None:
-    first, *others = re.findall(r"digest ([0-9a-f]{16})", README.read_text())
-    assert others == [first]
+def test_the_first_page_shows_the_program_and_the_numbers_of_others() -> None:
+    assert programs_of(INDEX) == programs_of(README)
+    for (command, shown), (other, lines) in zip(runs_of(INDEX), runs_of(README), strict=True):
+        assert command == other
+        assert agree(shown, lines)
+    cards = re.findall(r"^    (.*)\n\n    \[.*\(problems/(\w+)\.md\)$", INDEX.read_text(), re.M)
+    picture = re.findall(r": (0\.\d+)<", (DOCS / "pictures" / "curves.svg").read_text())
+    assert len(picture) == 4
+    assert len(cards) == len(PROBLEMS)
+    for text, name in [*cards, (" ".join(picture), "accuracy")]:
+        page = (DOCS / "problems" / f"{name}.md").read_text()
+        assert [number for number in re.findall(r"\d[\d.,]*\b%?", text) if number not in page] == []
 
 
 @needs_two_cores

@@ -1,6 +1,6 @@
 """Make the pictures of the documentation again, and the notebook's outputs: ``make pictures``.
 
-All are of real runs on this machine, in which a worker is killed; a quiet one gives better ones.
+All are of real runs on this machine; a quiet one gives better ones.
 """
 
 import io
@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+from docs.pictures import curves
 from nbclient import NotebookClient
 from playwright.sync_api import sync_playwright
 from rich.console import Console
@@ -28,6 +29,7 @@ FAULT = "kill:rank=1,step=100"
 
 def main() -> None:
     """Train in an empty folder, draw there, write here."""
+    curves.draw()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         draw_terminal()
