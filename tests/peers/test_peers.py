@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -63,6 +64,24 @@ def test_two_ranks_end_with_gloos_bits_and_three_alike(program: str, tmp_path: P
     ]
     digests = {line.split()[-1] for line in ends_of("unisono", 3)}
     assert len(digests) == 1
+
+
+def test_they_count_what_the_docs_say() -> None:
+    def said(workers: int) -> list[str]:
+        output = run_on("gloo", workers, PROGRAMS / "counting.py")
+        return re.findall(r"^(?:Accelerate|Lightning): .*$", output, re.M)
+
+    alone = ["ones 10.0%", "gather 101, gather_for_metrics 101", "101"]
+    assert [line.partition(": ")[2] for line in said(1)] == alone
+    ones, accelerate, lightning = said(4)
+    padding, validation = (
+        (DOCS / "problems" / f"{page}.md").read_text() for page in ("padding", "validation")
+    )
+    assert f"({ones.split()[-1]} on four processes)" in padding
+    assert accelerate == "Accelerate: gather 128, gather_for_metrics 101"
+    assert "`gather` leads to 128" in validation
+    assert lightning == "Lightning: 104"
+    assert "counts 104 samples" in validation
 
 
 @pytest.mark.parametrize(
