@@ -290,11 +290,27 @@ class Killed(Between):
             self.change(fit.model, fit.optimizer)
 
 
+class Shifted(nn.Sequential):
+    """Adds a buffer, which the program changes between steps."""
+
+    def __init__(self):
+        super().__init__(*net())
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, inputs):
+        return super().forward(inputs + self.shift)
+
+
+def shifted(model, _):
+    model.shift = model.shift + torch.rand(8)
+
+
 KILLED = [
     (clipped, {}),
     (halved, {}),
     (averaged_in_data, {"model": Moved}),
     (drawn, {"optimizer": Langevin}),
+    (shifted, {"model": Shifted}),
 ]
 
 

@@ -57,8 +57,12 @@ class Buffers:
         self.now = 0
 
     def give(self) -> None:
-        """Give this worker's values to all."""
-        self._values.give(self.now)
+        """Give this worker's values to all, with what the program has changed since the step."""
+        self._values.keep(self.now)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is copied any more."""
         self._copies.wait()
 
     def load(self, now: int) -> None:
