@@ -56,7 +56,7 @@ class Workload:
 
 
 def cnn() -> nn.Module:
-    """The classic MNIST network, 421,642 parameters, as in ``examples/mnist.py``."""
+    """The classic MNIST network, 421,642 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),

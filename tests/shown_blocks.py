@@ -6,9 +6,7 @@ Blocks run in one process, each with names of its own: a small model, an optimiz
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PAGES_THAT_RUN = ["start", "training", "data", "losses", "checkpoints", "callbacks"]
 PAGES_THAT_RUN += ["programs", "models", "gpus", "split", "events"]
 # GPUs are the CPU here, which layers cannot be divided over by name: that block is left out.
@@ -16,21 +14,31 @@ HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] 
 LEFT_OUT = '{"cuda:0": ['
 
 # Names of a program around them, small enough to train in no time.
-AROUND = f"""
-import os, sys, torch, torch.nn.functional as F, unisono
+AROUND = """
+import itertools, os, sys, torch, torch.nn.functional as F, unisono
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics.classification import MulticlassF1Score
 from sklearn.metrics import accuracy_score
 from unisono.callbacks import EMA, EarlyStopping
-sys.path.insert(0, {str(EXAMPLES / "by_feature")!r})
-from closures import SAM as _SAM
-class SAM(_SAM):
+class SAM(torch.optim.SGD):
     def __init__(self, parameters):
-        super().__init__(parameters, rho=0.05, lr=0.1)
+        super().__init__(parameters, lr=0.1)
+    @torch.no_grad()
     def step(self, closure=None):
-        return super().step(closure)
+        closure = torch.enable_grad()(closure)
+        closure()
+        moved = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in moved]).norm()
+        before = [p.clone() for p in moved]
+        for p in moved:
+            p.add_(p.grad * (0.05 / norm))
+        loss = closure()
+        for p, old in zip(moved, before):
+            p.copy_(old)
+        super().step()
+        return loss
 roc_auc_score = lambda targets, outputs: accuracy_score(targets, outputs.argmax(1))
 class Net(nn.Sequential):
     def __init__(self):
@@ -56,7 +64,7 @@ class Pairs(torch.utils.data.Dataset):
     def __len__(self):
         return 16
     def __getitem__(self, index):
-        return {{"image": torch.ones(20), "text": torch.ones(6), "label": index % 2}}
+        return {"image": torch.ones(20), "text": torch.ones(6), "label": index % 2}
 criterion = nn.CrossEntropyLoss()
 loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
 train_set = test_set = TensorDataset(torch.randn(96, 20), torch.arange(96) % 10)
@@ -103,7 +111,7 @@ rows = TensorDataset(torch.stack(inputs), torch.tensor(labels), torch.arange(len
 trainer.fit(rows, batch_size=32, epochs=1)
 assert not bool((priorities.weights == 1).any())
 """,
-    ("training", 4): """
+    ("training", 5): """
 class Both(nn.Module):
     def __init__(self):
         super().__init__()

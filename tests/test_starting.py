@@ -12,7 +12,7 @@ from tests.test_docs import digest, needs_two_cores
 from tests.warm import processes
 
 from unisono.tools.cli import main
-from unisono.tools.cli.views import PROGRAM
+from unisono.tools.cli.new_command import FIRST, RECIPES
 
 
 @needs_two_cores
@@ -37,24 +37,33 @@ def test_the_demo_has_the_digest_of_the_program_that_new_writes(tmp_path: Path) 
 def test_new_names_its_file_as_a_shell_takes_it(tmp_path: Path) -> None:
     file = tmp_path / "my program.py"
     said = CliRunner().invoke(main, ["new", str(file)]).output
-    assert f"`python '{file}'`" in said
+    assert f"\n  python '{file}' " in said
     text = file.read_text()
     assert f"unisono run -n 2 '{file}' " in text
-    assert text.replace(f"'{file}'", "train.py") == PROGRAM.read_text()
+    assert text.replace(f"'{file}'", f"{FIRST}.py") == (RECIPES / f"{FIRST}.py").read_text()
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("arguments", "words"),
     [
-        ("there.py", "FILE must be new, but"),
-        ("train", "FILE must end in .py, but"),
-        ("nowhere/train.py", "FILE must be a place to write to, but"),
+        (["there.py"], "FILE must be new, but"),
+        (["gan", "there.py"], "FILE must be new, but"),
+        (["cluster", "there.py"], "FILE must be new, but"),
+        (["gan", "there.ipynb"], "FILE must end in .py, but is 'there.ipynb': use 'there.py'."),
+        (["train"], "NAME must be a recipe, or a file that ends in .py, but"),
+        (["contrast"], "but is 'contrast': use `unisono new contrastive`, or"),
+        (["train.ipynb"], "FILE must end in .py, but"),
+        (["nowhere/train.py"], "FILE must be a place to write to, but"),
     ],
 )
-def test_new_replaces_nothing(name: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "there.py").write_text("mine")
-    result = CliRunner().invoke(main, ["new", str(tmp_path / name)])
+def test_new_replaces_nothing(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there.py").write_text("mine")
+    result = CliRunner().invoke(main, ["new", *arguments])
     assert result.exit_code == 2
-    assert result.output.startswith(f"unisono: {words}")
+    assert result.output.startswith("unisono: ")
+    assert words in result.output
     assert result.output.count("\n") == 1
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

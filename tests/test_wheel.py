@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.test_docs import README, REPOSITORY, blocks, digest
 
+from unisono.tools.cli.new_command import recipes
+
 OPTIONAL = ("sklearn", "plotly", "pooch", "tensorboard", "torchmetrics", "pytest")
 
 
@@ -26,9 +28,9 @@ def command(*words: object, folder: Path) -> str:
 def build(folder: Path, *options: str) -> Path:
     """Build the wheel from a copy: setuptools leaves folders behind where it works."""
     source = folder / "source"
-    shutil.copytree(
-        REPOSITORY / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__py*")
-    )
+    ignored = shutil.ignore_patterns("*.egg-info", "__py*")
+    for name in ("src", "examples"):
+        shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     options = ("--no-isolation", "--outdir", str(folder), *options)
@@ -71,8 +73,12 @@ def check(python: Path, folder: Path, *, is_whole: bool) -> None:
     together = command(python, "-m", "unisono", "run", "-n", 2, "train.py", folder=folder)
     if is_whole:
         assert digest(command(python, "train.py", folder=folder)) == digest(together)
-        command(python, "-m", "unisono", "new", "mine.py", folder=folder)
-        assert (folder / "mine.py").is_file()
+    for name, (path, _) in recipes().items():
+        command(python, "-m", "unisono", "new", name, folder=folder)
+        if path.is_dir():
+            assert len([*(folder / name).iterdir()]) == len([*path.iterdir()])
+        else:
+            assert (folder / path.name).is_file()
 
 
 @pytest.mark.slow

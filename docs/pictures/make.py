@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from unisono.tools.cli import starting_program
+from unisono.tools.cli.new_command import FIRST, RECIPES
 from unisono.tools.report.files import write_report
 from unisono.tools.report.top import show
 
@@ -39,7 +39,7 @@ def main() -> None:
 
 def draw_terminal() -> None:
     """Show what a run says when a worker is killed, and ``unisono top`` beside it."""
-    program = Path(starting_program.__file__).read_text()
+    program = (RECIPES / f"{FIRST}.py").read_text()
     program = program.replace("# directory=", "directory=").replace("epochs=6", "epochs=12")
     Path("train.py").write_text(program)
     console = Console(record=True, width=100, force_terminal=True, file=io.StringIO())

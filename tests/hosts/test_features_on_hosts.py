@@ -10,18 +10,18 @@ from tests.hosts.conftest import MakeHosts
 from tests.hosts.test_hosts import TRAIN, Output, all_well, start
 from tests.hosts.virtual_hosts import torchrun
 from tests.parity.test_changed_parameters import alone
-from tests.test_examples import results
+from tests.test_examples import results, written
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
-# The programs of a feature, but those that plant a fault, are started by another launcher or have
-# another test here.
-EXAMPLES = ("averaged_weights", "callbacks", "contrastive", "gan", "mixed_precision", "streams")
+RECIPES = ("byol", "contrastive", "dqn", "gan", "language_model", "regression")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_has_the_digest_of_one_host(make_hosts: MakeHosts, name: str) -> None:
-    script, hosts = f"examples/by_feature/{name}.py", make_hosts(2)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_the_digest_of_one_host(
+    make_hosts: MakeHosts, name: str, tmp_path: Path
+) -> None:
+    script, hosts = str(written(name, tmp_path)), make_hosts(2)
     said = []
     for workers in ([2], [1, 1]):
         outputs = start(hosts[: len(workers)], workers, [script])

@@ -1,13 +1,9 @@
-"""The commands that look: `checkpoints`, `top`, `where`, `report`, `compare`, `doctor`.
-
-The commands for beginners: `demo` and `new`, both on one program.
-"""
+"""The commands that look, such as `top`, `where`, `report` and `doctor`; and `demo`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +12,7 @@ import click
 
 from unisono.runtime.launch.gpus import VISIBLE_VARIABLE
 from unisono.tools.cli.endings import Refusal, leave, refusing
+from unisono.tools.cli.new_command import FIRST, RECIPES
 
 
 @click.command(short_help="List the checkpoints of a run.")
@@ -220,8 +217,6 @@ def doctor(as_json: bool) -> None:
     leave(int(any(one.verdict == WRONG for one in seen)))
 
 
-PROGRAM = Path(__file__).with_name("starting_program.py")
-
 _NEXT = """
 What to try next:
   unisono new train.py             write this program to a file, to change it into your own
@@ -243,7 +238,7 @@ def demo() -> None:
     Example:
       unisono demo                         two workers, the same digest as on one
     """
-    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(PROGRAM)]
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(RECIPES / f"{FIRST}.py")]
     environ = {**os.environ, VISIBLE_VARIABLE: ""}
     # Ctrl-C reaches the command as well, which then ends its workers.
     with subprocess.Popen(command, env=environ) as run, contextlib.suppress(KeyboardInterrupt):
@@ -251,30 +246,3 @@ def demo() -> None:
     if run.returncode == 0:
         click.echo(_NEXT)
     leave(run.returncode if run.returncode >= 0 else 128 - run.returncode)
-
-
-@click.command(short_help="Write a starting program.")
-@click.argument("file", type=Path)
-def new(file: Path) -> None:
-    """Write a commented program to FILE. It runs as it is; replace model, loss and data.
-
-    \b
-    Example:
-      unisono new train.py
-    """
-    if file.suffix != ".py":
-        raise Refusal(f"FILE must end in .py, but is {str(file)!r}: use {str(file) + '.py'!r}.")
-    name = shlex.quote(str(file))
-    text = PROGRAM.read_text(encoding="utf-8").replace("train.py", name.replace("\\", r"\\"))
-    try:
-        with file.open("x", encoding="utf-8") as written:
-            written.write(text)
-    except FileExistsError:
-        raise Refusal(
-            f"FILE must be new, but {str(file)!r} exists: choose another name, or remove it."
-        ) from None
-    except OSError as error:
-        raise Refusal(
-            f"FILE must be a place to write to, but {str(file)!r} is not: {error.strerror}."
-        ) from None
-    click.echo(f"{file} is written. Run it with `python {name}` or `unisono run -n 2 {name}`.")

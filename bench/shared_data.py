@@ -1,7 +1,7 @@
 """Hold a data set in memory once, not once per worker; each worker says how much memory it takes.
 
-    unisono run -n 4 examples/by_feature/shared_data.py
-    unisono run -n 4 examples/by_feature/shared_data.py --own
+    unisono run -n 4 bench/shared_data.py
+    unisono run -n 4 bench/shared_data.py --own
 
 With `--own` each worker makes the data set for itself. Both give the same digest.
 """

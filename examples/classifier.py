@@ -1,7 +1,7 @@
-"""Train a small network on handwritten digits. Put your own model, loss and data in its place.
+"""Train a small CNN on handwritten digits. Put your own model, loss and data in its place.
 
-python train.py              # one worker
-unisono run -n 2 train.py    # two workers, the same digest: the weights agree bit for bit
+python classifier.py              # one worker
+unisono run -n 2 classifier.py    # two workers, the same digest: the weights agree bit for bit
 """
 
 import torch
