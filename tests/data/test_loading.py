@@ -19,7 +19,7 @@ from tests.warm import processes as warm
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
-from unisono.data import collating, second_reading
+from unisono.data import collating, loader, second_reading
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, ShardPosition, upcoming
 from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
@@ -71,6 +71,10 @@ def batches(dataset, loader_workers, **totals):
                 seen.append(batch)
                 step.backward(parameter.sum())
     return seen
+
+
+def in_lists(batches):
+    return [[numbers.tolist() for numbers in batch] for batch in batches]
 
 
 # Random numbers
@@ -221,6 +225,24 @@ def test_batches_are_the_same_whoever_reads_and_wherever_the_run_goes():
     alone = read(0)
     assert read(1) == alone
     assert read(2) == alone
+
+
+@pytest.mark.slow
+def test_a_long_order_is_made_in_the_worker_alone_and_one_is_kept(monkeypatch):
+    alone = batches(Each(draw), 0, steps=12)
+    worker, order, kept = os.getpid(), SamplePlan.order, []
+
+    def order_here(plan, epoch):
+        assert os.getpid() == worker
+        kept.append(max((len(one._epochs) for one in loaders), default=0))
+        return order(plan, epoch)
+
+    loaders, enter = [], Loader.__enter__
+    monkeypatch.setattr(Loader, "__enter__", lambda one: loaders.append(one) or enter(one))
+    monkeypatch.setattr(SamplePlan, "order", order_here)
+    monkeypatch.setattr(loader, "_LONG", 1)
+    assert in_lists(batches(Each(draw), 2, steps=12)) == in_lists(alone)
+    assert kept == [0] * 3  # the order before is gone when the next is made
 
 
 @pytest.mark.slow
@@ -583,6 +605,20 @@ def test_a_worker_that_is_killed_costs_nothing_with_loader_processes(monkeypatch
     monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=7,at={at}")
     results = unisono.launch(augmenting.train, augmenting.Noisy("torch"), 2, workers=3)
     assert results == [alone] * 3
+
+
+def train_long(*arguments):
+    loader._LONG = 1
+    return augmenting.train(*arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_a_worker_that_is_killed_costs_nothing_where_orders_are_long(monkeypatch, num_processes):
+    alone = augmenting.train(augmenting.Noisy("torch"), 0)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=5")  # the second epoch's first
+    dataset = augmenting.Noisy("torch")
+    assert unisono.launch(train_long, dataset, num_processes, workers=3) == [alone] * 3
 
 
 class Stuck(augmenting.Noisy):

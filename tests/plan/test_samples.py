@@ -38,10 +38,11 @@ def test_shards_take_every_s_th_sample_and_the_last_batch_is_short(batch, expect
 @given(plans, st.integers(0, 3))
 def test_shards_of_a_batch_are_the_batch(plan, epoch):
     order = plan.order(epoch)
+    said = range(plan.num_samples) if order is None else order.tolist()
     for batch in range(plan.steps_per_epoch):
         start, stop = plan.bounds(batch)
         parts = [plan.shard_indices(order, batch, shard).tolist() for shard in range(plan.shards)]
-        assert sorted(sum(parts, [])) == sorted(order[start:stop].tolist())
+        assert sorted(sum(parts, [])) == sorted(said[start:stop])
         assert [plan.shard_size(batch, v) for v in range(plan.shards)] == [len(p) for p in parts]
         assert plan.shard_sizes(batch) == [len(p) for p in parts]
         assert plan.num_batch_samples(batch) == stop - start
@@ -69,6 +70,7 @@ def test_a_shard_gets_what_torchs_sampler_gives_without_its_padding(plan, epoch)
         positions = range(shard, plan.num_samples, plan.shards)
         assert ours == padded[: len(positions)]
         assert plan.positions(shard).tolist() == [*positions]
+        assert plan.indices(epoch, shard).tolist() == ours
 
 
 @given(st.integers(1, 200), st.integers(1, 30), st.integers(1, 12))
@@ -99,6 +101,22 @@ def test_epochs_have_orders_of_their_own_and_the_seed_decides_them():
     assert not torch.equal(plan.order(0), plan.order(1))
     assert torch.equal(plan.order(1), SamplePlan(100, 20, 4, shuffle=True, seed=3).order(1))
     assert not torch.equal(plan.order(0), SamplePlan(100, 10, 2, shuffle=True, seed=4).order(0))
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 1000, 300_001])
+def test_an_order_of_half_the_bytes_is_the_same(num_samples):
+    order = SamplePlan(num_samples, 1, 1, seed=11).order(4)
+    generator = torch.Generator().manual_seed(15)
+    assert order.dtype == torch.int32
+    assert torch.equal(order.long(), torch.randperm(num_samples, generator=generator))
+
+
+def test_the_order_of_the_dataset_takes_no_memory():
+    plan = SamplePlan(10**12, 64, 2, shuffle=False)
+    assert plan.order(0) is None
+    assert plan.shard_indices(None, 10**9, 1).tolist() == [
+        *range(64 * 10**9 + 1, 64 * 10**9 + 64, 2)
+    ]
 
 
 @pytest.mark.parametrize(

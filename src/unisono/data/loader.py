@@ -27,6 +27,9 @@ from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device, can_pin, pin
 from unisono.runtime.training_progress import At, now
 
+_LONG = 1 << 22
+"""How many samples an epoch has whose order is a matter of memory and time."""
+
 
 class ShardPosition(NamedTuple):
     """Which batch: one shard of one global batch of one epoch, all counted from 0."""
@@ -37,7 +40,7 @@ class ShardPosition(NamedTuple):
 
 
 class _Epoch(NamedTuple):
-    order: torch.Tensor
+    order: torch.Tensor | None
     repeats: torch.Tensor | None
     digest: str
 
@@ -128,8 +131,8 @@ class Loader:
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         self._now, self._progress = now(), progress
-        # Two: reading ahead is in the next epoch before the worker is.
-        self._epoch = functools.lru_cache(maxsize=2)(self._work_out)
+        self._epochs: dict[int, _Epoch] = {}
+        self._is_long = plan.num_samples >= _LONG
         self._ahead: LoaderProcesses | None = None
         self._ahead_for: Sequence[int] = ()
         self._early: EarlyBatch | None = None
@@ -204,9 +207,17 @@ class Loader:
             )
         return self._read(place)
 
-    def _work_out(self, epoch: int) -> _Epoch:
-        plan = self._plan
-        return _Epoch(plan.order(epoch), plan.repeats(epoch), plan.digest(epoch))
+    def _epoch(self, epoch: int) -> _Epoch:
+        """Give the order of an epoch, of which few are kept.
+
+        Two, as reading ahead is in the next epoch before the worker is; of long ones, one.
+        """
+        plan, epochs = self._plan, self._epochs
+        if epoch not in epochs:
+            if len(epochs) == (1 if self._is_long else 2):
+                del epochs[next(iter(epochs))]  # before the next is made: both may be large
+            epochs[epoch] = _Epoch(plan.order(epoch), plan.repeats(epoch), plan.digest(epoch))
+        return epochs[epoch]
 
     def _reading_on(self, place: ShardPosition, shards: Sequence[int]) -> LoaderProcesses:
         """Give processes that read a place next, and go on for these shards."""
@@ -216,7 +227,11 @@ class Loader:
             if next_place == place:
                 return ahead
         self._end()
-        places = upcoming(self._plan, shards, place, self._num_batches)
+        self._epoch(place.epoch)  # which processes inherit
+        num_batches = self._num_batches
+        if self._is_long:  # others inherit the next order
+            num_batches = min(num_batches, (place.epoch + 1) * self._plan.steps_per_epoch)
+        places = upcoming(self._plan, shards, place, num_batches)
         requests = ((place, self._epoch(place.epoch).digest) for place in places)
         self._ahead_for = shards
         self._ahead = LoaderProcesses(self._read_ahead, self._num_processes, requests)

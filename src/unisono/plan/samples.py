@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import torch
 
 NUM_SEEDS = 1 << 64  # of a generator of torch
+_INT32 = (1 << 31) - 1
 ENDLESS = 1 << 62
 """How many samples a stream has that does not say it: one epoch is the whole run."""
 
@@ -73,30 +74,34 @@ class SamplePlan:
         """How many global batches an epoch has, a short last one included."""
         return -(-self.num_samples // self.batch_size)
 
-    def order(self, epoch: int) -> torch.Tensor:
-        """Give the dataset's indices in the order of `epoch`: int64 of shape (num_samples,).
+    def order(self, epoch: int) -> torch.Tensor | None:
+        """Give the dataset's indices in the order of `epoch`, of shape (num_samples,).
 
-        Where there is no end, none: a stream has its own order.
+        None if it is the order of the dataset or the stream. A shuffled one has half the bytes of
+        int64 where the numbers allow it; torch draws the same for both.
         """
         if self.order_of is not None:
             return self.order_of(epoch)
+        if self.is_endless or not self.shuffle:
+            return None
         generator = torch.Generator()  # on the host, whatever torch's default device is
-        if self.is_endless:
-            return torch.empty(0, dtype=torch.int64, device=generator.device)
-        if not self.shuffle:
-            return torch.arange(self.num_samples, device=generator.device)
         generator.manual_seed((self.seed + epoch) % NUM_SEEDS)
-        return torch.randperm(self.num_samples, generator=generator, device=generator.device)
+        return torch.randperm(
+            self.num_samples,
+            generator=generator,
+            device=generator.device,
+            dtype=torch.int32 if self.num_samples <= _INT32 else torch.int64,
+        )
 
     def repeats(self, epoch: int) -> torch.Tensor | None:
         """Count how often each sample of the order came before in it; None if none repeats."""
-        return None if self.order_of is None else _repeats(self.order(epoch))
+        return None if self.order_of is None else _repeats(self.order_of(epoch))
 
     def digest(self, epoch: int) -> str:
         """Hash the order that a sampler defines for an epoch; empty without a sampler."""
         if self.order_of is None:
             return ""
-        indices = self.order(epoch).numpy().tobytes()
+        indices = self.order_of(epoch).numpy().tobytes()
         return hashlib.blake2b(indices, digest_size=16).hexdigest()
 
     def bounds(self, batch: int) -> tuple[int, int]:
@@ -122,14 +127,21 @@ class SamplePlan:
         everything = torch.arange(self.num_samples)
         return everything[everything // self.pass_size % self.shards == shard]
 
-    def shard_indices(self, order: torch.Tensor, batch: int, shard: int) -> torch.Tensor:
-        """Cut one shard's indices out of the epoch's order; shape (samples,), maybe none."""
+    def indices(self, epoch: int, shard: int) -> torch.Tensor:
+        """Give all of an epoch's indices that belong to a shard, in their order; int64."""
+        order, positions = self.order(epoch), self.positions(shard)
+        return positions if order is None else order[positions].long()
+
+    def shard_indices(self, order: torch.Tensor | None, batch: int, shard: int) -> torch.Tensor:
+        """Cut one shard's indices out of the epoch's order: int64 of shape (samples,)."""
         stop, first = self.bounds(batch)[1], self.first_position(batch, shard)
+        step = 1 if self.in_blocks else self.shards
         if self.in_blocks:
-            return order[min(first, stop) : min(first + self.pass_size, stop)]
-        if self.is_endless:
-            return torch.arange(first, stop, self.shards, device=order.device)
-        return order[min(first, stop) : stop : self.shards]
+            stop = min(first + self.pass_size, stop)
+        first = min(first, stop)
+        if order is None:
+            return torch.arange(first, stop, step, device=torch.Generator().device)
+        return order[first:stop:step].long()
 
     def shard_size(self, batch: int, shard: int) -> int:
         """Count the samples of one shard of one global batch."""

@@ -125,7 +125,7 @@ class Metrics:
     def _call_functions(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
         held = {shard: states[_PATH] for shard, states in sorted(shards.items())}
         names = list(next(iter(held.values())))
-        order = torch.cat([plan.order(0)[plan.positions(shard)] for shard in held]).argsort()
+        order = torch.cat([plan.indices(0, shard) for shard in held]).argsort()
         rows = {
             name: torch.cat([part for of in held.values() for part in of[name].tensors])[order]
             for name in names

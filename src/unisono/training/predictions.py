@@ -231,10 +231,9 @@ def share_rows(
     """
     if len(team.hosts) == 1:
         return
-    order = plan.order(0)
-    indices = [order[:0] for _ in team.hosts]
+    indices = [plan.positions(0)[:0] for _ in team.hosts]
     for shard, host in sorted(host_of.items()):
-        indices[host] = torch.cat([indices[host], order[plan.positions(shard)]])
+        indices[host] = torch.cat([indices[host], plan.indices(0, shard)])
     row_bytes = sum(tensor[:1].nbytes for tensor in rows.tensors.values())
     num = max(1, chunk // max(1, row_bytes))
     for start in range(0, max(map(len, indices)), num):
