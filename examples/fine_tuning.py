@@ -1,7 +1,7 @@
 """Fine-tune a model of transformers: which topic of Python's documentation is a paragraph from?
 
 Without a name the model is a small BERT made here, with a tokenizer of its own: nothing is
-downloaded. NAME is a pretrained one, in a folder or on the Hub. Needs `pip install transformers`.
+downloaded. NAME is a pretrained one, in a folder or on the Hub. Needs transformers and datasets.
 
 python fine_tuning.py NAME              # one worker
 unisono run -n 2 fine_tuning.py NAME    # two workers, the same digest
@@ -10,10 +10,11 @@ unisono run -n 2 fine_tuning.py NAME    # two workers, the same digest
 import sys
 from pydoc_data.topics import topics
 
+import datasets
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch.utils.data import DataLoader, random_split
+from torch.utils.data import DataLoader
 
 import unisono
 
@@ -39,30 +40,31 @@ def loss(model, batch):
 
 
 def main():
-    rows = [(text, i) for i, topic in enumerate(TOPICS) for text in topics[topic].split("\n\n")]
+    parts = [(text, i) for i, topic in enumerate(TOPICS) for text in topics[topic].split("\n\n")]
+    texts, labels = zip(*parts, strict=True)
     torch.manual_seed(0)
     if sys.argv[1:]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
         model = Classifier.from_pretrained(sys.argv[1], num_labels=len(TOPICS))
         model.train()  # `from_pretrained` leaves it in `eval()` mode
     else:
-        tokenizer = make_tokenizer([text for text, _ in rows])
+        tokenizer = make_tokenizer(texts)
         sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         config = transformers.BertConfig(
             vocab_size=len(tokenizer), num_labels=len(TOPICS), intermediate_size=128, **sizes
         )
         model = Classifier.from_config(config)
-    limit = {"truncation": True, "max_length": 64}
-    data = [{**tokenizer(text, **limit), "labels": label} for text, label in rows]
-    train_set, test_set = random_split(data, [0.8, 0.2])
+    data = datasets.Dataset.from_dict(
+        {**tokenizer(texts, truncation=True, max_length=64), "labels": labels}
+    ).train_test_split(0.2, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5 if sys.argv[1:] else 2e-3)
-    num_steps = EPOCHS * -(-len(train_set) // BATCH_SIZE)
+    num_steps = EPOCHS * -(-len(data["train"]) // BATCH_SIZE)
     rates = transformers.get_linear_schedule_with_warmup(optimizer, num_steps // 10, num_steps)
     schedule = unisono.Schedule(rates, every="step")
     trainer = unisono.Trainer(model, optimizer, loss, shards=4, clip_norm=1.0, schedule=schedule)
     pad = transformers.DataCollatorWithPadding(tokenizer)  # within each shard
-    loader = DataLoader(train_set, BATCH_SIZE, shuffle=True, collate_fn=pad)
-    trainer.fit(loader, epochs=EPOCHS, validate=test_set)
+    loader = DataLoader(data["train"], BATCH_SIZE, shuffle=True, collate_fn=pad)
+    trainer.fit(loader, epochs=EPOCHS, validate=data["test"])
     if unisono.world().rank == 0:
         model.save_pretrained("fine-tuned")
         tokenizer.save_pretrained("fine-tuned")

@@ -86,8 +86,8 @@ def test_they_count_what_the_docs_say() -> None:
 
 @pytest.mark.parametrize(
     ("page", "starter"),
-    # Lightning starts its ranks itself.
-    [("accelerate", ["-m", "unisono", "run", "-n", "2"]), ("lightning", [])],
+    # Lightning starts its ranks itself, and transformers' page has one.
+    [("accelerate", ["-m", "unisono", "run", "-n", "2"]), ("lightning", []), ("transformers", [])],
 )
 def test_the_program_that_the_docs_compare_with_trains(
     page: str, starter: list[str], tmp_path: Path
