@@ -203,7 +203,7 @@ def test_devices_have_numbers_that_are_there(accelerator):
 
 
 def test_scripted_models_are_refused():
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="`1` is TorchScript"):
         split(model, ["cpu", "cpu"])

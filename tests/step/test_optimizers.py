@@ -57,7 +57,8 @@ def test_a_schedule_stays_one_when_the_class_loses_its_profiling(monkeypatch):
 @pytest.mark.slow
 def test_a_profiler_sees_the_optimizer():
     model = torch.nn.Linear(3, 2)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, acc_events=True) as profile:  # else 2.11 warns
         train(model, torch.optim.Adam(model.parameters()))
     counts = {event.key: event.count for event in profile.key_averages()}
     # Twice, and once for the probe of what state there will be.

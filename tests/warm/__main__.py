@@ -9,6 +9,7 @@ loaded torch. What a fork finds is what a new interpreter would: arguments, fold
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import json
@@ -66,6 +67,8 @@ def main(fd: int) -> None:
                 os.close(given)
         channel.send(json.dumps(said).encode())
     channel.detach()
+    if "triton" in sys.modules:  # which, since torch 2.15, complains of what is not collected
+        gc.unfreeze()
     _move_in(request, fds)
     forkserver.subprocess = _subprocess_that_forks()  # type: ignore[assignment]
     _be(request["arguments"])

@@ -81,6 +81,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group; `backend_name` is what the program asked for. Final."""
 
     backend_name = "unisono"
+    _device_types = (torch.device("cpu"),)  # torch's Python code reads it
 
     def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
         super().__init__(rank, len(names))
@@ -89,7 +90,6 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._kept: deque[GroupWork] = deque(maxlen=_KEPT_AT_MOST)
         self.member = GroupMember(store, rank, names, timeout_s)
         self._board = self.member.board
-        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
 
     @_refusals_are_told
     def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> GroupWork:
@@ -281,6 +281,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             )
         return self
 
+    get_backend = _get_backend  # its name in torch 2.15
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def getBackendName(self) -> str:

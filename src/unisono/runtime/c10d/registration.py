@@ -67,6 +67,9 @@ def _register_after(loader: Any) -> None:
 def _register_in(module: ModuleType) -> None:
     if NAME not in module.Backend.backend_list:
         module.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        # The recorder that torch 2.15 attaches to the others wants a group made in C++.
+        recording_themselves: set[str] = getattr(module, "_FR_SELF_RECORDING_BACKENDS", set())
+        recording_themselves.add(NAME)
 
 
 def _create(options: Any, backend_options: object) -> Any:
