@@ -60,6 +60,7 @@ def main():
     if unisono.world().rank == 0:  # every worker runs this program
         print(f"test accuracy {result['accuracy']:.2%}")
     # trainer.save("model.safetensors")
+    return trainer.digest()  # of weights and optimizer state; `unisono demo` compares it
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from click.testing import CliRunner
@@ -24,14 +27,57 @@ def test_the_demo_has_the_digest_of_the_program_that_new_writes(tmp_path: Path) 
     alone = processes.run([sys.executable, str(file)], cwd=tmp_path, timeout=100)
     demo = processes.run([sys.executable, "-m", "unisono", "demo"], cwd=tmp_path, timeout=100)
     assert (alone.returncode, demo.returncode) == (0, 0), alone.stderr + demo.stderr
-    assert digest(alone.stdout) == digest(demo.stdout)
-    assert "4 shards on 2 workers" in demo.stdout
-    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", demo.stdout)
-    assert float(accuracy) > 97
-    _, _, advice = demo.stdout.partition("What to try next:")
+    assert re.findall(r"digest\s([0-9a-f]{16})", demo.stdout) == [digest(alone.stdout)] * 3
+    assert re.findall(r"4 shards on (\d) worker", demo.stdout) == ["2", "1"]
+    accuracies = re.findall(r"test accuracy ([\d.]+)%", demo.stdout)
+    assert len(accuracies) == 2
+    assert min(map(float, accuracies)) > 97
+    said, _, advice = demo.stdout.partition("What to try next:")
+    assert "Two workers and one computed the same weights, bit for bit" in said
     for name in re.findall(r"unisono ([a-z]+)", advice):
         assert name in main.commands
     assert list(tmp_path.iterdir()) == [file]
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [1, 3])
+def test_an_interrupted_demo_leaves_nothing_and_says_nothing(tmp_path: Path, lines: int) -> None:
+    command = [sys.executable, "-m", "unisono", "demo"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with processes.start(command, env=environ, stdout=PIPE, stderr=PIPE, text=True) as demo:
+        for _ in range(lines):
+            demo.stdout.readline()
+        demo.send_signal(signal.SIGINT)
+        _, complaint = demo.communicate(timeout=60)
+    assert (demo.returncode, complaint, list(tmp_path.iterdir())) == (130, "", [])
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_the_demo_says_first_whether_it_has_succeeded(columns, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("unisono.tools.cli.demo_command.launch", lambda call, workers: ["17" * 32])
+    monkeypatch.setattr("unisono.tools.cli.demo_command._LONG_S", 0.0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    said = CliRunner().invoke(main, ["demo"])
+    assert said.exit_code == 0
+    whole = " ".join(said.output.split())
+    assert whole.index("bit for bit: digest 1717171717171717.") < whole.index("It took 0 s")
+    commands = [line for line in said.output.splitlines() if "UNISONO_FAULTS" not in line]
+    assert max(map(len, commands)) <= max(columns, 53)  # as long as a title
+
+
+def test_the_demo_fails_aloud(monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(
+        "unisono.tools.cli.demo_command.launch", lambda call, workers: [f"{workers}" * 64]
+    )
+    differs = CliRunner().invoke(main, ["demo"])
+    assert (differs.exit_code, "must be equal, but are 2222" in differs.stderr) == (1, True)
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    refused = CliRunner().invoke(main, ["demo"])
+    assert refused.exit_code == 2
+    assert refused.output.endswith("or set TMPDIR to a folder that can be written.\n")
 
 
 def test_new_names_its_file_as_a_shell_takes_it(tmp_path: Path) -> None:

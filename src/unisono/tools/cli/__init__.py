@@ -11,11 +11,12 @@ import click
 
 import unisono
 from unisono.runtime.launch.program import open_standard_fds
+from unisono.tools.cli.demo_command import demo
 from unisono.tools.cli.endings import Refusal
 from unisono.tools.cli.new_command import new
 from unisono.tools.cli.observing import plan, verify
 from unisono.tools.cli.run_command import run
-from unisono.tools.cli.views import checkpoints, compare, demo, doctor, report, top, where
+from unisono.tools.cli.views import checkpoints, compare, doctor, report, top, where
 
 
 class _Commands(click.Group):
@@ -47,7 +48,7 @@ def main() -> None:
 
     \b
     Examples:
-      unisono demo                         train a small CNN on two workers
+      unisono demo                         train a small CNN on two workers, and on one
       unisono new train.py                 write a program to start from (--list: others)
       unisono run train.py                 one worker for each device
       unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script

@@ -1,18 +1,13 @@
-"""The commands that look, such as `top`, `where`, `report` and `doctor`; and `demo`."""
+"""The commands that look, such as `top`, `where`, `report` and `doctor`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 
-from unisono.runtime.launch.gpus import VISIBLE_VARIABLE
 from unisono.tools.cli.endings import Refusal, leave, refusing
-from unisono.tools.cli.new_command import FIRST, RECIPES
 
 
 @click.command(short_help="List the checkpoints of a run.")
@@ -215,34 +210,3 @@ def doctor(as_json: bool) -> None:
         print_findings(console, seen)
         console.print(summary(seen), soft_wrap=True, markup=False)
     leave(int(any(one.verdict == WRONG for one in seen)))
-
-
-_NEXT = """
-What to try next:
-  unisono new train.py             write this program to a file, to change it into your own
-  python train.py                  one worker, the same digest
-  unisono run -n 2 train.py        two workers
-  UNISONO_FAULTS="kill:rank=1,step=30" unisono run -n 2 train.py
-                                   a worker is killed and replaced, the same digest
-  unisono verify your_ddp.py       does a DDP program compute what one process would?
-  unisono doctor                   what does this machine offer?"""
-
-
-@click.command(short_help="Train a small CNN on two workers, in half a minute.")
-def demo() -> None:
-    """Train a small CNN on handwritten digits with two workers on the CPU, in half a minute.
-
-    Nothing is downloaded, and no file is written. `unisono new train.py` writes the program.
-
-    \b
-    Example:
-      unisono demo                         two workers, the same digest as on one
-    """
-    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(RECIPES / f"{FIRST}.py")]
-    environ = {**os.environ, VISIBLE_VARIABLE: ""}
-    # Ctrl-C reaches the command as well, which then ends its workers.
-    with subprocess.Popen(command, env=environ) as run, contextlib.suppress(KeyboardInterrupt):
-        run.wait()
-    if run.returncode == 0:
-        click.echo(_NEXT)
-    leave(run.returncode if run.returncode >= 0 else 128 - run.returncode)
