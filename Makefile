@@ -7,10 +7,14 @@ PEERS := .venv-peers/bin
 # Each process of tests may start workers; a third one computes while others wait.
 TWO := -n 2 --dist worksteal
 THREE := -n 3 --dist worksteal
+# pip takes the newest torch of its index where it is told none.
+TORCHES := $(shell sed -n 's/.*"torch>=\(.*\)",/\1/p' pyproject.toml) $(shell sed -n 's/^torch==//p' constraints.txt) newest
+TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoint tests/c10d tests/ddp
 
-.PHONY: demo test fast chaos test-verify test-races test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PRECIOUS: .venv-torch-%/ready
+.PHONY: demo test fast chaos test-verify test-races test-ddp test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
-demo: .venv/ready          ## train a small CNN on two workers, on the CPU
+demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
 
 test: .venv/ready          ## every test, in about seven minutes on two cores
@@ -32,8 +36,13 @@ test-verify: .venv/ready   ## unisono verify on correct programs and on planted 
 test-races: .venv/ready    ## every test, three times, with threads that take turns at every moment; an hour; WHERE=tests/c10d for a part
 	$(BIN)/python -m tests.races -q $(TWO) -m "not long and not gpu and not hosts" $(WHERE)
 
-test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
+test-ddp: .venv/ready      ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all
+
+test-torch: $(TORCHES:%=test-torch-%)  ## parity and contracts on the oldest torch that we claim, the pinned and the newest one; TORCHES=2.12.1 for others
+
+test-torch-%: .venv-torch-%/ready
+	.venv-torch-$*/bin/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts" $(TORCH_TESTS)
 
 test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, and Ray Train, from .venv-peers
 	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q tests/peers
@@ -88,13 +97,18 @@ wheel: .venv/ready         ## source distribution and wheel, in dist/
 	$(BIN)/python -m build --quiet
 
 clean:
-	rm -rf .venv .venv-peers site dist build
+	rm -rf .venv .venv-peers .venv-torch-* site dist build
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/'
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt
+	@echo "torch and 20 small packages into .venv: 1 GB if pip finds torch for CPUs, 6 GB with torch for GPUs"
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .
+	touch .venv/installed
+
+.venv/ready: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch .venv/ready
 
@@ -106,3 +120,9 @@ help:
 	$(PYTHON) -m venv .venv-peers
 	$(PEERS)/python -m pip install --quiet -r bench/peers/requirements.txt -e .
 	touch .venv-peers/ready
+
+.venv-torch-%/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-torch-$*
+	grep -Ev '^(torch|setuptools)=' constraints.txt > .venv-torch-$*/constraints.txt
+	.venv-torch-$*/bin/python -m pip install --quiet -c .venv-torch-$*/constraints.txt torch$(patsubst %,==%,$(filter-out newest,$*)) -e '.[test]'
+	touch $@
