@@ -121,3 +121,17 @@ def test_the_launcher_loads_neither_torch_nor_what_else_takes_long() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_what_only_trains_loads_nothing_of_commands_and_reports() -> None:
+    script = Path(__file__).parents[1] / "bench" / "first_step.py"
+    code = (
+        "import runpy, sys; from unisono.runtime.launch.server import load; load(); "
+        f"runpy.run_path({str(script)!r}, run_name='__main__'); "
+        "names = {'click', 'jinja2', 'matplotlib', 'pandas', 'plotly', 'psutil', 'scipy'}; "
+        "names |= {'sklearn', 'torchmetrics', 'unisono.tools'}; "
+        "print(names & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"

@@ -227,9 +227,8 @@ class Loader:
             if next_place == place:
                 return ahead
         self._end()
-        self._epoch(place.epoch)  # which processes inherit
-        num_batches = self._num_batches
-        if self._is_long:  # others inherit the next order
+        order, num_batches = self._epoch(place.epoch).order, self._num_batches
+        if self._is_long and order is not None:  # new processes will inherit the next one
             num_batches = min(num_batches, (place.epoch + 1) * self._plan.steps_per_epoch)
         places = upcoming(self._plan, shards, place, num_batches)
         requests = ((place, self._epoch(place.epoch).digest) for place in places)
