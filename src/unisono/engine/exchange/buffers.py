@@ -24,6 +24,7 @@ from unisono.engine.exchange.arena import (
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.state.contents import buffer_at, lazy_owners, owners_of_buffers
 from unisono.runtime.device import Copies, Device, by_device
+from unisono.runtime.workers.team import Team
 
 
 class Buffers:
@@ -57,13 +58,22 @@ class Buffers:
         self.now = 0
 
     def give(self) -> None:
-        """Give this worker's values to all, with what the program has changed since the step."""
+        """Give this worker's values to all."""
         self._values.keep(self.now)
-        self.wait()
-
-    def wait(self) -> None:
-        """Wait until nothing is copied any more."""
         self._copies.wait()
+
+    def publish(self, team: Team, *, alone: bool) -> None:
+        """Give what the program has changed since the step. Collective, if not `alone`."""
+        if not self.slots:
+            return
+        if not alone:
+            self._copies.wait()
+            team.meet("buffers are taken")
+        while True:
+            if alone or team.leads_host:
+                self.give()
+            if alone or team.meet("buffers are given"):  # else the giver may be lost
+                return
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""

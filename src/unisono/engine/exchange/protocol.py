@@ -282,8 +282,7 @@ class Exchange(ABC):
             The slot; it is whole once everybody has done so.
         """
         team = self._team
-        if self.buffers.slots:
-            self._give_buffers(alone=alone)
+        self.buffers.publish(team, alone=alone)
         here = team.neighbours
         position, size = (0, 1) if alone else (here.index(team.world.rank), len(here))
         slot = self.memory.snapshots.begin()
@@ -291,17 +290,6 @@ class Exchange(ABC):
         if team.leads_host:
             self._describe(slot, facts, tensors)
         return slot
-
-    def _give_buffers(self, *, alone: bool) -> None:
-        """Bring the buffers to the arena, with what the program has changed since the step."""
-        if not alone:
-            self.buffers.wait()
-            self._team.meet("buffers are taken")
-        while True:
-            if alone or self._team.leads_host:
-                self.buffers.give()
-            if alone or self._team.meet("buffers are given"):  # else the giver may be lost
-                return
 
     def load(self) -> None:
         """Make the newest snapshot the present state."""
