@@ -156,7 +156,7 @@ def test_an_error_names_its_page() -> None:
         error = kind("it failed", **{field: fields[field] for field in taken})
         again = pickle.loads(pickle.dumps(error))
         assert [getattr(again, field) for field in taken] == [fields[field] for field in taken]
-        assert again.__notes__ == [f"Causes and remedies: docs/errors.md#{name.lower()}"]
+        assert again.__notes__ == [f"Causes and remedies: `unisono explain {name}`"]
         assert str(again) == "it failed"
         # What has no section of its own stands in that of its base class.
         derived = type("Derived", (kind,), {})("", **{field: fields[field] for field in taken})

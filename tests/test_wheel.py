@@ -29,10 +29,11 @@ def build(folder: Path, *options: str) -> Path:
     """Build the wheel from a copy: setuptools leaves folders behind where it works."""
     source = folder / "source"
     ignored = shutil.ignore_patterns("*.egg-info", "__py*")
-    for name in ("src", "examples"):
+    for name in ("src", "examples"):  # with links, of which one leads to a page
         shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, source)
+    (source / "docs").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "docs/errors.md"):
+        shutil.copy(REPOSITORY / name, source / name)
     options = ("--no-isolation", "--outdir", str(folder), *options)
     command(sys.executable, "-m", "build", *options, source, folder=folder)
     (wheel,) = folder.glob("*.whl")
@@ -69,6 +70,8 @@ def check(python: Path, folder: Path, *, is_whole: bool) -> None:
     assert command(python, "-c", missing, folder=folder) == "False\n"
     where = command(python, "-c", "import unisono; print(unisono.__file__)", folder=folder)
     assert Path(where).is_relative_to(python.parents[1])
+    said = command(python, "-m", "unisono", "explain", "MismatchError", folder=folder)
+    assert "All ranks must call it." in said
     (folder / "train.py").write_text(blocks(README)[0])
     together = command(python, "-m", "unisono", "run", "-n", 2, "train.py", folder=folder)
     if is_whole:

@@ -36,7 +36,7 @@ class UnisonoError(Exception):
         super().__init__(*args)
         # Tracebacks show notes below the message; `str(error)` stays the message.
         described = next(each for each in type(self).__mro__ if each.__module__ == __name__)
-        self.add_note(f"Causes and remedies: docs/errors.md#{described.__name__.lower()}")
+        self.add_note(f"Causes and remedies: `unisono explain {described.__name__}`")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to other processes with all fields, as Ray and pools of processes send errors."""

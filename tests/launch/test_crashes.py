@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "programs" / "crash.py"
 AT_ONCE = 6
-ORIGINAL = r"worker 1 of 2 raised an exception.*ArithmeticError: the original"
+ORIGINAL = r"unisono: ArithmeticError: the original\n.*It was raised on worker 1 of 2"
 PLACE = r"This was in step \d, in the {} pass of shard 1, over samples \d+(, \d+){{3}}\."
 FORWARD, BACKWARD = PLACE.format("forward"), PLACE.format("backward")
 

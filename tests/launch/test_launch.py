@@ -96,7 +96,9 @@ def test_an_exception_that_cannot_travel_becomes_a_worker_error() -> None:
     def fail() -> None:
         raise OSError(threading.Lock())
 
-    with pytest.raises(unisono.errors.WorkerError, match="raised an exception") as raised:
+    with pytest.raises(
+        unisono.errors.WorkerError, match=r"^OSError: .*\nIt was raised on worker 0 of 1:"
+    ) as raised:
         unisono.launch(fail, workers=1)
     assert "OSError" in raised.value.remote_traceback
 

@@ -177,7 +177,7 @@ def test_an_exception_names_the_lines_of_the_cells(kernel):
     )
     shown = kernel.cell("x = 1\nunisono.launch(outer, workers=2)")
     assert shown.error == "Odd: very"
-    assert "WorkerError: worker 1 of 2 raised an exception" in shown.traceback
+    assert "It was raised on worker 1 of 2" in shown.traceback
     assert re.search(r"Cell In\[\d+\], line 9, in outer\n +inner\(\)", shown.traceback)
     assert re.search(r"Cell In\[\d+\], line 6, in inner\n +raise Odd\('very'\)", shown.traceback)
     assert "----> 2 unisono.launch(outer, workers=2)" in shown.traceback

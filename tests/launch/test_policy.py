@@ -268,18 +268,17 @@ def test_what_is_known_better_than_from_the_status_is_told() -> None:
 def test_a_message_that_would_fill_the_terminal_is_cut_at_the_top() -> None:
     message = f"KeyError: {'x' * 9999}"
     traceback = "Traceback …\n" + "  File …\n" * 9 + message
-    _, head, told = failure_message(after(reported(failure(0, message, traceback))), 2).split(
-        "\n\n"
-    )
-    assert head == f"  {message[:480]} …"
+    said = failure_message(after(reported(failure(0, message, traceback))), 2)
+    head, told = said.split("\n\n")
+    assert head.splitlines()[0] == f"{message[:480]} …"
     assert told == traceback
 
 
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        ((ERROR_0, PEER_LOST_1), "worker 0 of 2 raised an exception; the others were ended:"),
-        ((ERROR_0, ERROR_1), "worker 0 of 2 raised an exception (the same on rank 1):"),
+        ((ERROR_0, PEER_LOST_1), "It was raised on worker 0 of 2; the others were ended:\n\n"),
+        ((ERROR_0, ERROR_1), "It was raised on worker 0 of 2 (the same on rank 1):\n\n"),
         ((exited(1, -9),), "worker 1 of 2 was killed by SIGKILL (most often the system ran out"),
         ((exited(1, -11),), "killed by SIGSEGV (a segmentation fault"),
         ((exited(1, -40),), "was killed by signal 40"),

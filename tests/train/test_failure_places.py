@@ -80,7 +80,7 @@ def test_an_update_that_fails_is_told_of():
 def test_what_unisono_refuses_says_so_itself():
     assert notes_of(fit, lambda model, batch: "no loss") == []
     (page,) = notes_of(fit, lambda model, batch: loss_of(model, batch) * float("nan"))
-    assert page.endswith("docs/errors.md#nonfinitelosserror")
+    assert page.endswith("`unisono explain NonFiniteLossError`")
 
 
 def test_between_passes_the_step_is_named():

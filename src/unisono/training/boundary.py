@@ -247,7 +247,8 @@ class Boundary:
             if not self._team.meet("last checkpoint"):
                 return
             if self._ends_here:
-                self._interrupts.end(signum)
+                kept = "" if self._checkpoints is None else self._checkpoints.newest
+                self._interrupts.end(signum, kept)
                 return  # the program's own handler has let it go on
             self._team.await_end()
         if stops:

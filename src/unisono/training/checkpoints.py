@@ -308,6 +308,11 @@ class Checkpoints:
         step, found = self.kept_step, self._run_directory
         return found.path_of(step) if step is not None and found.has(step) else None
 
+    @property
+    def newest(self) -> str:
+        """What this worker has written last, in words; empty if it writes none."""
+        return self._writer.newest
+
     def hold(self) -> str:
         """See that the run directory is the one that the run has begun in; any rank may ask.
 

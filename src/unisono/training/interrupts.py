@@ -42,12 +42,21 @@ class Interrupts:
             self._team.pass_on(0)  # a notebook goes on
         self._put_back()
 
-    def end(self, signum: int) -> None:
-        """End the program once all is kept, as `signum` asks; a handler of its own may return."""
+    def end(self, signum: int, kept: str) -> None:
+        """End the program once all is kept, as `signum` asks; a handler of its own may return.
+
+        Args:
+            kept: what is on the disk, in words.
+        """
         heard, self._heard = self._heard, set()
         self._team.pass_on(0)
         if not _is_own(self._before.get(signum)):
-            raise signals.interruption(signum)
+            error = signals.interruption(signum)
+            if kept and isinstance(error, KeyboardInterrupt):  # shown below its traceback
+                error.add_note(kept)
+            elif kept:
+                self._say(kept)
+            raise error
         for one in sorted(heard):
             if _is_own(self._before[one]):
                 self._before[one](one, None)

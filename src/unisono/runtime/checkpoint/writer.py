@@ -22,6 +22,7 @@ from unisono.runtime.checkpoint.folder import RUN_FILE
 from unisono.runtime.checkpoint.remote import finish_copying, start_copying
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 from unisono.runtime.checkpoint.slots import Data, Places, files_of, read_facts
+from unisono.runtime.notices import shown
 
 BUSY, FREE = b"\1", b"\0"
 
@@ -78,6 +79,7 @@ class CheckpointWriter:
 
     Attributes:
         locks: the directories that are this job's alone; nothing is written in others.
+        newest: what was written last, in words, with how to go on from it; empty before the first.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._num_begun = 0
         self._copied: set[str] = set()
+        self.newest = ""
 
     def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
         """Begin to write a snapshot, after the one before is written.
@@ -139,6 +142,11 @@ class CheckpointWriter:
                 self._say(
                     f"step {kept.step}: no checkpoint: {trouble}; training goes on, the next one "
                     f"is tried."
+                )
+            else:
+                self.newest = (
+                    f"step {kept.step} is on the disk, in {shown(kept.directory, 1000)}: start the "
+                    f"program again to go on from there"
                 )
         finally:
             memory[kept.busy_at : kept.busy_at + 1] = FREE

@@ -22,7 +22,6 @@ _WITHOUT_GPU = (  # as torch says it
 # The exit status of one of several hosts where another start may help (EX_TEMPFAIL of sysexits.h).
 TRY_AGAIN = 75
 _FEW_LINES = 480  # characters
-_SHORT_LINES = 7  # of a traceback, that come within the first ten
 _SIGNAL_HINTS = {
     signal.SIGKILL: "most often the system ran out of memory: use a smaller batch or fewer "
     "workers, and look into the system's log",
@@ -80,14 +79,12 @@ def failure_message(state: JobState, num_workers: int) -> str:
         return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
     if cause.said.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
-    in_short = "".join(f"  {line}\n" for line in _in_short(state, cause))
-    gap = "\n" if in_short else ""
-    return f"{who} raised an exception{same}{others}:\n\n{in_short}{gap}{cause.said.traceback}"
+    in_short = "\n".join(_in_short(state, cause))
+    return f"{in_short}\nIt was raised on {who}{same}{others}:\n\n{cause.said.traceback}"
 
 
 def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
-    """Say first what a traceback says last, if that is long, and who had left before."""
-    lines = cause.said.traceback.splitlines()
+    """Say first what a traceback says last, and who had left before."""
     gone = sorted(state.done | state.quiet) if cause.said.is_disconnect else []
     if gone:
         yield (
@@ -95,13 +92,13 @@ def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
             f"worker must make the same calls in the same order."
         )
     summary = cause.said.summary.splitlines() or [""]
-    if gone or not any(summary[-1] in line for line in lines[:_SHORT_LINES]):
-        # A message may hold another traceback, as that of a DataLoader's process.
-        for line in dict.fromkeys((summary[0], summary[-1])):
-            # One that would fill a terminal stands in full at the traceback's end.
-            yield line if len(line) <= _FEW_LINES else f"{line[:_FEW_LINES]} …"
-        yield from [line for line in lines[-3:] if line.startswith(PLACE)]
-    if any(words in summary[-1] for words in _WITHOUT_GPU):
+    # A message may hold another traceback, as that of a DataLoader's process.
+    for line in dict.fromkeys((summary[0], summary[-1])):
+        # One that would fill a terminal stands in full at the traceback's end.
+        yield line if len(line) <= _FEW_LINES else f"{line[:_FEW_LINES]} …"
+    last = cause.said.traceback.splitlines()[-3:]
+    yield from (places := [line for line in last if line.startswith(PLACE)])
+    if not places and any(words in summary[-1] for words in _WITHOUT_GPU):
         yield (
             'There is no GPU here that torch can use: leave out `.cuda()` and `.to("cuda")`; '
             "unisono moves model and batches to where they are computed."

@@ -135,6 +135,8 @@ class RequestHandler:
     def want_stop(self, signum: int) -> bool:
         """Have the job end after the step under way, as a signal asks; False when it is no use."""
         if not self.state.can_stop_between_steps:
+            if self.state.loop is not None:
+                self._say("the run has no `directory`, so nothing of it is on the disk")
             return False
         self._say("finishing the step, then writing a checkpoint; once more ends it at once")
         # Before the wish that it explains.
@@ -185,6 +187,8 @@ class RequestHandler:
         What is being copied to a URL is waited for until `is_enough` says so.
         """
         self._writer.wait()
+        if self._is_ending and self._writer.newest:
+            self._say(self._writer.newest)
         self._memories.close()
         self._writer.close(is_enough)
         for path in self._to_remove:

@@ -13,6 +13,7 @@ import unisono
 from unisono.runtime.launch.program import open_standard_fds
 from unisono.tools.cli.demo_command import demo
 from unisono.tools.cli.endings import Refusal
+from unisono.tools.cli.explain import explain
 from unisono.tools.cli.new_command import new
 from unisono.tools.cli.observing import plan, verify
 from unisono.tools.cli.run_command import run
@@ -55,6 +56,7 @@ def main() -> None:
       unisono verify -n 2 ddp.py           do two ranks of any torch program equal one?
       unisono plan train.py                how fast on 1, 2, 4, … workers?
       unisono doctor                       what does this machine offer, what is wrong?
+      unisono explain MismatchError        what does a message mean, what to do?
       unisono top runs/mnist               watch a run, live
       unisono where runs/mnist             which line is every rank at?
       unisono report runs/mnist            draw what happened in it
@@ -62,5 +64,6 @@ def main() -> None:
     """
 
 
-for _command in (demo, new, run, verify, plan, doctor, checkpoints, top, where, report, compare):
+_LOOKING = (doctor, explain, checkpoints, top, where, report, compare)
+for _command in (demo, new, run, verify, plan, *_LOOKING):
     main.add_command(_command)

@@ -1,0 +1,45 @@
+"""`unisono explain` says of a message what the page on messages says of it."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from tests.test_docs import DOCS
+
+from unisono.tools.cli import main
+
+PAGE = (DOCS / "errors.md").read_text()
+SENTENCES = re.findall(r"^\| (.*?) \| (.*) \| .*? \|$", PAGE, re.M)[1:]
+
+
+def said(*words):
+    result = CliRunner().invoke(main, ["explain", *words])
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("name", re.findall(r"^### (\w+)$", PAGE, re.M))
+def test_every_error_is_explained_by_its_name_and_by_its_last_line(name):
+    status, by_name = said(name)
+    assert status == 0
+    assert by_name.startswith(f"{name}\n\n")
+    first = PAGE.split(f"### {name}\n\n")[1].split("\n")[0]
+    assert re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", first) in by_name
+    assert by_name in said(f"unisono.errors.{name}: something must hold")[1]
+
+
+@pytest.mark.parametrize(("sentence", "cause"), SENTENCES)
+def test_every_sentence_is_found_whole_and_by_its_first_words(sentence, cause):
+    told = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", cause)
+    whole = sentence.replace("…", "something")
+    first = " ".join(max(sentence.split("…"), key=len).split()[:5])
+    for typed in ((whole,), whole.split(), (f"ValueError: {whole}, and more",), (first,)):
+        status, output = said(*typed)
+        assert status == 0
+        assert f"Cause: {told}\nRemedy: " in output
+
+
+def test_a_typing_mistake_is_forgiven_and_nonsense_is_not():
+    assert said("MissmatchError")[1].startswith("MismatchError\n")
+    status, output = said("what?")
+    assert status == 2
+    assert "MESSAGE must be one of an error, or its name (UnisonoError, " in output
