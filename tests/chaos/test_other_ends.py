@@ -220,6 +220,7 @@ def test_asked_once_the_step_is_finished_and_kept(started, tmp_path, in_director
     assert not gone_within(processes, 30)
     step = max(steps_kept(tmp_path))  # where the step was slow, there is one before it
     assert 4 < step < NUM_STEPS
+    assert re.search(rf"unisono: step {step} is on the disk, in .*: start the program aga", job.err)
     check_goes_on(started, options)
 
 
@@ -320,6 +321,7 @@ def test_plain_python_finishes_the_step_too(started, tmp_path, in_directory, sig
     assert "finishing the step, then writing a checkpoint" in job.err
     (step,) = steps_kept(tmp_path)
     assert 4 < step < NUM_STEPS
+    assert f"step {step} is on the disk, in " in job.err.splitlines()[-1]
     check_goes_on(started, options)
 
 

@@ -56,11 +56,14 @@ def test_a_row_has_the_newest_validation_of_its_epoch(capsys):
     found = history()
     assert [(row["epoch"], row["step"]) for row in found] == [(1, 7), (2, 14), (3, 21), (4, 24)]
     names = [f"validation/{of}/{name}" for of in ("seen", "new") for name in ("loss", "hits")]
-    assert all(list(row) == ["epoch", "step", "loss", "hits", *names] for row in found)
+    assert all(list(row) == ["epoch", "step", "loss", "hits", *names] for row in found[:3])
     lines = [line for line in capsys.readouterr().out.splitlines() if "validation" in line]
     of_step = {line.partition(":")[0]: f"{line.partition('seen/loss ')[2]:.6}" for line in lines}
-    newest = [of_step[f"step {step}"] for step in (5, 10, 20, 24)]
-    assert [f"{row['validation/seen/loss']:.4f}" for row in found] == newest
+    newest = [of_step[f"step {step}"] for step in (5, 10, 20)]
+    assert [f"{row['validation/seen/loss']:.4f}" for row in found[:3]] == newest
+    # At the end of a call one is made that was not due, of which a resumed run knows nothing.
+    assert names[0] not in found[3]
+    assert f"{found.validation['seen/loss']:.4f}" == of_step["step 24"]
 
 
 def test_a_history_travels_as_what_it_is():
@@ -116,7 +119,7 @@ def test_a_resumed_run_has_the_history_of_one_that_never_stopped(tmp_path, momen
             history(directory=tmp_path, checkpoint=4, callbacks=ending)
     resumed = history(directory=tmp_path, checkpoint=4)
     assert resumed == history()
-    assert history(directory=tmp_path)[:3] == resumed[:3]  # a finished run, started again
+    assert history(directory=tmp_path) == resumed  # a finished run, started again
 
 
 def test_a_run_that_failed_between_two_data_sets_validates_both_again(tmp_path):

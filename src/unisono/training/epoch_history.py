@@ -42,13 +42,12 @@ def note_validation(last: dict[str, Any], found: Mapping[str, Any], position: Po
 def rows(last: dict[str, Any], position: Position) -> list[dict[str, Any]]:
     """Give all rows; one for the epoch under way, too, if it has begun.
 
-    What a validation at the end of a call found is in the last one.
+    A validation at the end of a call, where none was due, is in none: a run that is resumed in a
+    later call does not know of it.
     """
     found = [dict(row) for row in last.get(_ROWS, [])]
     if position.batch and _SUMS in last:
         found.append(_row(last, position.epoch + 1, position.step))
-    if found and last.get("validated_at") == position.step:
-        found[-1] |= _named(last["validation"])
     return found
 
 

@@ -17,9 +17,9 @@ class Summary(list[dict[str, Any]]):
     A list with a dict for each epoch of the run, also those before this call or a restart, and for
     one that has begun: its number as ``"epoch"``, the steps that the run had done then as
     ``"step"``, the mean loss and other scalars over the samples (or the true weight) of the epoch,
-    and what the newest validation in it found, as ``"validation/loss"``. It is the same on every
-    worker, and in a run that was stopped and resumed. ``pandas.DataFrame(history)`` makes a table
-    of it. Of more than 10,000 epochs, it has the newest.
+    and what the newest validation that was due in it found, as ``"validation/loss"``. It is the
+    same on every worker, and in a run that was stopped and resumed. ``pandas.DataFrame(history)``
+    makes a table of it. Of more than 10,000 epochs, it has the newest.
 
     Attributes:
         steps: steps of this call.
