@@ -6,7 +6,10 @@ name       what it is
 shared     CPU workers over one copy of the parameters
 staged     CPU workers with replicas, parts through shared memory
 gloo       CPU workers with replicas, parts through gloo
+zero       staged, each worker with its pieces of the state alone
+gloo-zero  the same with gloo
 sim        workers on the test accelerator, staged
+sim-zero   the same with pieces of the state
 =========  ======================================================
 """
 
@@ -18,7 +21,10 @@ EXCHANGES = {
     "shared": ("cpu", "shared"),
     "staged": ("cpu", "staged"),
     "gloo": ("cpu", "gloo"),
+    "zero": ("cpu", "zero"),
+    "gloo-zero": ("cpu", "gloo-zero"),
     "sim": ("sim", "staged"),
+    "sim-zero": ("sim", "zero"),
 }
 ACCELERATED = "sim"
 
@@ -45,7 +51,7 @@ def skip_without(name: str) -> None:
     """Skip a test whose workers cannot use an exchange here."""
     import pytest
 
-    if name == ACCELERATED and not has_accelerator():
+    if device_of(name) == ACCELERATED and not has_accelerator():
         pytest.skip("there is no test accelerator here: tests/accelerator says why")
 
 

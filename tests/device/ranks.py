@@ -21,8 +21,12 @@ from tests.workers.desk import Death, Job
 from torch import nn
 
 from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
+from unisono.engine.exchange.sharded_staged import (
+    ShardedStagedExchange,
+    ShardedStagedHostsExchange,
+)
 from unisono.engine.exchange.staged import StagedExchange
-from unisono.engine.state.contents import digest_of, place
+from unisono.engine.state.contents import digest_of, digest_of_weights, place
 from unisono.engine.state.optimizer_state import group_options, take_state
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.transforms import Clipping
@@ -93,6 +97,7 @@ def train(
     clip_norm: float | None,
     bad: tuple[int, int] | None,
     on_host: bool,
+    is_sharded: bool,
 ) -> dict[str, Any]:
     """Train on one rank; returns what must be the same on every rank of every world."""
     device = Device(torch.device(kind, team.world.rank) if kind == "sim" else torch.device("cpu"))
@@ -100,7 +105,9 @@ def train(
     if not team.is_leader:
         _scribble(model)  # when a loop begins, all take the leader's values
     _to(model, updates, device)
-    cls = StagedHostsExchange if len(team.hosts) > 1 else StagedExchange
+    cls = (StagedExchange, StagedHostsExchange, ShardedStagedExchange, ShardedStagedHostsExchange)[
+        (len(team.hosts) > 1) + 2 * is_sharded
+    ]
     exchange = cls(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
     moved = {"copy to the host", "copy from the host", "item"}  # by the program, and back again
     allowed = {"item"} if clip_norm else moved if on_host else set()
@@ -117,15 +124,16 @@ def train(
         # Others take the snapshot while the leader still is in this one.
         means.append(_take_step(engine, model, device, STEPS - 1, bad, on_host))
         _snapshot(engine, team, STEPS, updates)
-        digest = digest_of(model, updates)
+        digest = digest_of_weights(model) if is_sharded else digest_of(model, updates)
         if len(team.hosts) > 1:  # where steps are left, with copies under way
             _take_step(engine, model, device, STEPS, bad, on_host)
             if team.leads_host:  # as the one with the last shard does
                 exchange.buffers.keep()
         _scribble(model)
-        updates.state.clear()
+        if not is_sharded:
+            updates.state.clear()
         exchange.load()  # as a replacement does
-        assert digest_of(model, updates) == digest
+        assert digest == (digest_of_weights(model) if is_sharded else digest_of(model, updates))
         assert model.mean.any()
         assert model.norm.running_mean.any()
     except Exception:
@@ -219,6 +227,7 @@ def run(
     bad: tuple[int, int] | None = None,
     on_host: bool = False,
     hosts: Sequence[Sequence[int]] = (),
+    is_sharded: bool = False,
 ) -> dict[int, Any]:
     """Train with one thread a rank; returns what each rank that lived returned or raised.
 
@@ -231,6 +240,7 @@ def run(
         bad: a step and a shard whose loss is not a number.
         on_host: whether losses are brought to the host by the program.
         hosts: the ranks of each, where there are several.
+        is_sharded: whether each worker has the optimizer state of its pieces alone.
     """
     if kind == "sim":
         sim.install()
@@ -241,7 +251,7 @@ def run(
 
     def work(team: Team) -> dict[str, Any]:
         try:
-            return train(team, kind, optimizer, clip_norm, bad, on_host)
+            return train(team, kind, optimizer, clip_norm, bad, on_host, is_sharded)
         except Exception:
             job.desk.lose(team.world.rank)  # nobody waits for it
             raise

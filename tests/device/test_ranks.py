@@ -63,6 +63,17 @@ def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
     check(results, optimizer)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("hosts", [(), ((0,), (1, 2))], ids=str)
+def test_divided_state_has_the_bits_of_one_worker_on_the_cpu(
+    accelerator, monkeypatch, control_of, hosts, clip_norm
+):
+    monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
+    monkeypatch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)
+    results = ranks.run(control_of(3), clip_norm=clip_norm, hosts=hosts, is_sharded=True)
+    check(results, "adam", clip_norm)
+
+
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 3), (2, 3), (0, 2), (1, 2)])
 def test_a_worker_may_be_lost_at_every_meeting(accelerator, control_of, rank, world_size, moment):

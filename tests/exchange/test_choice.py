@@ -33,6 +33,10 @@ def nothing_is_set(monkeypatch):
         ("staged", GPU, "staged"),
         ("gloo", CPU, "gloo"),
         ("nccl", GPU, "nccl"),
+        ("zero", CPU, "zero"),
+        ("zero", GPUS, "zero"),
+        ("gloo-zero", CPU, "gloo-zero"),
+        ("nccl-zero", GPU, "nccl-zero"),
     ],
 )
 def test_the_name_of_an_exchange(monkeypatch, set_to, device, name):
@@ -52,7 +56,10 @@ def test_the_name_of_an_exchange(monkeypatch, set_to, device, name):
         ("gloo", GPU, True, 1, "host's memory.*computes on cuda:0"),
         ("pigeons", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is 'pigeons'"),
         ("", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is ''"),
+        ("gloo-zero", GPU, True, 1, "UNISONO_EXCHANGE=gloo-zero .*host's memory.* on cuda:0"),
+        ("nccl-zero", CPU, True, 1, "UNISONO_EXCHANGE=nccl-zero must have a GPU for each worker"),
         ("gloo", GPU, True, 2, "host's memory.*computes on cuda:0"),
+        ("gloo-zero", CPU, True, 2, "on one host, but they are on 2: set UNISONO_EXCHANGE=zero"),
         ("shared", GPU, True, 2, "UNISONO_EXCHANGE=shared .* on cuda:0: leave it out, or set"),
     ],
 )
@@ -74,6 +81,7 @@ def test_what_cannot_be_is_refused(monkeypatch, set_to, device, has_nccl, num_ho
         ("auto", GPUS, "`on_gradients`", "staged hosts"),
         ("gloo", CPU, "", "gloo hosts"),
         ("nccl", GPU, "a closure", "nccl hosts"),
+        ("zero", GPU, "", "zero hosts"),
     ],
 )
 def test_the_name_of_an_exchange_on_several_hosts(monkeypatch, set_to, device, replicas_for, name):
@@ -99,11 +107,12 @@ def test_what_cannot_be_is_refused_when_a_run_is_made(monkeypatch):
         (["b", "a", "a"], "ranks 1 and 2 share one"),
     ],
 )
-def test_two_workers_on_one_gpu_are_refused_on_all(control_of, identities, words):
+@pytest.mark.parametrize("name", ["nccl", "nccl-zero"])
+def test_two_workers_on_one_gpu_are_refused_on_all(control_of, identities, words, name):
     def work(team):
         device = SimpleNamespace(identity=identities[team.world.rank])
         check_devices("staged", device, team)
-        check_devices("nccl", device, team)
+        check_devices(name, device, team)
         return "fine"
 
     for result in Job(control_of(3)).run(work).values():
@@ -115,11 +124,11 @@ def test_two_workers_on_one_gpu_are_refused_on_all(control_of, identities, words
             assert "--workers-per-gpu 1" in str(result)
 
 
-def loop_on(exchanges):
+def loop_on(exchanges, make=torch.optim.SGD):
     if exchanges is not None:
         os.environ[EXCHANGE_VARIABLE] = exchanges[unisono.world().rank]
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = make(model.parameters(), lr=0.1)
     run = unisono.Run(model, optimizer, shards=2)
     data = torch.utils.data.TensorDataset(torch.randn(4, 2))
     name = None
@@ -138,10 +147,21 @@ def test_a_run_computes_on_the_exchange_that_the_environment_names(monkeypatch, 
         (None, "SharedExchange"),
         ("gloo", "GroupExchange"),
         ("staged", "StagedExchange"),
+        ("zero", "ShardedStagedExchange"),
+        ("gloo-zero", "ShardedGroupExchange"),
     ):
         if set_to is not None:
             monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
         assert unisono.launch(loop_on, None, workers=workers) == [name] * workers
+
+
+def test_who_asks_for_pieces_of_a_whole_update_is_told_that_the_state_is_whole(monkeypatch, capfd):
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "zero")
+    assert loop_on(None, torch.optim.Adafactor) == "StagedExchange"
+    said = capfd.readouterr()
+    assert "the whole optimizer state, in spite of UNISONO_EXCHANGE=zero: Adafactor looks" in (
+        said.out + said.err
+    )
 
 
 @pytest.mark.slow

@@ -18,6 +18,12 @@ from unisono.engine.exchange.hosts_exchange import (
     HostsExchange,
     StagedHostsExchange,
 )
+from unisono.engine.exchange.sharded import ShardedExchange
+from unisono.engine.exchange.sharded_group import ShardedGroupExchange
+from unisono.engine.exchange.sharded_staged import (
+    ShardedStagedExchange,
+    ShardedStagedHostsExchange,
+)
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.exchange.staged import StagedExchange
 from unisono.engine.state.contents import digest_of, place
@@ -28,8 +34,12 @@ from unisono.plan.summation import tree_sum
 from unisono.runtime.device import on_host
 from unisono.runtime.workers import meeting_point
 
-REPLACING = [SharedExchange, StagedExchange, GroupExchange]
-BETWEEN_HOSTS = [HostsExchange, StagedHostsExchange, GroupHostsExchange]
+SHARDED = [ShardedStagedExchange, ShardedGroupExchange]
+REPLACING = [SharedExchange, StagedExchange, GroupExchange, *SHARDED]
+BETWEEN_HOSTS = [
+    *(HostsExchange, StagedHostsExchange, GroupHostsExchange),
+    ShardedStagedHostsExchange,
+]
 EXCHANGES = [*REPLACING, *BETWEEN_HOSTS]
 STEPS = 3  # in the first one no process group is connected yet
 
@@ -233,8 +243,17 @@ def check(results, optimizer, num_shards):
         assert found == digest, rank
 
 
-@pytest.mark.parametrize("cls", EXCHANGES)
-@pytest.mark.parametrize("optimizer", [adam, normed])
+def on_each(exchanges, *cases):
+    """Cases of an optimizer and more, on exchanges that take it: not all take whole updates."""
+    return [
+        pytest.param(cls, *case, marks=marks)
+        for cls in exchanges
+        for *case, marks in cases
+        if case[0] is adam or not issubclass(cls, ShardedExchange)
+    ]
+
+
+@pytest.mark.parametrize(("cls", "optimizer"), on_each(EXCHANGES, (adam, ()), (normed, ())))
 @pytest.mark.parametrize(
     ("world_size", "num_shards"), [(1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8)]
 )
@@ -275,14 +294,14 @@ def test_sums_that_come_before_what_is_told_of_them_are_right(control_of, hosts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", REPLACING)
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize(
-    ("optimizer", "rank"),
-    [
-        *((adam, 0), (adam, 1), (adam, 2), (normed, 1)),
-        *(pytest.param(normed, rank, marks=pytest.mark.long) for rank in (0, 2)),
-    ],
+    ("cls", "optimizer", "rank"),
+    on_each(
+        REPLACING,
+        *((adam, 0, ()), (adam, 1, ()), (adam, 2, ()), (normed, 1, ())),
+        *((normed, 0, pytest.mark.long), (normed, 2, pytest.mark.long)),
+    ),
 )
 def test_a_worker_may_be_lost_at_every_meeting(monkeypatch, run, cls, optimizer, moment, rank):
     monkeypatch.setattr(group_exchange, "_PATIENCE_S", 0.02)
@@ -290,6 +309,32 @@ def test_a_worker_may_be_lost_at_every_meeting(monkeypatch, run, cls, optimizer,
         results = run(3, cls, optimizer, 8, Death(rank, meeting, moment))
         assert results.keys() | {rank} == {0, 1, 2}
         check(results, optimizer, 8)
+
+
+@pytest.mark.parametrize("cls", SHARDED)
+def test_nobody_goes_on_from_a_snapshot_while_others_read_what_the_lost_step_left(cls, control_of):
+    seen = []
+
+    def work(team):
+        model, updates = make(adam)
+        exchange = cls(model, updates, shards=3, team=team, new_key=1)
+        snapshot(exchange, team, 0, updates)
+        more = exchange.division.mine
+        assert not exchange.is_lost
+        while more is not None:
+            publish(exchange, more, 0)
+            more = exchange.gather("gradients")
+        assert exchange.is_lost
+        if team.world.rank == 1:
+            time.sleep(0.1)
+            seen.append("reads")
+        exchange.load()
+        seen.append("goes on")
+        exchange.unbind()
+
+    results = Job(control_of(3), [Death(2, 8, "before")]).run(work)
+    assert results == {0: None, 1: None}
+    assert seen == ["reads", "goes on", "goes on"]
 
 
 def comes_twice(exchange, part, gradients):
@@ -344,7 +389,7 @@ def sums_of_what_changes(team, cls, how, only_rank, device=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [GroupExchange, *BETWEEN_HOSTS])
+@pytest.mark.parametrize("cls", [GroupExchange, ShardedGroupExchange, *BETWEEN_HOSTS])
 # The last of three has no lane, as its neighbour has.
 @pytest.mark.parametrize(("num_ranks", "only_rank"), [(2, None), (2, 1), (3, 2)])
 @pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])

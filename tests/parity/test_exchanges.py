@@ -16,8 +16,7 @@ from tests.chaos.exchanges import (
 from tests.parity import cases
 
 import unisono
-from unisono.engine.exchange.choice import chosen, name_of_exchange
-from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.exchange.choice import name_of_exchange
 from unisono.runtime.device import host
 
 CASES = [
@@ -79,16 +78,25 @@ def test_every_exchange_has_one_digest_on_one_two_and_three_workers(
     monkeypatch, exchange, workers, wanted
 ):
     check(monkeypatch, exchange, workers, wanted)
-    if exchange != ACCELERATED:
-        assert (chosen(name_of_exchange(host())) is SharedExchange) is (exchange == "shared")
+    if device_of(exchange) != ACCELERATED:
+        assert name_of_exchange(host()) == exchange
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("exchange", ["zero", "gloo-zero"])
+def test_state_is_divided_among_four_workers(monkeypatch, exchange):
+    check(monkeypatch, exchange, 4, [case for case in (*CASES, *OTHER_CASES) if case[2] >= 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("exchange", "workers"),
+    [pytest.param(ACCELERATED, 1, marks=pytest.mark.long), (ACCELERATED, 3), ("sim-zero", 3)],
+)
 def test_all_kinds_of_models_and_optimizers_are_the_same_on_the_test_accelerator(
-    monkeypatch, workers
+    monkeypatch, exchange, workers
 ):
-    check(monkeypatch, ACCELERATED, workers, OTHER_CASES)
+    check(monkeypatch, exchange, workers, OTHER_CASES)
 
 
 @pytest.mark.slow
@@ -122,9 +130,14 @@ def tour(names):
     return path
 
 
+WHOLE = ("shared", "staged", "gloo", "sim")  # each worker has, or sees, the whole state
+DIVIDED = ("zero", "shared", "gloo-zero", "gloo", "zero", "gloo-zero", "sim-zero", "sim", "zero")
+
+
 def test_a_tour_has_every_leg_once():
-    path = tour(list(EXCHANGES))
-    assert sorted(itertools.pairwise(path)) == sorted(itertools.permutations(EXCHANGES, 2))
+    path = tour(list(WHOLE))
+    assert sorted(itertools.pairwise(path)) == sorted(itertools.permutations(WHOLE, 2))
+    assert {*WHOLE, *DIVIDED} == EXCHANGES.keys()
 
 
 def train_until(steps, directory, case, device):
@@ -134,11 +147,16 @@ def train_until(steps, directory, case, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [CASES[0], *(pytest.param(case, marks=pytest.mark.long) for case in CASES[1:])]
+    ("case", "names"),
+    [
+        (CASES[0], WHOLE),
+        (CASES[0], DIVIDED),
+        *(pytest.param(case, WHOLE, marks=pytest.mark.long) for case in CASES[1:]),
+    ],
 )
-def test_a_run_goes_on_with_every_other_exchange(monkeypatch, tmp_path, case):
-    names = [name for name in EXCHANGES if name != ACCELERATED or has_accelerator()]
-    for leg, exchange in enumerate(tour(names)):
+def test_a_run_goes_on_with_every_other_exchange(monkeypatch, tmp_path, case, names):
+    names = [name for name in names if device_of(name) != ACCELERATED or has_accelerator()]
+    for leg, exchange in enumerate(names if "zero" in names else tour(names)):
         for variable, value in variables_of(exchange).items():
             monkeypatch.setenv(variable, value)
         steps, workers = 2 * leg + 2, leg % 3 + 1

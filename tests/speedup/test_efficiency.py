@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from unisono.tools.plan.efficiency import CAUSES, efficiencies, on_hosts
+from unisono.tools.plan.efficiency import CAUSES, PlanAnswer, efficiencies, on_hosts
 from unisono.tools.plan.measured_steps import Measured, timed_steps
 from unisono.training.events.step_sample import Seconds, without_pauses
 
@@ -65,6 +67,14 @@ def test_steps_after_a_pause_are_left_out() -> None:
     times[:, :, 0] = 1e-4
     times[3, 0, 0] = 2.0
     assert len(without_pauses(times)) == 7
+
+
+def test_what_dividing_the_optimizer_state_would_save_is_told() -> None:
+    two = replace(measured(told(0.04), told(0.02, 0.02)), state_bytes=8_000_000)
+    notes = " ".join(PlanAnswer("train.py", two, 2, None).as_json["notes"])
+    assert "saves each of 2 workers 7.63 MiB: it keeps 3.81 MiB of 7.63 MiB" in notes
+    whole = PlanAnswer("train.py", replace(two, state_bytes=0), 2, None).as_json["notes"]
+    assert "zero" not in " ".join(whole)
 
 
 def test_hosts_are_computed_by_the_formula() -> None:

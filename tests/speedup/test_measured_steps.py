@@ -52,6 +52,7 @@ def test_steps_are_timed_on_one_worker_and_on_two_and_nothing_is_left(tmp_path: 
         96,
     )
     assert found.gradient_bytes == (4 * 64 + 64 + 64 + 1) * 4
+    assert found.state_bytes == 2 * found.gradient_bytes + 4 * 4  # Adam's two, and its four counts
     for steps, number in zip(found.steps, (1, 2), strict=True):
         assert steps.num_workers == number
         assert len(steps.turns_s) == 2

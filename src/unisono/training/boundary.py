@@ -183,9 +183,9 @@ class Boundary:
 
         Not collective: whether by `break`, everywhere alike, or by an exception that this worker
         alone has, cannot be told here. One worker of each host does what there is to do: nobody
-        changes the shared state any more, and it copies all of it.
+        changes the shared state any more, and it copies all of it, if it sees all.
         """
-        if not self.is_between_steps or self._exchange.is_lost:
+        if not self.is_between_steps or self._exchange.is_lost or self._exchange.is_in_pieces:
             return
         if self._keeps and self._team.leads_host:
             self._wait_for_disk()

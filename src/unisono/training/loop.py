@@ -22,10 +22,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.data.fetch import Fetch
-from unisono.engine.exchange.choice import chosen
+from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, divides_state
 from unisono.engine.state.attributes import KEY, Attributes, own_optimizers
 from unisono.engine.state.contents import check_contents
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizers import kind_of, members_of
 from unisono.engine.step.closure_engine import ClosureEngine
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.records import PhaseTimers
@@ -250,7 +250,14 @@ def _engine(
     model, optimizer = run.kept.model, run.kept.optimizer
     if run.replicated_calls.is_loop_kept:
         run.memory = None  # stays as it is: a replacement needs what each loop has ended with
-    exchange = chosen(run.exchange)(
+    kind = chosen(run.exchange, optimizer)
+    if divides_state(run.exchange) and not kind.is_in_pieces:
+        run.say_once(
+            f"each worker keeps the whole optimizer state, in spite of "
+            f"{EXCHANGE_VARIABLE}={run.exchange}: {kind_of(optimizer)} looks at whole parameters, "
+            f"or has hooks."
+        )
+    exchange = kind(
         model,
         optimizer,
         shards=plan.samples.shards,
@@ -272,8 +279,8 @@ def _engine(
         "watches_program": run.observer.runs_program_code,
         "are_alike": not run.are_mixed,
     }
-    kind = ClosureEngine if run.takes_closure else StepEngine
-    return kind(model, optimizer, exchange, **options)
+    engine = ClosureEngine if run.takes_closure else StepEngine
+    return engine(model, optimizer, exchange, **options)
 
 
 def _begin(run: RunContext, boundary: Boundary) -> None:

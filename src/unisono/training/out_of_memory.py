@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 
+from unisono.engine.state.state_in_pieces import states_here
 from unisono.errors import OutOfMemoryError
 from unisono.runtime.device import Device, count_of
 from unisono.runtime.notices import size
@@ -69,7 +70,7 @@ def _full_one(device: Device, error: Exception) -> Device:
 
 def _needed(run: RunContext, device: Device) -> dict[str, int]:
     """Count bytes by what they are for; what the peak has beyond the rest are activations."""
-    model, states = run.kept.model, run.kept.optimizer.state.values()
+    model, states = run.kept.model, states_here(run.kept.optimizer)
     state = [value for each in states if isinstance(each, dict) for value in each.values()]
     parameters = () if run.engine is None else run.engine.exchange.parameters
     needed = {

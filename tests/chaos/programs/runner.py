@@ -101,7 +101,9 @@ def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
 
 def _others(choices: Choices, draw: random.Random) -> list[str]:
     """Choose an exchange beside the usual one, and the test accelerator where that will do."""
-    return [draw.choice(("staged", "gloo")), *([ACCELERATED] if _runs_there(choices) else [])]
+    others = ("staged", "gloo", "zero", "gloo-zero")
+    there = [draw.choice((ACCELERATED, "sim-zero"))] if _runs_there(choices) else []
+    return [draw.choice(others), *there]
 
 
 def _runs_there(choices: Choices) -> bool:
@@ -227,7 +229,8 @@ def _killed(
 
 def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random) -> Way:
     """Stop the whole job now and then, and start it again with others, who exchange otherwise."""
-    exchanges = [name for name in EXCHANGES if name != ACCELERATED or _runs_there(choices)]
+    there = _runs_there(choices)
+    exchanges = [name for name in EXCHANGES if there or device_of(name) != ACCELERATED]
     directory = folder / "run"
     told = Told(choices.seed, directory=str(directory), pace_ms=PACE_MS)
     names: list[str] = []

@@ -4,7 +4,7 @@ One memory per run. The slots of all shards are reserved, but only the slots of 
 computes are ever written, and unwritten pages do not exist::
 
     fixed │ parameters │ optimizer state │ whose │ buffers ×2 │ moved ×2 │ rows │ flags │ counts
-    marks │ snapshots ×2 │ gradients 0 … S−1 │ sums
+    left │ marks │ snapshots ×2 │ gradients 0 … S−1 │ sums
 
 The first four, with the present copy of the buffers, are the whole state of a run: a snapshot is
 a copy of them (``slots.py``). Every tensor starts at a multiple of 64 bytes, in its
@@ -138,6 +138,7 @@ class ArenaLayout:
             "rows": self.shards * ROW_BYTES,
             "flags": self.shards * (len(self.parameters) + 1),
             "counts": self.shards * ALIGNMENT_BYTES,
+            "left": self.shards,
             "marks": MARKS_BYTES,
             "snapshot": snapshot,
             "other snapshot": snapshot,
@@ -169,6 +170,7 @@ class Arena:
         sums: of the parts, where workers tell each other.
         rows: per shard ``ROW_BYTES`` bytes for what it has to say about a step.
         flags: per shard a byte for all parameters of a part and one for each.
+        left: for as many workers a byte: 1 once their pieces of the state are in `states`.
         counts: for as many workers a cache line for what each has come to in a step.
     """
 
@@ -180,7 +182,8 @@ class Arena:
         )
         self.parameters, self.fixed = self.region("parameters"), self.region("fixed")
         self.states = self.region("states")
-        self.whose = memory.view(starts["whose"], len(plan.parameters))
+        self.whose = self.whose_in(0)
+        self.left = memory.view(starts["left"], plan.shards)
         self.buffers = tuple(Region(memory, starts[name], plan.buffers) for name in _BUFFERS)
         self.moved = tuple(
             Region(memory, starts[name], plan.fixed) for name in ("moved", "other moved")
@@ -228,6 +231,10 @@ class Arena:
         """View a region of the plan, or the copy of it in the snapshot that begins at a byte."""
         return Region(self.memory, snapshot_at + self._starts[name], getattr(self.plan, name))
 
+    def whose_in(self, snapshot_at: int) -> memoryview:
+        """View `whose`, or the copy of it in the snapshot that begins at a byte."""
+        return self.memory.view(snapshot_at + self._starts["whose"], len(self.plan.parameters))
+
     def _per_shard(self, region: str, num_bytes: int) -> list[memoryview]:
         start = self._starts[region]
         return [
@@ -274,6 +281,11 @@ class Block:
             torch.empty(span.stop - span.start, dtype=torch.uint8, device=span.device)
             for span in spans
         ]
+
+    def release(self) -> None:
+        """Give the memory back, whoever still has views of it; nobody reads any."""
+        for block in self._blocks:
+            block.untyped_storage().resize_(0)
 
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None

@@ -5,18 +5,30 @@ from __future__ import annotations
 import os
 
 from torch import distributed
+from torch.optim import Optimizer
 
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.state.optimizers import is_elementwise
 from unisono.runtime.device import Device
 from unisono.runtime.workers.team import Team
 
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
-AUTO, SHARED, STAGED, NCCL, GLOO = EXCHANGES = ("auto", "shared", "staged", "nccl", "gloo")
+AUTO, SHARED, STAGED, NCCL, GLOO = _REPLICATED = ("auto", "shared", "staged", "nccl", "gloo")
+ZERO = "zero"
 # Nobody asks for these: they are used where there are several hosts.
-HOSTS, STAGED_HOSTS = "hosts", "staged hosts"
-_ON_HOSTS = {SHARED: HOSTS, STAGED: STAGED_HOSTS, GLOO: "gloo hosts", NCCL: "nccl hosts"}
+HOSTS, STAGED_HOSTS, ZERO_HOSTS = "hosts", "staged hosts", "zero hosts"
+# As these, but each worker keeps the optimizer state of its pieces alone.
+_SHARDED = {ZERO: STAGED, "gloo-zero": GLOO, "nccl-zero": NCCL, ZERO_HOSTS: STAGED_HOSTS}
+EXCHANGES = (*_REPLICATED, ZERO, "gloo-zero", "nccl-zero")
+_ON_HOSTS = {
+    SHARED: HOSTS,
+    STAGED: STAGED_HOSTS,
+    GLOO: "gloo hosts",
+    NCCL: "nccl hosts",
+    ZERO: ZERO_HOSTS,
+}
 _OTHERWISE = f"leave it out, or set {EXCHANGE_VARIABLE}={STAGED}"
 
 
@@ -36,13 +48,18 @@ def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int =
         raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
     if name == AUTO:
         name = SHARED if device.is_host and not replicas_for else STAGED
-    _check_fits(name, device, replicas_for)
+    said = f"{EXCHANGE_VARIABLE}={name}"
+    _check_fits(_SHARDED.get(name, name), said, device, replicas_for)
+    if num_hosts > 1 and name not in _ON_HOSTS:
+        raise ValueError(
+            f"{said} must have all workers on one host, but they are on {num_hosts}: set "
+            f"{EXCHANGE_VARIABLE}=zero, which divides the state among the workers of each host."
+        )
     return name if num_hosts == 1 else _ON_HOSTS[name]
 
 
-def _check_fits(name: str, device: Device, replicas_for: str) -> None:
+def _check_fits(name: str, said: str, device: Device, replicas_for: str) -> None:
     """Refuse an exchange that is not for a worker's device, or not for what it is asked for."""
-    said = f"{EXCHANGE_VARIABLE}={name}"
     if name == SHARED and replicas_for:
         raise ValueError(
             f"{said} has one copy of the parameters for all workers, but {replicas_for} needs "
@@ -69,13 +86,18 @@ def _check_fits(name: str, device: Device, replicas_for: str) -> None:
         )
 
 
+def divides_state(name: str) -> bool:
+    """Tell whether an exchange is to divide the optimizer's state among workers."""
+    return name in _SHARDED
+
+
 def check_devices(name: str, device: Device, team: Team) -> None:
     """See that no two workers share a GPU where NCCL is to connect them. Collective.
 
     Raises:
         ValueError: two do; on every worker.
     """
-    if name not in (NCCL, _ON_HOSTS[NCCL]) or team.size == 1:
+    if NCCL not in name or team.size == 1:
         return
     seen: dict[bytes, int] = {}
     for rank, identity in team.gather(device.identity.encode(), "choice of exchange").items():
@@ -88,8 +110,13 @@ def check_devices(name: str, device: Device, team: Team) -> None:
         seen[identity] = rank
 
 
-def chosen(name: str) -> type[Exchange]:
-    """Find an exchange by what :func:`name_of_exchange` has given."""
+def chosen(name: str, optimizer: Optimizer) -> type[Exchange]:
+    """Find an exchange by what :func:`name_of_exchange` has given.
+
+    Where an optimizer looks at whole parameters, each worker has its whole state.
+    """
+    if name in _SHARDED:
+        return _sharded(name) if is_elementwise(optimizer) else chosen(_SHARDED[name], optimizer)
     if name in (GLOO, NCCL):
         # It needs a torch that has such process groups; the others do not.
         from unisono.engine.exchange.group_exchange import GroupExchange
@@ -101,3 +128,14 @@ def chosen(name: str) -> type[Exchange]:
         classes = {HOSTS: between.HostsExchange, STAGED_HOSTS: between.StagedHostsExchange}
         return classes.get(name, between.GroupHostsExchange)
     return StagedExchange if name == STAGED else SharedExchange
+
+
+def _sharded(name: str) -> type[Exchange]:
+    from unisono.engine.exchange import sharded_staged as staged
+    from unisono.engine.exchange.sharded_group import ShardedGroupExchange
+
+    classes: dict[str, type[Exchange]] = {
+        ZERO: staged.ShardedStagedExchange,
+        ZERO_HOSTS: staged.ShardedStagedHostsExchange,
+    }
+    return classes.get(name, ShardedGroupExchange)

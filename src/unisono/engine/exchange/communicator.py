@@ -114,6 +114,9 @@ class Communicator(Carrier):
             BrokenError: nothing can be sent any more.
         """
 
+    def catch_up(self) -> None:
+        """Order what the current stream does next after what was begun :meth:`aside`."""
+
     @abstractmethod
     def close(self) -> None:
         """Leave at once; whoever still waits for this member is told. Not collective."""

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.engine.exchange.arena import Bytes, Region, private_bytes
+from unisono.engine.exchange.arena import Bytes, Region, Slot, private_bytes
 from unisono.engine.exchange.bucket_pipeline import (
     BucketLayout,
     BucketPipeline,
@@ -51,8 +51,14 @@ _VOTES = {"": 0, _CHANGED: 1}
 
 
 class GroupExchange(ReplicaExchange):
-    """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
+    """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`.
 
+    Attributes:
+        gives_sums: whether every worker has all sums, not only those of its slices.
+    """
+
+    gives_sums = True
+    _own: OwnParts
     _communicator: Communicator | None = None
     _pipeline: BucketPipeline | None = None
     _sums: BucketSums
@@ -94,23 +100,23 @@ class GroupExchange(ReplicaExchange):
         if communicator is not None:
             # Whoever is late is waited for at the meeting, where it is told who and why.
             pipeline.finish(communicator, _PATIENCE_S)
-        return self._settle(pipeline) if team.wait() else self._take_over()
+        return None if team.wait() and self._settle(pipeline) else self._take_over()
 
-    def _settle(self, pipeline: BucketPipeline) -> list[Node] | None:
-        """See that everybody has all sums; returns as :meth:`gather`."""
+    def _settle(self, pipeline: BucketPipeline) -> bool:
+        """See that buckets have come everywhere; False if somebody was lost. Collective."""
         team, failures = self._team, {0: b""}
         membership = team.membership
         for _ in range(_ATTEMPTS):
             failure = self._move(pipeline)
             votes = team.vote(_VOTES.get(failure, _BROKEN), "sums of a step")
             if votes is None:
-                return self._take_over()
+                return False
             pipeline.begin()
             if not any(votes.values()):
-                return None
+                return True
             failures = team.gather(failure.encode(), "failures of a step")
             if team.membership != membership:
-                return self._take_over()
+                return False
             if _BROKEN in votes.values():
                 self._close()
         rank, failure = next((rank, said.decode()) for rank, said in failures.items() if said)
@@ -130,12 +136,15 @@ class GroupExchange(ReplicaExchange):
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
-        self._layout = lay_out_buckets(arena.plan.parameters, self._team.world.world_size)
+        self._layout = self._lay_out(arena.plan.parameters)
         num_bytes = self._layout.num_bytes
         self._own = OwnParts(self._layout.slots, arena.flags, num_bytes, self.device)
         self._parts = Parts(self._own)
         self._early = EarlyPart(self._parts)
         super()._bind(keys, live)
+
+    def _lay_out(self, slots: Sequence[Slot]) -> BucketLayout:
+        return lay_out_buckets(slots, self._team.world.world_size)
 
     def _plan_sum(self) -> None:
         team, division = self._team, self.division
@@ -147,9 +156,12 @@ class GroupExchange(ReplicaExchange):
             self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
             return
         held = [division.parts_of[rank] for rank in team.membership.ranks]
-        self._sums = BucketSums(self._layout, self._own, held, team.position, self.device)
+        self._sums = BucketSums(
+            self._layout, self._own, held, team.position, self.device, are_given=self.gives_sums
+        )
         self._pipeline = BucketPipeline(self._sums.buckets, self._layout.bucket_of)
-        self.whole, self.totals = self._sums.whole, self._sums.totals
+        self.pieces, self.totals = self._sums.pieces, self._sums.totals
+        self.whole = self._sums.whole
 
     def _move(self, pipeline: BucketPipeline) -> str:
         """Bring all sums here, and this worker's to the others. Collective.
@@ -206,9 +218,10 @@ class BucketSum:
         own: this worker's parts.
         held: the parts of each worker, by position.
         position: of this worker.
-        all_sums: where the sums of all parameters go, laid out as a part.
+        all_sums: where the sums of all parameters go, laid out as a part; None: nowhere.
 
     Attributes:
+        pieces, totals: what this worker adds up, and its sums.
         present: for each parameter of the bucket, whether any shard had a gradient for it.
         is_outdated: see :meth:`~.parts.OrderedSum.is_outdated`.
     """
@@ -219,24 +232,26 @@ class BucketSum:
         own: OwnParts,
         held: Sequence[Sequence[Node]],
         position: int,
-        all_sums: Bytes,
+        all_sums: Bytes | None,
         device: Device,
     ) -> None:
         self._bucket, self._own = bucket, own
         self._mine, self._size = held[position], len(held)
         self._received = _ReceivedSlices(bucket, held, position, own.flags, device)
-        self._sum = OrderedSum(
-            self._received,
-            [part for parts in held for part in parts],
-            bucket.pieces(position, self._size),
-        )
+        pieces = bucket.pieces(position, self._size)
+        parts = [part for parts in held for part in parts]
+        self._sum = OrderedSum(self._received, parts, pieces)
+        first, self.totals = bucket.indices.start, self._sum.totals
+        self.pieces = [Piece(first + p.index, p.start, p.stop) for p in pieces]
         self.present: tuple[bool, ...] = ()
         self.is_outdated = self._sum.is_outdated
         self._length = bucket.slice_bytes(self._size)
-        self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
+        self._sums = None
+        if all_sums is not None:
+            self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
 
     def transfer(self, communicator: Communicator) -> Rounds:
-        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each, then sums to all."""
+        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each, maybe sums to all."""
         yield communicator.all_to_all(
             self._received.everything,
             _by_slices(self._own, self._bucket, self._mine, self._size),
@@ -244,6 +259,8 @@ class BucketSum:
             to_each=[self._length * len(self._mine)] * self._size,
         )
         self.present = self._sum.add()
+        if self._sums is None:
+            return None
         return communicator.all_gather(self._sums, self._received.part_of_first_shard)
 
 
@@ -254,11 +271,12 @@ class BucketSums:
         own: this worker's parts.
         held: the parts of each worker, by position.
         position: of this worker.
+        are_given: whether sums are given to all; else each worker keeps its own.
 
     Attributes:
         buckets: in the order in which they travel.
-        whole: the sums of all parameters, as those lie.
-        totals: the same as vectors.
+        pieces, totals: those whose sums come here, and these as vectors.
+        whole: the sums of all parameters, as those lie, if they come here.
     """
 
     def __init__(
@@ -268,14 +286,26 @@ class BucketSums:
         held: Sequence[Sequence[Node]],
         position: int,
         device: Device,
+        *,
+        are_given: bool = True,
     ) -> None:
-        memory = private_bytes(layout.num_bytes, device)
+        memory = private_bytes(layout.num_bytes, device) if are_given else None
         self.buckets = [
             BucketSum(bucket, own, held, position, memory, device) for bucket in layout.buckets
         ]
-        region = Region(memory, 0, layout.slots)
-        self.whole = region.tensors()
-        self.totals = [region.piece(n, 0, slot.numel) for n, slot in enumerate(layout.slots)]
+        self.whole: list[torch.Tensor] = []
+        if memory is None:
+            self.pieces = [piece for bucket in self.buckets for piece in bucket.pieces]
+            self.totals = [total for bucket in self.buckets for total in bucket.totals]
+            for n, slot in enumerate(layout.slots) if position == 0 else ():
+                if not slot.numel:  # in nobody's slice
+                    self.pieces.append(Piece(n, 0, 0))
+                    self.totals.append(torch.empty(0, dtype=slot.dtype, device=device.torch))
+        else:
+            region = Region(memory, 0, layout.slots)
+            self.whole = region.tensors()
+            self.pieces = [Piece(n, 0, slot.numel) for n, slot in enumerate(layout.slots)]
+            self.totals = region.pieces(self.pieces)
 
     @property
     def present(self) -> tuple[bool, ...]:

@@ -173,7 +173,7 @@ class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
         if communicator is not None:
             pipeline.send_all(communicator)
         self._all_reduce.gather(purpose)
-        return self._settle(pipeline)
+        return None if self._settle(pipeline) else self._take_over()
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`~.protocol.Exchange`; brings the buffers of other hosts here."""
@@ -269,7 +269,7 @@ class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
         arena = self.memory.arena
         self._all_reduce.plan(self.division, lanes, (arena.memory, arena.sums.start))
         self.totals = self._all_sums()
-        self._view_whole()
+        self._view_whole(self.totals)
 
 
 class _LeavingGradients:

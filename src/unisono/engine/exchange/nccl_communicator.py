@@ -108,6 +108,10 @@ class NcclCommunicator(Communicator):
         stream: AbstractContextManager[Any] = self._module.stream(self._stream)
         return stream
 
+    def catch_up(self) -> None:
+        """See :class:`Communicator`."""
+        self._module.current_stream(self._stream.device).wait_stream(self._stream)
+
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
         """See :class:`Communicator`; the host waits."""
         with self.aside():

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from unisono.engine.exchange.arena import Arena, Bytes, Region, Slot, Span, private_bytes
+from unisono.engine.exchange.arena import Arena, Block, Bytes, Region, Slot, Span, private_bytes
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, additions_over, as_whole, tree_sum
 from unisono.runtime.device import Device, by_device
@@ -54,6 +54,12 @@ class OwnParts:
 
     def __getitem__(self, lo: int) -> Region:
         return Region(self.memory(lo), 0, self._slots)
+
+    def release(self) -> None:
+        """Give memory of a device back; nobody reads the parts any more."""
+        for memory in self._memories.values():
+            if isinstance(memory, Block):
+                memory.release()
 
     def memory(self, lo: int) -> Bytes:
         """Give the bytes of a part by its first shard."""

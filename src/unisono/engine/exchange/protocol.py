@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from unisono.engine.exchange.buffers import Buffers
 from unisono.engine.exchange.moving import Moving, replace_data
 from unisono.engine.exchange.parts import Gradients, OrderedSum, Parts
-from unisono.engine.exchange.shared_optimizer_state import Division, SharedOptimizerState, StateKeys
+from unisono.engine.exchange.shared_optimizer_state import Division, PiecesOfState, StateKeys
 from unisono.engine.exchange.snapshots import RunMemory, plan_of
 from unisono.engine.state.contents import named_parameters, updated_parameters
 from unisono.engine.state.optimizer_state import apply_state, check_told, group_options, take_state
@@ -57,8 +57,8 @@ class Exchange(ABC):
         fixed: those that it does not.
         division: which shards and parts are whose.
         memory: what the workers of this host share.
-        optimizer_state: of all workers, in pieces; None: each worker that updates has whole
-            parameters, and the state in its own optimizer.
+        optimizer_state: in pieces; None: whoever updates has all of it in its own optimizer.
+        is_in_pieces: whether nobody but this worker has the state of its pieces.
         have_all: whether every worker has the whole state; else the leader alone updates, and has
             the optimizer's state.
         takes_early: whether :meth:`publish_early` is of use now.
@@ -69,7 +69,8 @@ class Exchange(ABC):
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
-    optimizer_state: SharedOptimizerState | None = None
+    optimizer_state: PiecesOfState | None = None
+    is_in_pieces = False
     have_all = True
     takes_early = False
     is_state_new = False

@@ -94,8 +94,7 @@ class ReplicaExchange(Exchange):
             if team.is_leader:
                 self.buffers.give()
                 self._copy(slot, 0, 0, 1, into_slot=True)
-                tensors, numbers = take_state(self._optimizer, self._named_whole())
-                self._describe(slot, {"numbers": numbers}, tensors)
+                self._give_state(slot)
             team.meet("sharing parameters")
             if team.membership.leader == leader:
                 break
@@ -115,6 +114,10 @@ class ReplicaExchange(Exchange):
         self._copy(slot, copy_of_buffers, 0, 1, into_slot=False)
         self.buffers.load(copy_of_buffers)
         self._take_state(slot)
+
+    def _give_state(self, slot: int) -> None:
+        tensors, numbers = take_state(self._optimizer, self._named_whole())
+        self._describe(slot, {"numbers": numbers}, tensors)
 
     def _take_state(self, slot: int) -> None:
         snapshots = self.memory.snapshots

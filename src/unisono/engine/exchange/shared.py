@@ -30,6 +30,7 @@ from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared_optimizer_state import (
     SharedOptimizerState,
     StateKeys,
+    lay_down,
     plan_state,
 )
 from unisono.engine.state.optimizer_state import apply_state
@@ -39,6 +40,8 @@ from unisono.runtime.workers.launcher_messages import Live
 
 class SharedExchange(Exchange):
     """An exchange through memory that all see. Final; arguments as of :class:`Exchange`."""
+
+    optimizer_state: SharedOptimizerState | None = None
 
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`."""
@@ -172,7 +175,10 @@ class SharedExchange(Exchange):
                     for place, parameter in zip(self._places, self._all, strict=True):
                         place.copy_(parameter)
                     if self.optimizer_state is not None:
-                        self._share_optimizer(self.optimizer_state)
+                        shared, states = self.optimizer_state, self.memory.arena.states
+                        shared.known[:] = lay_down(
+                            self._optimizer.state, self.parameters, shared.keys, states
+                        )
                 self.buffers.give()
             team.meet("sharing parameters")
             if team.membership.leader == leader:
@@ -228,13 +234,3 @@ class SharedExchange(Exchange):
         """Take what is not in the arena of the optimizer's state from the newest snapshot."""
         if self.acts:
             apply_state(self._optimizer, self._named_whole(), *self.memory.newest())
-
-    def _share_optimizer(self, shared: SharedOptimizerState) -> None:
-        flags = bytearray(len(self.parameters))
-        for index, parameter in enumerate(self.parameters):
-            state = self._optimizer.state.get(parameter, {})
-            if shared.has_state(index, state):
-                flags[index] = 1
-                for name, place in shared.state(index).items():
-                    place.copy_(state[name])
-        shared.known[:] = flags

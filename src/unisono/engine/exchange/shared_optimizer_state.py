@@ -9,6 +9,7 @@ computed and divide the rest among themselves.
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -64,7 +65,78 @@ def plan_state(
     return keys, examples
 
 
-class SharedOptimizerState:
+def has_state(keys: Mapping[str, StateKey], state: Mapping[str, Any]) -> bool:
+    """Tell whether a parameter has state; raises ValueError where it is not the optimizer's."""
+    there = {name for name in keys if state.get(name) is not None}
+    if there and there != keys.keys():
+        raise ValueError(
+            f"an optimizer's state must fit its options, but for these it keeps "
+            f"{sorted(keys)} and has {sorted(there)}: clear `optimizer.state` "
+            f"after such a change, or leave the options."
+        )
+    return bool(there)
+
+
+def lay_down(
+    state: Mapping[Any, Any],
+    parameters: Sequence[torch.Tensor],
+    keys: StateKeys,
+    into: Region,
+) -> bytes:
+    """Copy an optimizer's whole state to where pieces of it are.
+
+    Returns:
+        For each parameter whether it has state, as :attr:`PiecesOfState.known`.
+
+    Raises:
+        ValueError: a parameter has other state than the optimizer keeps.
+    """
+    flags = bytearray(len(parameters))
+    for index, parameter in enumerate(parameters):
+        there = state.get(parameter, {})
+        if has_state(keys[index], there):
+            flags[index] = 1
+            for name, key in keys[index].items():
+                into.tensor(key.at).copy_(there[name])
+    return bytes(flags)
+
+
+def place_of(states: Region, piece: Piece, key: StateKey) -> torch.Tensor:
+    """View the state of a piece, as a vector; a scalar is the whole parameter's."""
+    if key.is_array:
+        return states.piece(key.at, piece.start, piece.stop)
+    return states.tensor(key.at)
+
+
+class PiecesOfState(ABC):
+    """Parameters and their optimizer state, in the pieces that workers update.
+
+    Attributes:
+        keys: of the optimizer's state.
+        known: which parameters have optimizer state: a byte for each, 1 for those.
+    """
+
+    keys: StateKeys
+    known: memoryview
+
+    @abstractmethod
+    def parameter(self, piece: Piece) -> torch.Tensor:
+        """View a piece of a parameter, as a vector."""
+
+    @abstractmethod
+    def of_piece(self, piece: Piece) -> dict[str, Any]:
+        """Give the state of a piece whose parameter has some, to be changed: vectors, scalars."""
+
+    @abstractmethod
+    def adopt(self, piece: Piece, state: dict[str, Any]) -> None:
+        """Keep what the optimizer has just made for a piece."""
+
+    @abstractmethod
+    def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
+        """Show the program the state of a parameter that has got some."""
+
+
+class SharedOptimizerState(PiecesOfState):
     """The shared values of parameters and their optimizer state, whole and in pieces. Final.
 
     Args:
@@ -73,7 +145,6 @@ class SharedOptimizerState:
         shown: the state as the program sees it.
 
     Attributes:
-        known: which parameters have optimizer state: a byte for each, 1 for those.
         changed: what the program has changed of `known`, by position.
     """
 
@@ -86,17 +157,13 @@ class SharedOptimizerState:
         self.changed: dict[int, bool] = {}
 
     def parameter(self, piece: Piece) -> torch.Tensor:
-        """View a piece of a parameter, as a vector."""
+        """See :class:`PiecesOfState`."""
         return self._arena.parameters.piece(piece.index, piece.start, piece.stop)
 
-    def state(self, index: int) -> dict[str, torch.Tensor]:
-        """View one parameter's whole state, by name."""
-        return {name: self._arena.states.tensor(key.at) for name, key in self.keys[index].items()}
-
-    def shown(self, index: int) -> dict[str, torch.Tensor]:
-        """Give one parameter's state as the program sees it, in a dict of the program's own."""
+    def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
+        """See :class:`PiecesOfState`; in a dict of the program's own."""
         self._has[index], self._seen = True, [None]  # to be looked at
-        return dict(self._shown[index])
+        optimizer.state[parameter] = dict(self._shown[index])
 
     def forget(self) -> None:
         """Take it that the program has no state, as the run goes back to where it may have none."""
@@ -124,7 +191,7 @@ class SharedOptimizerState:
         is_new = False
         for index, parameter in enumerate(parameters):
             there = state.get(parameter, {})
-            has = self.has_state(index, there)
+            has = has_state(self.keys[index], there)
             if has != bool(self.known[index]) or self._has[index] > has:
                 self.changed[index], is_new = has, True
             self._has[index] = has
@@ -136,23 +203,28 @@ class SharedOptimizerState:
         self._seen = [*chain.from_iterable(map(dict.values, state.values()))]
         return is_new
 
-    def has_state(self, index: int, state: Mapping[str, Any]) -> bool:
-        """Tell whether a parameter has state; raises ValueError where it is not the optimizer's."""
-        keys = self.keys[index]
-        there = {name for name in keys if state.get(name) is not None}
-        if there and there != keys.keys():
-            raise ValueError(
-                f"an optimizer's state must fit its options, but for these it keeps "
-                f"{sorted(keys)} and has {sorted(there)}: clear `optimizer.state` "
-                f"after such a change, or leave the options."
-            )
-        return bool(there)
+    def of_piece(self, piece: Piece) -> dict[str, Any]:
+        """See :class:`PiecesOfState`.
 
-    def of_piece(self, piece: Piece, key: StateKey) -> torch.Tensor:
-        """View the state of a piece, as a vector; a scalar is the whole parameter's."""
-        if key.is_array:
-            return self._arena.states.piece(key.at, piece.start, piece.stop)
-        return self._arena.states.tensor(key.at)
+        A shared scalar belongs to the worker of the first piece; the others keep copies, which
+        count the same steps.
+        """
+        keys = self.keys[piece.index].items()
+        places = {name: place_of(self._arena.states, piece, key) for name, key in keys}
+        return {
+            name: places[name] if key.is_array or piece.is_first else places[name].clone()
+            for name, key in keys
+        }
+
+    def adopt(self, piece: Piece, state: dict[str, Any]) -> None:
+        """See :class:`PiecesOfState`; moves it to shared memory."""
+        for name, key in self.keys[piece.index].items():
+            if key.is_array or piece.is_first:
+                place = place_of(self._arena.states, piece, key)
+                place.copy_(state[name].reshape(place.shape))
+                state[name] = place
+        if piece.is_first:
+            self.known[piece.index] = 1
 
 
 class Division:

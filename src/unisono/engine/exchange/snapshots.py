@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from unisono.engine.exchange.arena import Arena, ArenaLayout, Slot, lay_out, size_of
+from unisono.engine.exchange.arena import Arena, ArenaLayout, Region, Slot, lay_out, size_of
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
 from unisono.runtime.checkpoint.slots import (
@@ -117,6 +117,11 @@ class Snapshots:
         at = self.places.slots_at[slot]
         regions = (self._arena.region(name, at) for name in ("parameters", "fixed"))
         return [tensor for region in regions for tensor in region.tensors()]
+
+    def states(self, slot: int) -> tuple[Region, memoryview]:
+        """View where a slot keeps the optimizer's state, and which parameters have some."""
+        at = self.places.slots_at[slot]
+        return self._arena.region("states", at), self._arena.whose_in(at)
 
     def describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]

@@ -47,7 +47,9 @@ from unisono.runtime.workers.memory import aligned
 
 
 class StagedExchange(ReplicaExchange):
-    """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
+    """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`."""
+
+    _own: OwnParts
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
@@ -161,7 +163,7 @@ class StagedExchange(ReplicaExchange):
             into = self._sums.pieces(pieces)
             self._sum = OrderedSum(published, parts, pieces, into)
             self.totals = self._all_sums()
-        self._view_whole()
+        self._view_whole(self.totals)
 
     def _all_sums(self) -> list[torch.Tensor]:
         """View the sums that are copied here from the memory of all workers."""
@@ -169,12 +171,12 @@ class StagedExchange(ReplicaExchange):
         sums = self._sums
         return [sums.piece(n, 0, slot.numel) for n, slot in enumerate(sums.slots)]
 
-    def _view_whole(self) -> None:
+    def _view_whole(self, totals: Sequence[torch.Tensor]) -> None:
         # A tensor without elements may lie between the bytes of two devices.
         slots = self.memory.arena.plan.parameters
         self.whole = [
             total.as_strided(slot.shape, slot.stride).to(parameter.device)
-            for total, slot, parameter in zip(self.totals, slots, self.parameters, strict=True)
+            for total, slot, parameter in zip(totals, slots, self.parameters, strict=True)
         ]
 
     @property
@@ -192,10 +194,14 @@ class StagedExchange(ReplicaExchange):
         return Region(self._sums_memory, 0, self.memory.arena.plan.parameters)
 
     def _sums_within(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Give some bytes of the sums in the memory of all workers, and the same bytes here."""
+        return self._within(self._sums_there, self._sums_memory, start, stop)
+
+    def _within(
+        self, there: torch.Tensor, here: Bytes, start: int, stop: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Give some bytes in the memory of all workers, and the same bytes here, by device."""
         for first, last, _ in within(self._spans, start, stop):
-            here = self._sums_memory.flat(first, last - first, torch.uint8)
-            yield self._sums_there[first:last], here
+            yield there[first:last], here.flat(first, last - first, torch.uint8)
 
     def _fetched_parts(self) -> FetchedParts:
         arena, division = self.memory.arena, self.division
@@ -216,6 +222,9 @@ class FetchedParts:
         arena: where the others' parts lie.
         own: this worker's.
         others: the first shards of the others'.
+
+    Attributes:
+        blocks: what was copied, by first shard.
     """
 
     def __init__(
@@ -228,7 +237,7 @@ class FetchedParts:
     ) -> None:
         self._copies, self._own, self._flags = copies, own, arena.flags
         # As if each part lay there as a whole: only its slice does.
-        blocks = {lo: Block(spans) for lo in others}
+        blocks = self.blocks = {lo: Block(spans) for lo in others}
         self._regions = {lo: Region(b, 0, arena.plan.parameters) for lo, b in blocks.items()}
         self._to_copy = [
             (

@@ -33,6 +33,7 @@ from torch.utils.data import Dataset
 from unisono.engine.state import packing
 from unisono.engine.state.optimizer_state import moved
 from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.state_in_pieces import states_here
 from unisono.errors import CheckpointError
 from unisono.runtime.device import bytes_of, is_on_host, on_host
 from unisono.runtime.held import fill
@@ -254,7 +255,7 @@ class Attributes:
 
     def _storages(self) -> set[int]:
         """Give the memory of what is kept elsewhere, which must not be copied or written to."""
-        states = self._optimizer.state.values()
+        states = states_here(self._optimizer)
         inner = (value for state in states if isinstance(state, dict) for value in state.values())
         all_of = (*self._model.parameters(), *self._model.buffers(), *inner)
         return {_storage(one) for one in all_of if isinstance(one, torch.Tensor)} - {0}

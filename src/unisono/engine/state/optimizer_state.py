@@ -129,20 +129,24 @@ def put_back_state(
 
 
 def move_state(optimizer: Optimizer) -> None:
-    """Bring state to the devices of its parameters.
+    """Bring state to the devices of its parameters."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state is not None and not is_on_host(parameter):
+                move_one(state, group, parameter.device)
+
+
+def move_one(state: dict[str, Any], group: Mapping[str, Any], device: torch.device) -> None:
+    """Bring the state of one parameter of a group to a device.
 
     As torch's ``load_state_dict``, a count of steps stays on the host unless the optimizer computes
     with it on the device (``fused``, ``capturable``).
     """
-    for group in optimizer.param_groups:
-        counts_there = bool(group.get("fused") or group.get("capturable"))
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter)
-            if state is None or is_on_host(parameter):
-                continue
-            for key, value in state.items():
-                if key != "step" or counts_there:
-                    state[key] = moved(value, parameter.device)
+    counts_there = bool(group.get("fused") or group.get("capturable"))
+    for key, value in state.items():
+        if key != "step" or counts_there:
+            state[key] = moved(value, device)
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -34,6 +34,7 @@ from unisono.engine.state.saved import (
     check_groups,
     modes_of,
 )
+from unisono.engine.state.state_in_pieces import is_in_pieces
 from unisono.errors import UnisonoError
 from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.checkpoint.slots import Places, files_of, read_facts
@@ -140,7 +141,7 @@ class RunState:
         check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
         check_told(self.optimizer)
         named = named_parameters(self.model, self.optimizer)
-        tensors, _ = take_state(self.optimizer, named)
+        tensors, _ = take_state(self.optimizer, {} if is_in_pieces(self.optimizer) else named)
         for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
             check_dtype(f"`{name}`", tensor)
 

@@ -9,7 +9,7 @@ read::
 
 **on_gradients** is code of the program: noise, surgery, logging. It sees the mean gradients of the
 whole global batch, once a step, on every worker: all have the same and change them alike, so an
-exchange whose workers each have all sums carries them.
+exchange whose workers each have all sums, or can bring them together, carries them.
 
 An update has a list of those that the run asks for, in this order (:func:`transforms_of`).
 """
@@ -216,6 +216,8 @@ class GradientHook(Transform):
             TypeError: it returns something else than gradients by name.
             ValueError: one does not fit its parameter.
         """
+        if not sums.meet(sums.exchange.all_sums, "sums"):
+            return UpdateVerdict.LOST
         self._seed("gradients")
         named = zip(sums.names, sums.exchange.whole, sums.present, strict=True)
         gradients = {name: total for name, total, is_there in named if is_there}
@@ -227,7 +229,8 @@ class GradientHook(Transform):
                     self._take(gradients, returned)
         finally:
             forbid(before)
-        return UpdateVerdict.GO_ON
+        is_whole = sums.meet(sums.exchange.are_read, "changed sums")
+        return UpdateVerdict.GO_ON if is_whole else UpdateVerdict.LOST
 
     def _take(self, gradients: Mapping[str, torch.Tensor], returned: Any) -> None:
         if not isinstance(returned, Mapping):

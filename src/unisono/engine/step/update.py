@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from unisono.engine.exchange.protocol import Exchange
-from unisono.engine.exchange.shared_optimizer_state import SharedOptimizerState
+from unisono.engine.exchange.shared_optimizer_state import PiecesOfState
 from unisono.engine.state.optimizers import bare_step, is_surrounded, members_of
 from unisono.engine.step.loss_scaling import LossScaling
 from unisono.engine.step.transforms import Clipping
@@ -137,7 +137,7 @@ class SlicedUpdate:
         member: Member,
         pieces: Sequence[Piece],
         totals: Sequence[torch.Tensor],
-        shared: SharedOptimizerState,
+        shared: PiecesOfState,
     ) -> None:
         self._optimizer, self._parameters = member.optimizer, member.parameters
         self._bare_step = bare_step(member.optimizer)
@@ -211,7 +211,7 @@ class SlicedUpdate:
             return
         for index, parameter in self._parameters.items():
             if known[index] and self._known[index : index + 1] != b"\1":
-                self._optimizer.state[parameter] = self._shared.shown(index)
+                self._shared.show(self._optimizer, parameter, index)
         self._known = known
 
     def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
@@ -244,29 +244,15 @@ class SlicedUpdate:
         known = self._shared.known
         for position, piece in enumerate(self._pieces):
             if known[piece.index]:
-                for name, key in self._keys[piece.index].items():
-                    place = self._shared.of_piece(piece, key)
-                    shared = key.is_array or piece.is_first
-                    self._state[self._leaves[position]][name] = place if shared else place.clone()
+                self._state[self._leaves[position]] = self._shared.of_piece(piece)
                 self._strangers.discard(position)
 
     def _adopt_new(self, position: int) -> None:
-        """Move state that the optimizer has just made for a piece to shared memory.
-
-        A shared scalar belongs to the worker of the first piece; the others keep copies, which
-        count the same steps.
-        """
-        piece, state = self._pieces[position], self._state[self._leaves[position]]
-        if not any(isinstance(value, torch.Tensor) for value in state.values()):
-            return
-        for name, key in self._keys[piece.index].items():
-            if key.is_array or piece.is_first:
-                place = self._shared.of_piece(piece, key)
-                place.copy_(state[name].reshape(place.shape))
-                state[name] = place
-        if piece.is_first:
-            self._shared.known[piece.index] = 1
-        self._strangers.discard(position)
+        """Keep state that the optimizer has just made for a piece with that of the others."""
+        state = self._state[self._leaves[position]]
+        if any(isinstance(value, torch.Tensor) for value in state.values()):
+            self._shared.adopt(self._pieces[position], state)
+            self._strangers.discard(position)
 
 
 class WholeUpdate:

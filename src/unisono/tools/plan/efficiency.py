@@ -212,6 +212,15 @@ class PlanAnswer:
             f"Timed on {measured.device}: a batch of {measured.batch_size:,} in "
             f"{measured.num_shards:,} shards; without validation, checkpoints and starting up."
         )
+        if measured.state_bytes and most > 1:
+            state, sums = measured.state_bytes, measured.gradient_bytes
+            kept = state // most
+            yield (
+                f"Where each worker has a replica, as on GPUs, UNISONO_EXCHANGE=zero saves each of "
+                f"{most} workers {size(state - kept + sums)}: it keeps {size(kept)} of "
+                f"{size(state)} of optimizer state, and no sums of other workers' parameters, "
+                f"{size(sums)}, unless `clip_norm` or `on_gradients` reads them."
+            )
         if self.most_asked > most:
             yield f"It ends at {most}: more workers need more `shards`, which give other results."
 

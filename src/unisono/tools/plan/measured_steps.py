@@ -47,6 +47,7 @@ class Measured:
     num_samples: int | None  # of an epoch; None: the data have no end
     gradient_bytes: int  # of all parameters
     steps: tuple[TimedSteps, ...]  # by number of workers, ascending
+    state_bytes: int = 0  # of an element-wise optimizer's tensors
 
 
 def measure_steps(

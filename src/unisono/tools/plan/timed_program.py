@@ -14,6 +14,9 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from unisono.engine.exchange.shared_optimizer_state import plan_state
+from unisono.engine.state.contents import updated_parameters
+from unisono.engine.state.optimizers import is_elementwise
 from unisono.plan.samples import SamplePlan
 from unisono.tools.verify.observed import main
 from unisono.tools.verify.recorder import Recorder, wrap
@@ -66,9 +69,13 @@ class StepTimes:
             self._recorder.stop()
         self._plan, self._rows, self._warm_rows = plan, [], 0
         self._begun_s = self._ended_s = perf_counter()
+        optimizer = run.kept.optimizer
+        updated = updated_parameters(engine.model, optimizer)
+        states = plan_state(optimizer, updated)[1] if is_elementwise(optimizer) else {}
         self._facts = {
             "device": run.device.name,
-            "gradient_bytes": sum(p.numel() * p.element_size() for p in engine.exchange.parameters),
+            "gradient_bytes": sum(parameter.nbytes for parameter in updated.values()),
+            "state_bytes": sum(tensor.nbytes for tensor in states.values()),
             "num_shards": plan.shards,
             "batch_size": plan.batch_size,
             "num_samples": None if plan.is_endless else plan.num_samples,
