@@ -12,7 +12,7 @@ TORCHES := $(shell sed -n 's/.*"torch>=\(.*\)",/\1/p' pyproject.toml) $(shell se
 TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoint tests/c10d tests/ddp
 
 .PRECIOUS: .venv-torch-%/ready
-.PHONY: demo test fast chaos test-verify test-races test-ddp test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PHONY: demo test fast chaos test-verify test-races test-ddp test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
@@ -73,6 +73,9 @@ bench: .venv/ready         ## every workload against plain torch and DDP, ratios
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.allreduce
 	$(BIN)/python -m bench.allreduce --workers 4
+
+bench-costs: .venv/ready   ## memory, start, resume and end of a run beside plain torch and DDP; ten minutes
+	$(BIN)/python -m bench.costs
 
 bench-peers: .venv-peers/ready  ## the CNN against Accelerate, Lightning Fabric and Lightning, which get .venv-peers
 	$(PEERS)/python -m bench.peers

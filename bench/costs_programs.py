@@ -238,7 +238,7 @@ def events(side: str, folder: Path) -> None:
     start_s = time.process_time()
     history = gather(folder / "run")
     cost("events_s", time.process_time() - start_s)
-    assert history.end is not None
+    assert history.progress.ended is not None
 
 
 def split_at_last_step(lines: list[str]) -> tuple[list[str], str, list[str]]:
