@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.warm import processes
 
 from unisono.tools.cli import main
-from unisono.tools.cli.new_command import recipes
+from unisono.tools.cli.first_commands import recipes
 
 # How a recipe is made short enough for a test that runs it three times.
 SHORT = {

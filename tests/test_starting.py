@@ -15,7 +15,9 @@ from tests.test_docs import digest, needs_two_cores
 from tests.warm import processes
 
 from unisono.tools.cli import main
-from unisono.tools.cli.new_command import FIRST, RECIPES
+from unisono.tools.cli.first_commands import FIRST, RECIPES
+
+COMMANDS = "unisono.tools.cli.first_commands"
 
 
 @needs_two_cores
@@ -56,8 +58,8 @@ def test_an_interrupted_demo_leaves_nothing_and_says_nothing(tmp_path: Path, lin
 @pytest.mark.parametrize("columns", [40, 100])
 def test_the_demo_says_first_whether_it_has_succeeded(columns, monkeypatch) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
-    monkeypatch.setattr("unisono.tools.cli.demo_command.launch", lambda call, workers: ["17" * 32])
-    monkeypatch.setattr("unisono.tools.cli.demo_command._LONG_S", 0.0)
+    monkeypatch.setattr(f"{COMMANDS}.launch", lambda call, workers: ["17" * 32])
+    monkeypatch.setattr(f"{COMMANDS}._LONG_S", 0.0)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     said = CliRunner().invoke(main, ["demo"])
     assert said.exit_code == 0
@@ -69,9 +71,7 @@ def test_the_demo_says_first_whether_it_has_succeeded(columns, monkeypatch) -> N
 
 def test_the_demo_fails_aloud(monkeypatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(
-        "unisono.tools.cli.demo_command.launch", lambda call, workers: [f"{workers}" * 64]
-    )
+    monkeypatch.setattr(f"{COMMANDS}.launch", lambda call, workers: [f"{workers}" * 64])
     differs = CliRunner().invoke(main, ["demo"])
     assert (differs.exit_code, "must be equal, but are 2222" in differs.stderr) == (1, True)
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")

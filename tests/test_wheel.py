@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.test_docs import README, REPOSITORY, blocks, digest
 
-from unisono.tools.cli.new_command import recipes
+from unisono.tools.cli.first_commands import recipes
 
 OPTIONAL = ("sklearn", "plotly", "pooch", "tensorboard", "torchmetrics", "pytest")
 

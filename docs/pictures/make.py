@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from unisono.tools.cli.new_command import FIRST, RECIPES
+from unisono.tools.cli.first_commands import FIRST, RECIPES
 from unisono.tools.report.files import write_report
 from unisono.tools.report.top import show
 

@@ -21,7 +21,7 @@ from tests.workers.desk import Death, Job
 from torch import nn
 
 from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
-from unisono.engine.exchange.sharded_staged import (
+from unisono.engine.exchange.sharded_exchanges import (
     ShardedStagedExchange,
     ShardedStagedHostsExchange,
 )

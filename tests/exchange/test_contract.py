@@ -19,8 +19,8 @@ from unisono.engine.exchange.hosts_exchange import (
     StagedHostsExchange,
 )
 from unisono.engine.exchange.sharded import ShardedExchange
-from unisono.engine.exchange.sharded_group import ShardedGroupExchange
-from unisono.engine.exchange.sharded_staged import (
+from unisono.engine.exchange.sharded_exchanges import (
+    ShardedGroupExchange,
     ShardedStagedExchange,
     ShardedStagedHostsExchange,
 )

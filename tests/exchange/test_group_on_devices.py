@@ -25,7 +25,7 @@ from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.hosts_exchange import GroupHostsExchange
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
-from unisono.engine.exchange.sharded_group import ShardedGroupExchange
+from unisono.engine.exchange.sharded_exchanges import ShardedGroupExchange
 from unisono.engine.state.contents import digest_of, place
 from unisono.runtime.device import Device, on_host
 

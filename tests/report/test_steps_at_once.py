@@ -9,8 +9,7 @@ from tests.report.synthetic import run_lines, to_bytes
 
 from unisono.tools.report.history import History
 from unisono.training.events.events import StepDone, read_event
-from unisono.training.events.follow import EventReader
-from unisono.training.events.steps_at_once import read_steps
+from unisono.training.events.follow import EventReader, read_steps
 
 STEPS = [line for line in run_lines(num_steps=160) if line["event"] == "step"]
 ODD = [None, True, -1, 1, 0.5, 1e13, -0.5, 2**60, 10**400, "nan", "inf", "x", [], [1], [None], {}]

@@ -117,7 +117,7 @@ ANSWERS = {
     "int32 labels": (lambda: fit(TensorDataset(X, Y.int())), "in int64: call `.long\\(\\)`"),
     "labels (n, 1)": (lambda: fit(TensorDataset(X, Y[:, None])), "call `.squeeze\\(1\\)`"),
     "labels from 1": (lambda: fit(TensorDataset(X, Y + 1)), "class numbers from 0, below"),
-    "loss.backward()": (lambda: own_loop(backward_of_the_loss), "in the place of `loss.backward"),
+    "loss.backward()": (lambda: own_loop(backward_of_the_loss), "not `loss.backward"),
     "optimizer.step()": (lambda: own_loop(step_of_the_optimizer), ": leave `optimizer.step()` out"),
     "clip_grad_norm_": (lambda: own_loop(clipped), ": pass `clip_norm=` or `clip_value=` to the"),
     "loss, outputs": (lambda: fit(loss=with_outputs), "return the loss alone, without the outputs"),

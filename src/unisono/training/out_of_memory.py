@@ -14,7 +14,7 @@ from time import perf_counter
 
 import torch
 
-from unisono.engine.state.state_in_pieces import states_here
+from unisono.engine.state.optimizer_state import states_here
 from unisono.errors import OutOfMemoryError
 from unisono.runtime.device import Device, count_of
 from unisono.runtime.notices import size

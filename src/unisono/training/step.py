@@ -36,14 +36,12 @@ class Step(DoneStep):
             midst of it: the step, and maybe some before it, will come again.
     """
 
-    means: StepMeans
-
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
     ) -> None:
         self.number, self.epoch, self.batch = position.step, position.epoch, position.batch
         self.num_samples = plan.num_batch_samples(self.batch)
-        self.means = StepMeans({})
+        self.means: StepMeans = StepMeans({})
         self.per_sample: dict[str, torch.Tensor] = {}
         self.gradient_norm: float | None = None
         self.is_skipped = self.is_done = False
@@ -128,9 +126,8 @@ class Step(DoneStep):
             yield batch
             if self._waiting is not None:
                 raise RuntimeError(
-                    f"`step.backward` must be called before the next batch is taken, but shard "
-                    f"{shard} of step {self.number} has no loss: call `step.backward(loss)` in the "
-                    f"place of `loss.backward()`."
+                    f"`step.backward(loss)`, not `loss.backward()`, must be called before the next "
+                    f"batch is taken, but shard {shard} of step {self.number} has no loss."
                 )
 
     def _read(self, shard: int) -> Any:

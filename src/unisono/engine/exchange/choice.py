@@ -131,11 +131,10 @@ def chosen(name: str, optimizer: Optimizer) -> type[Exchange]:
 
 
 def _sharded(name: str) -> type[Exchange]:
-    from unisono.engine.exchange import sharded_staged as staged
-    from unisono.engine.exchange.sharded_group import ShardedGroupExchange
+    from unisono.engine.exchange import sharded_exchanges as sharded
 
     classes: dict[str, type[Exchange]] = {
-        ZERO: staged.ShardedStagedExchange,
-        ZERO_HOSTS: staged.ShardedStagedHostsExchange,
+        ZERO: sharded.ShardedStagedExchange,
+        ZERO_HOSTS: sharded.ShardedStagedHostsExchange,
     }
-    return classes.get(name, ShardedGroupExchange)
+    return classes.get(name, sharded.ShardedGroupExchange)

@@ -31,9 +31,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from unisono.engine.state import packing
-from unisono.engine.state.optimizer_state import moved
+from unisono.engine.state.optimizer_state import moved, states_here
 from unisono.engine.state.optimizers import members_of
-from unisono.engine.state.state_in_pieces import states_here
 from unisono.errors import CheckpointError
 from unisono.runtime.device import bytes_of, is_on_host, on_host
 from unisono.runtime.held import fill

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.engine.state.contents import named_parameters
-from unisono.engine.state.optimizer_state import check_told, group_options, take_state
+from unisono.engine.state.optimizer_state import check_told, group_options, is_in_pieces, take_state
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.state.packing import check_dtype, pack_state, unpack_state, unpacked_state
 from unisono.engine.state.recorded_options import RecordedOptions
@@ -34,7 +34,6 @@ from unisono.engine.state.saved import (
     check_groups,
     modes_of,
 )
-from unisono.engine.state.state_in_pieces import is_in_pieces
 from unisono.errors import UnisonoError
 from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.checkpoint.slots import Places, files_of, read_facts

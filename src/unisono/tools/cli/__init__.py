@@ -11,13 +11,11 @@ import click
 
 import unisono
 from unisono.runtime.launch.program import open_standard_fds
-from unisono.tools.cli.demo_command import demo
 from unisono.tools.cli.endings import Refusal
-from unisono.tools.cli.explain import explain
-from unisono.tools.cli.new_command import new
+from unisono.tools.cli.first_commands import demo, new
 from unisono.tools.cli.observing import plan, verify
 from unisono.tools.cli.run_command import run
-from unisono.tools.cli.views import checkpoints, compare, doctor, report, top, where
+from unisono.tools.cli.views import checkpoints, compare, doctor, explain, report, top, where
 
 
 class _Commands(click.Group):
