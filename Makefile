@@ -12,7 +12,7 @@ TORCHES := $(shell sed -n 's/.*"torch>=\(.*\)",/\1/p' pyproject.toml) $(shell se
 TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoint tests/c10d tests/ddp
 
 .PRECIOUS: .venv-torch-%/ready
-.PHONY: demo test fast chaos test-verify test-races test-ddp test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PHONY: demo test fast chaos test-verify test-races test-pages test-ddp test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
@@ -35,6 +35,9 @@ test-verify: .venv/ready   ## unisono verify on correct programs and on planted 
 
 test-races: .venv/ready    ## every test, three times, with threads that take turns at every moment; an hour; WHERE=tests/c10d for a part
 	$(BIN)/python -m tests.races -q $(TWO) -m "not long and not gpu and not hosts" $(WHERE)
+
+test-pages: .venv/ready    ## all recipes, and what pages say that programs print; two minutes
+	$(BIN)/python -m pytest -q $(TWO) -m long tests/test_docs.py tests/test_examples.py
 
 test-ddp: .venv/ready      ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all

@@ -204,7 +204,11 @@ def digest(output: str) -> str:
 @needs_two_cores
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", [README, *PROBLEMS], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [README, *(pytest.param(page, marks=pytest.mark.long) for page in PROBLEMS)],
+    ids=lambda page: page.stem,
+)
 def test_commands_print_what_stands_below_them(page: Path, tmp_path: Path) -> None:
     done = run_page(page, tmp_path, quickly=True)
     assert done

@@ -30,6 +30,7 @@ SHORT = {
     "search": {"= 4, 8,": "= 2, 1,"},
     "split": {"epochs=5": "steps=6", "num_layers=4": "num_layers=2"},
 }
+AT_ONCE = ("classifier", "dqn")  # the others: `make test-pages`
 NEEDED = {"fine_tuning": "transformers", "search": "optuna"}  # each takes seconds to load
 # Updates that are undone, so that the run returns to its newest snapshot.
 KILL = {"UNISONO_FAULTS": "kill:rank=1,step=4,at=update"}
@@ -70,7 +71,7 @@ def results(output: str) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.long) if name in NEEDED else name for name in SHORT],
+    [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.long) for name in SHORT],
 )
 def test_a_recipe_has_one_result_on_any_number_of_workers_and_after_a_kill(
     name: str, tmp_path: Path

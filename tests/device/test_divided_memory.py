@@ -36,10 +36,10 @@ def peak_of(clip_norm):
     ("exchange", "workers", "clip_norm", "times"),
     [
         # parameters, gradients, this worker's part; others' slices, sums; state
-        ("staged", 2, None, 3 + 1 / 2 + 1 + 2),
+        pytest.param("staged", 2, None, 3 + 1 / 2 + 1 + 2, marks=pytest.mark.long),
         ("zero", 2, None, 3 + 1 / 2 + 2 / 2),
-        ("zero", 2, 1.0, 3 + 1 / 2 + 1 + 2 / 2),
-        ("zero", 3, None, 3 + 2 / 3 + 2 / 3),
+        pytest.param("zero", 2, 1.0, 3 + 1 / 2 + 1 + 2 / 2, marks=pytest.mark.long),
+        pytest.param("zero", 3, None, 3 + 2 / 3 + 2 / 3, marks=pytest.mark.long),
     ],
 )
 def test_a_worker_holds_what_the_formula_says(

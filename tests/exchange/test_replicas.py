@@ -58,7 +58,7 @@ def train_with_a_slow_reader():
         read = StagedExchange._sums_within
 
         def slow(exchange, start, stop):
-            time.sleep(0.1)
+            time.sleep(0.03)
             yield from read(exchange, start, stop)
 
         StagedExchange._sums_within = slow

@@ -82,7 +82,7 @@ def test_every_exchange_has_one_digest_on_one_two_and_three_workers(
         assert name_of_exchange(host()) == exchange
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("exchange", ["zero", "gloo-zero"])
 def test_state_is_divided_among_four_workers(monkeypatch, exchange):
     check(monkeypatch, exchange, 4, [case for case in (*CASES, *OTHER_CASES) if case[2] >= 4])
