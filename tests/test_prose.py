@@ -15,7 +15,7 @@ PAGES = {
     if page.stem != "log"  # it is of days long past
 }
 # What is looked up, not read.
-REFERENCE = {"architecture", "benchmarks", "errors", "events", "glossary", "guarantees"}
+REFERENCE = {"architecture", "benchmarks", "costs", "errors", "events", "glossary", "guarantees"}
 OURS = ("digest", "shard", "partial sum", "exchange", "membership", "snapshot")
 
 
