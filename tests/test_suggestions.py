@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from unisono.errors import RendezvousError
 from unisono.runtime.workers import interfaces
 from unisono.tools.cli import main
-from unisono.tools.cli.run_command import sizes_of_hosts
+from unisono.tools.cli.one_host import sizes_of_hosts
 
 
 def said(*arguments):

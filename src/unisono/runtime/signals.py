@@ -19,7 +19,7 @@ ENDING_SIGNALS = (signal.SIGINT, *NOTICES)
 # Slurm and torchrun send a signal both to the agent, which passes it on, and to what it started.
 ONE_SIGNAL_S = 2.0
 # What a launcher of several hosts gets from the kernel, maybe more than once; see
-# ``cli/run_command.py``.
+# ``cli/one_host.py``.
 AGENT_ENDED = signal.SIGHUP
 
 

@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -116,12 +115,11 @@ def _compared(path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool) -
         # No further than it is long now: it may be made to grow as quickly as it is read.
         rest = fact["bytes"] + 1
         while rest > 0 and (chunk := file.read(min(rest, CHUNK_BYTES))):
-            hashed = beside.submit(digest.update, chunk)
+            digest.update(chunk)
             rest -= len(chunk)
             yield chunk
-            hashed.result()
 
-    with _reading(path, name) as file, ThreadPoolExecutor(1) as beside:
+    with _reading(path, name) as file:
         held = Sealed.of(chunks()) if is_wanted else None
         for _ in chunks() if held is None else ():
             pass
@@ -176,11 +174,10 @@ def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
 def _write_synced(path: Path, content: Content) -> tuple[int, str]:
     """Write a file; returns its bytes and their SHA-256."""
     digest = hashlib.sha256()
-    with open(path, "xb") as file, ThreadPoolExecutor(1) as beside:
+    with open(path, "xb") as file:
         for piece in _pieces(content):
-            hashed = beside.submit(digest.update, piece)
             file.write(piece)
-            hashed.result()
+            digest.update(piece)
         size = file.tell()
         file.flush()
         os.fsync(file.fileno())

@@ -152,7 +152,7 @@ def run_on_hosts(
     )
 
     number = num_devices() if workers is None else workers
-    command = ["-m", "unisono.tools.cli.run_command", str(hosts.node_rank), "-n", str(number)]
+    command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
     status = run_agent(
         [*command, *(str(word) for flag in flags.items() for word in flag), *script],
         place=hosts.rendezvous,
