@@ -405,7 +405,7 @@ def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None
 def test_an_exception_on_one_host_ends_all_and_is_shown_once(make_hosts: MakeHosts) -> None:
     """Host 0 has the larger address, which torch would count as the second one."""
     outputs = unisono_run(make_hosts(2)[::-1], [1, 2], [TRAIN, "cnn", *LONGER, "--raises", "2"])
-    assert outputs[1].end().count("RuntimeError: bad luck") == 1
+    assert outputs[1].end().count("\nRuntimeError: bad luck") == 1  # of the traceback
     assert "rank 0 step 1\n" in outputs[0].end()
     assert "rank 2 has failed" in outputs[0].text
     assert "unisono: another host has ended the run" in outputs[0].text
