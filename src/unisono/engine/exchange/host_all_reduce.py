@@ -40,6 +40,7 @@ from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, parts_of
 from unisono.runtime.workers.host_links import LOST_AFTER_S
+from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import StepBrokenError, Team
 
@@ -254,17 +255,33 @@ class HostAllReduce:
         swap = lane.swap(number, sent)
         try:
             while not lane.wait(swap, _LOOK_EVERY_S):
-                if self._team.has_lost:
+                if self._is_in_vain:
                     raise BrokenError("a worker was lost")
         except BrokenError as error:
             self._check(str(error))
 
+    @property
+    def _is_in_vain(self) -> bool:
+        """Whether the others stop in this step, too, as a worker was lost.
+
+        Those of another lane who were lost behind their last word in it stop nobody: all meet once
+        more, and whoever left here would come to that meeting for another purpose.
+        """
+        team = self._team
+        return team.has_lost and any(
+            team.departure(rank) != Departure.PRESENT
+            and (rank in self._lane_ranks or not team.has_gone_further(rank))
+            for rank in team.membership.ranks
+        )
+
+    @property
+    def _lane_ranks(self) -> list[int]:
+        return [] if self.number is None else [ranks[self.number] for ranks in self._team.hosts]
+
     def _connect(self) -> None:
-        number = self.number
         self._drop()
         try:
-            ranks = [] if number is None else [ranks[number] for ranks in self._team.hosts]
-            self.lane = connect_lane(self._team, ranks)
+            self.lane = connect_lane(self._team, self._lane_ranks)
         except BrokenError as error:
             self._check(str(error))
 
@@ -291,7 +308,7 @@ class HostAllReduce:
             return
         while turn.is_alive():
             turn.join(_LOOK_EVERY_S)
-            if self._team.has_lost:
+            if self._is_in_vain:
                 lane.leave()
         self._turn = None
         if turn.error is not None:
