@@ -354,3 +354,22 @@ def test_metrics_get_outputs_and_targets_on_one_device(accelerator):
         found.append(trainer.evaluate(split_model.data(CNN), batch_size=16, metrics=metrics))
     assert found[0] == found[1]
     assert found[0]["f"] == pytest.approx(found[0]["accuracy"])
+
+
+def test_an_object_that_a_loss_calls_is_refused_in_training():
+    """It would keep what one worker computes."""
+    model = nn.Linear(8, NUM_CLASSES)
+    model.f1 = of_classes.MulticlassF1Score(NUM_CLASSES)
+
+    def loss(model, batch):
+        outputs = model(batch[0])
+        return {
+            "loss": nn.functional.cross_entropy(outputs, batch[1]),
+            "f1": model.f1(outputs, batch[1]),
+        }
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2)
+    data = TensorDataset(torch.randn(32, 8), torch.randint(NUM_CLASSES, (32,)))
+    with pytest.raises(RuntimeError, match=r"`model\.f1\._update_count` goes on from shard"):
+        trainer.fit(data, batch_size=16, steps=2)

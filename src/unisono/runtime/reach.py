@@ -49,6 +49,7 @@ _OF_RUNS = (
     "unisono.training.trainer",
     "unisono.training.callbacks",
 )
+_METRICS = "torchmetrics.metric"  # whose objects keep what they are called with in attributes
 _OF_LIBRARIES = ("site-packages", "dist-packages")
 
 
@@ -171,6 +172,7 @@ def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder,
     """Read attributes and slots where they lie; and those of the class, if it is the program's."""
     kind: Any = type(value)
     is_own = (kind in _NAMESPACES and is_own) or not is_of_a_library(kind.__module__)
+    is_own |= any(each.__module__ == _METRICS for each in kind.__mro__)
     if (attributes := attributes_of(path, value)) is not None:
         yield attributes, is_own
     if slots := _slots(kind):
