@@ -49,8 +49,9 @@ _INSTEAD = {
     "warmup_steps warmup_ratio",
     "write `Trainer(…, clip_norm=1.0)`": "gradient_clip_val grad_clip clip_grad_norm max_grad_norm "
     "max_norm",
-    "write `Trainer(…, shards=8)`: more shards than workers are gradient accumulation": "shards "
-    "accumulate_grad_batches gradient_accumulation_steps",
+    "write a `batch_size` that many times as large, and `Trainer(…, shards=…)`: more shards than "
+    "workers are gradient accumulation": "accumulate_grad_batches gradient_accumulation_steps",
+    "write `Trainer(…, shards=8)`": "shards",
     'write `Trainer(…, precision="bf16")`, or "fp16"; a `Run` has losses under torch.autocast': ""
     "precision fp16 bf16 amp use_amp mixed_precision dtype torch_dtype",
     "start the program with `unisono run -n 2 train.py`, or write `unisono.launch(main, "

@@ -11,8 +11,6 @@ snapshot, which has the whole state: each worker writes its pieces there. When s
 pieces are divided anew from there, too.
 
 What needs all sums (a norm, ``on_gradients``) has them handed round besides.
-
-One worker's pieces of the optimizer's state, which nobody else has.
 """
 
 from __future__ import annotations

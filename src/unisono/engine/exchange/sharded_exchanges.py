@@ -1,6 +1,6 @@
-"""As ``staged.py``, but each worker has the optimizer state of its pieces alone.
+"""The exchanges of replicas whose workers have the optimizer state of their pieces alone.
 
-::
+As ``staged.py``::
 
     worker 0   parts ──►┌────────┐──► its pieces of all parts, added, updated ──►┌────────┐
                         │ host's │                                               │ host's │──► all
@@ -13,9 +13,7 @@ Sums lie where parts were, so they take no room, unless something asks for all o
 On several hosts the state is divided among the workers of each host: lane i adds up with the other
 hosts and updates, with the same bits on every host, so parameters cross no network.
 
-As ``group_exchange.py``, but each worker has the optimizer state of its pieces alone.
-
-::
+As ``group_exchange.py``::
 
     worker 0   parts ─┐            ┌─► its slices, added, updated ─┐            ┌─► all
                       │ all_to_all │                               │ all_gather │   parameters

@@ -2,7 +2,7 @@
 
 State that belongs to no parameter (a count of all steps, say) goes under the name "".
 
-What a program sees of ``optimizer.state`` where each worker keeps its pieces of it alone.
+Where each worker keeps its pieces of it alone, ``optimizer.state`` says which parameters have some.
 """
 
 from __future__ import annotations

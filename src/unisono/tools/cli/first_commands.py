@@ -1,11 +1,8 @@
-"""`unisono new`: write a recipe, a program to start from.
+"""What a new user types first: `unisono new` writes a recipe, `unisono demo` runs one.
 
 A recipe is a file or a folder of `recipes`, which is `examples` of the repository; the table in its
-README says what each is.
-
-`unisono demo`: the same training on two workers and on one, and whether the digests are equal.
-
-Invariant: nothing is left behind, however it ends: neither processes nor files.
+README says what each is. The demo trains on two workers and on one, and compares the digests. It
+leaves nothing behind, however it ends: neither processes nor files.
 """
 
 from __future__ import annotations

@@ -9,11 +9,9 @@ replaced by a shorter one when a run goes back. A line counts once it ends in a 
 Where the file is another one, is shorter, or no longer holds the last line before the offset, it is
 read from its beginning again.
 
-Many steps of an event file, read together where all of them are as usual.
-
-What one field has in all lines is looked at in one go: which types, how large. Values of the type
-that JSON gives, within bounds, are taken as they are; others go through their reader, one by one.
-Invariant: it gives what :func:`read_event` gives for each line.
+Steps are read many at once: what one field has in all lines is looked at in one go, which types,
+how large. Values of the type that JSON gives, within bounds, are taken as they are; others go
+through their reader, one by one. Invariant: the same as :func:`read_event` gives for each line.
 """
 
 from __future__ import annotations
