@@ -69,6 +69,7 @@ SAME = {
         {"shuffle": False},
     ),
     "collate_fn": (lambda: DataLoader(data(), 4, collate_fn=collate), {"shuffle": False}),
+    "pinned": (lambda: DataLoader(data(), 4, pin_memory=True), {"shuffle": False}),
     "a sampler of one's own": (
         lambda: DataLoader(data(), 4, sampler=[3, 1, 2, 0]),
         {"sampler": [3, 1, 2, 0]},

@@ -38,7 +38,7 @@ from unisono.runtime.whole import check_whole
 class Reading:
     """How samples are read; :meth:`unisono.Trainer.fit` documents each.
 
-    What only a DataLoader says: `loader_workers`, `collate_fn`, `pin_memory`.
+    What only a DataLoader says: `loader_workers`, `collate_fn`.
     """
 
     dataset: Any
@@ -47,7 +47,6 @@ class Reading:
     sampler: Sampler | None = None
     loader_workers: int = 0
     collate_fn: Collate | None = None
-    pin_memory: bool = False
 
     @classmethod
     def of(
@@ -140,7 +139,6 @@ def _taken_apart(loader: DataLoader[Any]) -> Reading:
         batches.batch_size,
         loader_workers=loader.num_workers,
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
-        pin_memory=loader.pin_memory,
     )
     order = reading if is_stream(loader.dataset) else _in_order_of(batches, reading)
     return _without_last(order) if batches.drop_last else order

@@ -24,7 +24,7 @@ from unisono.data.fetch import Fetch
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.device import Device, can_pin, pin
+from unisono.runtime.device import Device
 from unisono.runtime.training_progress import At, now
 
 _LONG = 1 << 22
@@ -112,7 +112,6 @@ class Loader:
         num_processes: how many prefetch; 0: the worker reads for itself.
         num_batches: how many global batches the run has in total.
         progress: says where the run is when it comes to a place, for :func:`unisono.progress`.
-        pin_memory: give batches for the CPU out in pinned memory, where there is a GPU.
     """
 
     def __init__(
@@ -124,9 +123,7 @@ class Loader:
         num_batches: int,
         device: Device,
         progress: Callable[[ShardPosition], At] = lambda place: (0, *place),
-        pin_memory: bool = False,
     ) -> None:
-        self._pins = pin_memory and device.is_host and can_pin()
         self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
@@ -152,9 +149,7 @@ class Loader:
             batch = self._read(place)
         else:
             batch = self._take(self._reading_on(place, shards))
-        if self._moves:
-            return self._device.move(batch)
-        return pin(batch) if self._pins else batch
+        return self._device.move(batch) if self._moves else batch
 
     def take_early(self) -> None:
         """Take the next batch from the processes, if it is there, and begin to copy it.

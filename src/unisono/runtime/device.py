@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils import pin_memory
 
 from unisono.runtime.arrivals import Arrivals, tell_not_pinned
 from unisono.runtime.world import WORKSPACE_VARIABLE, World, fix_workspaces, workers_per_gpu
@@ -435,16 +434,6 @@ def num_threads(threads: int) -> Iterator[None]:
 def grad_scaler() -> torch.amp.GradScaler:
     """Make torch's gradient scaler."""
     return torch.amp.GradScaler(HOST)
-
-
-def can_pin() -> bool:
-    """Tell whether there is a device that batches in pinned memory are copied to faster."""
-    return torch.cuda.is_available()
-
-
-def pin(batch: Any) -> Any:
-    """Have every tensor of a batch in pinned memory, as torch's DataLoader does."""
-    return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

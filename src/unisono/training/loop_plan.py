@@ -122,7 +122,6 @@ class LoopPlan:
             num_processes=self.reading.loader_workers,
             num_batches=self.totals.num_batches(self.samples, position),
             device=device,
-            pin_memory=self.reading.pin_memory,
         )
 
 

@@ -195,9 +195,9 @@ class Trainer:
             dataset: the same on every worker. A map-style dataset; or an IterableDataset, which
                 every worker reads from its beginning, unless it has a method ``shard(index,
                 num_shards)`` that returns one shard's part; or a DataLoader, whose dataset, order
-                (``shuffle=True``), batch size (as that of the global batch), `collate_fn`,
+                (``shuffle=True``), batch size (as that of the global batch), `collate_fn` and
                 `num_workers` (processes of each worker that read ahead; bits do not depend on them)
-                and `pin_memory` (for programs that copy batches from the CPU themselves) are used.
+                are used.
                 A dataset without a length has one epoch and needs `steps`.
             batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
