@@ -134,7 +134,7 @@ def program_of(page: str, shown: list[str]) -> Iterator[str]:
     for number, block in enumerate(shown):
         if LEFT_OUT in block:
             continue
-        # One line fetches files from the network.
+        # One line reads files that are not here.
         code = "\n".join(line for line in block.splitlines() if "mnist(" not in line)
         code = code.replace('"runs/m', f'"runs/{page}{number}')
         for gpu, here in HERE.items():

@@ -14,7 +14,7 @@ from tests.test_docs import README, REPOSITORY, blocks, digest
 
 from unisono.tools.cli.first_commands import recipes
 
-OPTIONAL = ("sklearn", "plotly", "pooch", "tensorboard", "torchmetrics", "pytest")
+OPTIONAL = ("sklearn", "plotly", "tensorboard", "torchmetrics", "pytest")
 
 
 def command(*words: object, folder: Path) -> str:

@@ -13,7 +13,6 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── OutOfMemoryError       a pass or an update needs more memory (also a MemoryError)
     ├── LoadingError           a sample cannot be read, or a loader process has died
     ├── CallbackError          a callback raised something
-    ├── DownloadError          a data set cannot be downloaded (also an OSError)
     ├── CheckpointError        a checkpoint is not whole, or is another run's
     ├── NotPlainFileError      a run's file is a link, a pipe or the like (also an OSError)
     └── DataFormatError        a file is not what its name says (also a ValueError)
@@ -213,10 +212,6 @@ class LoadingError(UnisonoError):
 
 class CallbackError(UnisonoError):
     """A callback raised an exception, which is the cause of this error."""
-
-
-class DownloadError(UnisonoError, OSError):
-    """A data set's file cannot be fetched from any mirror, or cannot be written."""
 
 
 class CheckpointError(UnisonoError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import struct
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.data import datasets, fashion_mnist, mnist
+from unisono.data import mnist
 from unisono.errors import DataFormatError
 
 REAL_MNIST = Path(__file__).resolve().parents[3] / "shared" / "data" / "mnist"
@@ -120,24 +119,3 @@ def test_the_real_mnist_is_read() -> None:
     assert labels[:5].tolist() == [7, 2, 1, 0, 4]
     assert labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert pixels.mean().item() == pytest.approx(0.1325, abs=1e-4)
-
-
-def test_fashion_mnist_has_the_same_form(tmp_path: Path) -> None:
-    write_mnist(tmp_path, np.zeros((2, 28, 28)), np.array([0, 9]), prefix="train")
-    assert fashion_mnist(tmp_path)[1][1].item() == 9
-
-
-@pytest.mark.parametrize("source", [datasets.MNIST, datasets.FASHION_MNIST])
-def test_every_file_has_a_checksum_of_its_own(source: datasets.Source) -> None:
-    lengths = {"sha256": 64, "md5": 32}
-    kinds, digits = zip(*(sum.split(":") for sum in source.files.values()), strict=True)
-    assert len(set(digits)) == 4
-    assert [lengths[kind] for kind in kinds] == [len(set_of) for set_of in digits]
-
-
-@pytest.mark.skipif(not REAL_MNIST.is_dir(), reason=f"MNIST is not in {REAL_MNIST}")
-@pytest.mark.parametrize("name", datasets.MNIST.files)
-def test_the_checksums_are_those_of_the_real_files(name: str) -> None:
-    content = (REAL_MNIST / name).read_bytes()
-    found = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    assert datasets.MNIST.files[name] == found

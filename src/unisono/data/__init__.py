@@ -1,5 +1,5 @@
 """From a dataset and a list of indices to one shard's batch; readers of small datasets."""
 
-from unisono.data.datasets import digits, fashion_mnist, mnist
+from unisono.data.datasets import digits, mnist
 
-__all__ = ["digits", "fashion_mnist", "mnist"]
+__all__ = ["digits", "mnist"]
