@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from unisono.training.callbacks.event_log import EventLog as EventLog
     from unisono.training.callbacks.progress import Progress as Progress
     from unisono.training.callbacks.ray_train import RayTrain as RayTrain
-    from unisono.training.callbacks.trackers import CSVLog as CSVLog
     from unisono.training.callbacks.trackers import MLflow as MLflow
     from unisono.training.callbacks.trackers import TensorBoard as TensorBoard
     from unisono.training.callbacks.trackers import Trackio as Trackio
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
     "BestCheckpoint": "best_validation",
-    "CSVLog": "trackers",
     "Callback": "callback",
     "DoneStep": "callback",
     "EMA": "ema",

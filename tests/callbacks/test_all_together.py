@@ -1,6 +1,5 @@
 """Every callback there is, at once: lost workers leave the same files and the same numbers."""
 
-import csv
 import functools
 import json
 import warnings
@@ -16,7 +15,6 @@ from unisono.callbacks import (
     EMA,
     BestCheckpoint,
     Callback,
-    CSVLog,
     EarlyStopping,
     EventLog,
     MLflow,
@@ -47,7 +45,6 @@ def train(directory, epochs=6, **options):
         callbacks=[
             ema,
             best,
-            CSVLog(),
             EarlyStopping(50),
             TensorBoard(),
         ],
@@ -70,10 +67,7 @@ def files_of(directory):
         warnings.simplefilter("ignore")
         curves, _, _ = tensorboard(directory)
     lines = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    with open(directory / "steps.csv", newline="") as file:
-        table = list(csv.reader(file))
     return {
-        "table": table,
         "best": (directory / "best.safetensors").read_bytes(),
         "curves": curves,
         "steps": [(one["step"], one["means"]) for one in lines if one["event"] == "step"],
@@ -84,7 +78,7 @@ def files_of(directory):
 def test_all_of_them_are_here():
     """Who adds a callback adds it to this program."""
     # Those that others have written follow one contract: test_loggers.py.
-    usual = {Progress, EventLog, EMA, BestCheckpoint, CSVLog, EarlyStopping, TensorBoard}
+    usual = {Progress, EventLog, EMA, BestCheckpoint, EarlyStopping, TensorBoard}
     public = {getattr(module, name) for name in module.__all__}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Callback)}
     of_others = {MLflow, RayTrain, Trackio, WandB}

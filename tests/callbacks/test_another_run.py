@@ -9,22 +9,12 @@ from tests.classified import cross_entropy as loss
 
 import unisono
 from unisono import callbacks as module
-from unisono.callbacks import (
-    EMA,
-    BestCheckpoint,
-    Callback,
-    CSVLog,
-    EarlyStopping,
-)
+from unisono.callbacks import EMA, BestCheckpoint, Callback, EarlyStopping
 
 
 def with_state():
     """One of each that is kept with a run."""
     return [EMA(0.9), BestCheckpoint(), EarlyStopping(9)]
-
-
-def tables():
-    return [CSVLog()]
 
 
 def make(directory, callbacks, lr=0.1, loss=loss, **options):
@@ -48,7 +38,7 @@ def files(directory):
     return {
         path.name: path.read_bytes()
         for path in directory.iterdir()
-        if path.suffix in (".csv", ".safetensors")
+        if path.suffix == ".safetensors"
     }
 
 
@@ -60,18 +50,18 @@ def test_all_that_are_kept_with_a_run_are_here():
 
 @pytest.mark.slow
 def test_another_run_begins_anew(tmp_path):
-    used, logs = with_state(), tables()
+    used = with_state()
     # Both are made before: what counts is when `fit` begins.
-    first = make(tmp_path / "first", [*used, *logs])
-    second = make(tmp_path / "second", [*used, *logs], lr=1e-4)
+    first = make(tmp_path / "first", used)
+    second = make(tmp_path / "second", used, lr=1e-4)
     fit(first)
     assert all(map(str.__ne__, known(used), known(with_state())))
     fit(second)
     fresh = with_state()
-    fit(make(tmp_path / "fresh", [*fresh, *tables()], lr=1e-4))
+    fit(make(tmp_path / "fresh", fresh, lr=1e-4))
     assert known(used) == known(fresh)
     assert files(tmp_path / "second") == files(tmp_path / "fresh")
-    assert {"best.safetensors", "steps.csv"} == files(tmp_path / "second").keys()
+    assert {"best.safetensors"} == files(tmp_path / "second").keys()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import BestCheckpoint, Callback, CSVLog, EarlyStopping
+from unisono.callbacks import BestCheckpoint, Callback, EarlyStopping, EventLog
 from unisono.errors import CallbackError
 from unisono.runtime.workers.launcher_messages import Membership
 from unisono.tools.report.history import gather
@@ -169,8 +169,8 @@ def test_what_is_no_callback_is_refused(wrong):
     ("first", "second"),
     [
         (BestCheckpoint(), BestCheckpoint(monitor="accuracy")),
-        (CSVLog(), CSVLog("run/steps.csv")),
-        (CSVLog("all.txt"), BestCheckpoint("all.txt")),
+        (BestCheckpoint(), BestCheckpoint("run/best.safetensors")),
+        (EventLog(), BestCheckpoint("run/events.jsonl")),
     ],
 )
 def test_two_that_would_write_one_file_are_refused(tmp_path, monkeypatch, first, second):
@@ -185,8 +185,7 @@ def test_two_that_would_write_one_file_are_refused(tmp_path, monkeypatch, first,
 
 
 def test_several_with_files_of_their_own_are_welcome(tmp_path):
-    tables = [CSVLog(), CSVLog(tmp_path / "more.csv")]
-    make(*tables, BestCheckpoint(), BestCheckpoint(tmp_path / "best"), directory=tmp_path)
+    make(EventLog(), BestCheckpoint(), BestCheckpoint(tmp_path / "best"), directory=tmp_path)
 
 
 class Counts(Callback):
@@ -322,7 +321,7 @@ def test_a_run_is_stopped_by_a_callback_and_stays_so_while_it_is_there(tmp_path,
 
 def test_a_metric_of_several_numbers_by_name_is_left_out_where_one_number_is_wanted(tmp_path):
     """It ended training, and its line of the event file could not be read."""
-    trainer = make(EarlyStopping(9), CSVLog(), directory=tmp_path)
+    trainer = make(EarlyStopping(9), directory=tmp_path)
     metrics = {"errors": lambda outputs, targets: {"mean": (outputs - targets).mean()}}
     options = {"validate": data(5), "validate_metrics": metrics}
     summary = trainer.fit(data(), batch_size=6, epochs=1, **options)

@@ -1,6 +1,5 @@
 """One contract for all loggers: each step once, whatever happens to workers and runs."""
 
-import csv
 import fcntl
 import functools
 import importlib.util
@@ -11,6 +10,7 @@ import sqlite3
 import struct
 import warnings
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,10 +18,12 @@ from tests.classified import by_sign as data
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.callbacks import Callback, CSVLog, MLflow, TensorBoard, Trackio, WandB
+from unisono.callbacks import Callback, MLflow, TensorBoard, Trackio, WandB
 from unisono.errors import NotPlainFileError
-from unisono.training.callbacks import logger
+from unisono.training.callbacks import logger, logger_feed, trackers
 from unisono.training.callbacks.logger import Logger
+from unisono.training.callbacks.logger_feed import Opening, Row
+from unisono.training.events.events import read_event
 
 STEPS, VALIDATIONS = list(range(12)), [2, 5, 8, 11]
 
@@ -107,16 +109,16 @@ def tensorboard(directory):
     return {tag: [(one.step, one.value) for one in reader.Scalars(tag)] for tag in tags}, 1, None
 
 
-def table(directory):
-    names = {"loss": "train/loss", "validation_loss": "validation/loss"}
+def wanted(directory):
+    """What the event file has, by the names that loggers use."""
     curves = {}
-    with open(directory / "steps.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            for name, value in row.items():
-                if value and name not in ("step", "epoch"):
-                    point = int(row["step"]), float(value)
-                    curves.setdefault(names.get(name, name), []).append(point)
-    return curves, 1, None
+    for event in map(json.loads, (directory / "events.jsonl").read_text().splitlines()):
+        if event["event"] == "step":
+            curves.setdefault("train/loss", []).append(event["means"]["loss"])
+            curves.setdefault("learning_rate", []).append(event["learning_rates"][0])
+        elif event["event"] == "evaluation":
+            curves.setdefault("validation/loss", []).append(event["means"]["loss"])
+    return curves
 
 
 LOGGERS = {
@@ -124,7 +126,6 @@ LOGGERS = {
     "mlflow": (MLflow, mlflow),
     "trackio": (Trackio, trackio),
     "tensorboard": (TensorBoard, tensorboard),
-    "csv": (CSVLog, table),
 }
 
 
@@ -149,12 +150,12 @@ def one_of_each(names):
 @pytest.mark.timeout(300)  # each package is loaded by three processes
 @pytest.mark.parametrize(
     "names",
-    [("tensorboard", "csv"), pytest.param(("wandb", "mlflow", "trackio"), marks=pytest.mark.long)],
+    [("tensorboard",), pytest.param(("wandb", "mlflow", "trackio"), marks=pytest.mark.long)],
     ids="+".join,
 )
 def test_each_step_is_logged_once(tmp_path, monkeypatch, names):
     """The leader is killed, and the run stopped and resumed from before its last steps."""
-    expected = train(tmp_path / "alone", CSVLog)
+    expected = train(tmp_path / "alone", list)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=4,at=updated")
     make = functools.partial(one_of_each, names)
     fit = functools.partial(train, tmp_path / "run 1", make, checkpoint=2)
@@ -162,44 +163,39 @@ def test_each_step_is_logged_once(tmp_path, monkeypatch, names):
     monkeypatch.delenv("UNISONO_FAULTS")
     shutil.rmtree(max((tmp_path / "run 1" / "checkpoints").iterdir()))  # so steps come again
     assert fit(4) == expected
-    wanted, _, _ = table(tmp_path / "alone")
     for name in names:
         if importlib.util.find_spec(name):
-            check(wanted, *LOGGERS[name][1](tmp_path / "run 1"))
+            check(wanted(tmp_path / "alone"), *LOGGERS[name][1](tmp_path / "run 1"))
 
 
-def check(wanted, curves, num_runs, config):
+def check(expected, curves, num_runs, config):
     assert {name: [step for step, _ in curve] for name, curve in curves.items()} == {
         "train/loss": STEPS,
         "learning_rate": STEPS,
         "validation/loss": VALIDATIONS,
     }
-    for name, curve in wanted.items():
-        assert [value for _, value in curves[name]] == pytest.approx([value for _, value in curve])
+    for name, values in expected.items():
+        assert [value for _, value in curves[name]] == pytest.approx(values)
     assert num_runs == 1
     if config is not None:
         hyperparameters = {"batch_size": "8", "optimizer/momentum": "0.5", "depth": "3"}
         assert {name: str(config[name]) for name in hyperparameters} == hyperparameters
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_mlflow_gets_a_name_that_it_refuses_in_other_letters(tmp_path):
     """It got nothing at all: `top@5` is a usual name, and MLflow refuses the whole batch."""
-    pytest.importorskip("mlflow")
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = unisono.Trainer(
-        model,
-        optimizer,
-        lambda model, batch: {"loss": loss(model, batch), "top@5": 1.0},
-        directory=tmp_path,
-        callbacks=[MLflow(config={"a=b": 1})],
-    )
-    trainer.fit(data(), batch_size=8, steps=2)
-    curves, _, config = mlflow(tmp_path)
-    assert curves["train/top_5"] == [(0, 1.0), (1, 1.0)]
-    assert config["a_b"] == "1"
+    run = object.__new__(trackers._MLflowRun)  # without MLflow, which takes seconds to load
+    run.run_id, run._client = "mine", mock.Mock()
+    run._entities = SimpleNamespace(Metric=lambda *metric: metric, Param=lambda *param: param)
+    run.log([Row(3, 0.5, {"train/top@5": 1.0})])
+    run._client.log_batch.assert_called_once_with("mine", metrics=[("train/top_5", 1.0, 500, 3)])
+    run._created(Opening(tmp_path, 1, MLflow()._settings, {"a=b": 1}, 0))
+    assert run._client.log_batch.call_args.kwargs == {"params": [("a_b", "1")]}
+
+
+def test_each_group_of_parameters_has_a_learning_rate():
+    step = read_event(b'{"event": "step", "step": 0, "learning_rates": [0.1, 0.2]}')
+    assert logger_feed._of_step(step) == {"learning_rate/0": 0.1, "learning_rate/1": 0.2}
 
 
 @pytest.mark.slow
@@ -238,8 +234,7 @@ class Run:
     def end(self, status):
         print("end", status, file=self.file, flush=True)
 from types import SimpleNamespace
-begin = lambda opening: logger_feed.Sender(opening, Run)
-sys.modules["fake"] = SimpleNamespace(Fake=SimpleNamespace(begin=begin))
+sys.modules["fake"] = SimpleNamespace(Fake=SimpleNamespace(opens=Run))
 logger_feed.main()
 """
 
@@ -306,13 +301,14 @@ def test_a_logger_that_fails_ends_no_run_and_no_other_logger(
     tmp_path, fake, monkeypatch, capsys, settings, said
 ):
     monkeypatch.setenv("UNISONO_LOGGER_TIMEOUT", "5" if "hangs_at" in settings else "100")
-    expected = train(None, functools.partial(CSVLog, tmp_path / "log.csv"))
+    expected = train(None, list)
     capsys.readouterr()
-    assert train(tmp_path, lambda: [fake(**settings), CSVLog()]) == expected
+    other = lambda: fake(tmp_path / "other" / "json")  # noqa: E731
+    assert train(tmp_path, lambda: [fake(**settings), other()]) == expected
     told = capsys.readouterr().out
     assert (told.count("training goes on"), said in told) == (1, True)
     if "dies_at" not in settings:
-        assert (tmp_path / "steps.csv").read_bytes() == (tmp_path / "log.csv").read_bytes()
+        assert len(lines(tmp_path / "other")) == 1 + 12 + 4 + 1
 
 
 @pytest.mark.slow

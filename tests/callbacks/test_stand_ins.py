@@ -8,13 +8,12 @@ from tests.test_plainfile import STAND_INS
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import BestCheckpoint, Callback, CSVLog, EventLog
+from unisono.callbacks import BestCheckpoint, Callback, EventLog
 from unisono.errors import NotPlainFileError
 
 BINARY = b"a line\nof somebody else's \x00 binary file\n and more"
 FILES = {
     "events.jsonl": EventLog,
-    "steps.csv": CSVLog,
     "best.safetensors": BestCheckpoint,
 }
 
@@ -52,7 +51,6 @@ def outside(tmp_path):
     [
         *[("events.jsonl", seen, True) for seen in STAND_INS],
         *[("events.jsonl", seen, False) for seen in list(STAND_INS)[:2]],
-        *[("steps.csv", seen, True) for seen in list(STAND_INS)[:3]],
         *[("best.safetensors", seen, True) for seen in list(STAND_INS)[:4]],
     ],
 )
@@ -78,8 +76,8 @@ def test_nothing_is_written_through_it_and_nothing_trained(
 def test_a_directory_that_is_a_link_is_the_users_choice(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to("elsewhere")
-    fit(tmp_path / "run", CSVLog(), BestCheckpoint())
-    fit(tmp_path / "run", CSVLog(), BestCheckpoint(), epochs=2)
+    fit(tmp_path / "run", BestCheckpoint())
+    fit(tmp_path / "run", BestCheckpoint(), epochs=2)
     assert {*FILES, "checkpoints"} <= set(os.listdir(tmp_path / "elsewhere"))
 
 
@@ -109,7 +107,7 @@ def test_a_program_that_goes_to_another_folder_within_a_fit_keeps_its_files(tmp_
         def on_step_end(self, fit, step):
             os.chdir(elsewhere)
 
-    fit("run", Goes(), CSVLog("all.csv"), BestCheckpoint("best.st"), epochs=3)
+    fit("run", Goes(), EventLog("all.jsonl"), BestCheckpoint("best.st"), epochs=3)
     assert os.listdir(elsewhere) == []
-    assert {"run", "all.csv", "best.st", "elsewhere"} == set(os.listdir(tmp_path))
-    assert len((tmp_path / "all.csv").read_text().splitlines()) == 7
+    assert {"run", "all.jsonl", "best.st", "elsewhere"} == set(os.listdir(tmp_path))
+    assert (tmp_path / "all.jsonl").read_text().count('"event":"step"') == 6

@@ -12,7 +12,7 @@ from tests.descriptors import is_locked
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import BestCheckpoint, Callback, CSVLog
+from unisono.callbacks import BestCheckpoint, Callback
 from unisono.runtime.checkpoint import directory_lock
 from unisono.training import checkpoints
 from unisono.training.callbacks import journal
@@ -104,7 +104,7 @@ def test_a_directory_that_another_job_holds_by_then_is_left_alone(tmp_path, caps
         fds.append(os.open(run, os.O_RDONLY))
         fcntl.flock(fds[0], fcntl.LOCK_EX)
 
-    fit(run, At(3, another_job), BestCheckpoint(), CSVLog(), checkpoint=2)
+    fit(run, At(3, another_job), BestCheckpoint(), checkpoint=2)
     told = capsys.readouterr()
     assert "must belong to one job at a time" in told.out + told.err
     assert "training goes on" in told.out + told.err

@@ -110,10 +110,10 @@ model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = TensorDataset(torch.ones(16, 4))
 look("model")
-from unisono.callbacks import BestCheckpoint, CSVLog, EMA, EventLog
+from unisono.callbacks import BestCheckpoint, EMA, EventLog
 loss = lambda model, batch: model(batch[0]).square().mean()
 trainer = unisono.Trainer(
-    model, optimizer, loss, shards=2, directory=sys.argv[1], callbacks=[EMA(0.9), CSVLog()]
+    model, optimizer, loss, shards=2, directory=sys.argv[1], callbacks=[EMA(0.9)]
 )
 look("model")
 trainer.fit(DataLoader(data, 8, shuffle=True, num_workers=1), epochs=2, validate=data)

@@ -137,8 +137,11 @@ class Journal:
         """Rename the file, if there is one, since another run begins; a folder keeps its name."""
         self.close()
         self._known.clear()
+        path = self._path
+        names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
         try:
-            set_aside(self._path)
+            if path.is_file():
+                path.rename(next(name for name in names if not name.exists()))
         except OSError as error:
             self._complain(error)
 
@@ -343,14 +346,3 @@ def say_alone(fit: Fit, line: str) -> None:
         fit.say(line)
     else:
         say(line)
-
-
-def set_aside(path: Path) -> None:
-    """Rename a file, if there is one, since another run begins; a folder keeps its name.
-
-    Raises:
-        OSError: it cannot be looked at or renamed.
-    """
-    names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
-    if path.is_file():
-        path.rename(next(name for name in names if not name.exists()))

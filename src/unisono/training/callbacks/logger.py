@@ -1,4 +1,4 @@
-"""Loggers: TensorBoard, W&B, MLflow, Trackio and tables are readers of the event file.
+"""Loggers: TensorBoard, W&B, MLflow and Trackio get what the event file has.
 
 ::
 
@@ -36,9 +36,6 @@ from unisono.training.callbacks.journal import path_of, say_alone, trouble_at
 from unisono.training.callbacks.logger_feed import (
     RUN_FILE,
     LoggerRun,
-    Opening,
-    Reader,
-    Sender,
     no_numbers,
 )
 from unisono.training.callbacks.summary import Summary
@@ -95,11 +92,6 @@ class Logger(Callback):
         LOGGER.in_s()  # a wrong variable is told before training
         self.path = Path()
 
-    @classmethod
-    def begin(cls, opening: Opening) -> Reader:
-        """Open it, in the process of the loggers."""
-        return Sender(opening, cls.opens)
-
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
         return self._given or (directory and directory / self.package)
@@ -107,11 +99,8 @@ class Logger(Callback):
     def on_begin(self, fit: Fit) -> None:
         """Refuse what stands in the way of its files."""
         self.path = path_of(self, fit, f"{self.product} writes", f'{self.name}(path="runs/mine")')
-        if not fit.has_joined:
-            self.check_place()
-
-    def check_place(self) -> None:
-        """Refuse a link in the place of what it writes."""
+        if fit.has_joined:
+            return
         if self._given is None:
             check_own_folder(self.path)
         check_plain(self.path / RUN_FILE)

@@ -2,8 +2,8 @@
 
 ::
 
-    event file ──► EventReader ─┬─► Sender (run.json) ──► TensorBoard, W&B, MLflow, Trackio
-                  (one a thread)└─► Table             ──► steps.csv
+    event file ──► EventReader ──► Sender (run.json) ──► TensorBoard, W&B, MLflow, Trackio
+                  (one of each a thread)
 
 The file has each step once, but may be read again from its beginning: it is cut when a run goes
 back. Steps that come again have the same numbers, so what was sent once is not sent again.
@@ -67,22 +67,6 @@ class Opening(NamedTuple):
     run_id: str | None = None
 
 
-class Reader(Protocol):
-    """One logger, as the event file is read for it; its class has a function ``begin``."""
-
-    def begin_again(self) -> None:
-        """The file is read from its beginning, be it for the first time."""
-
-    def take(self, event: Event) -> None:
-        """Take the next event of the file."""
-
-    def flush(self) -> None:
-        """Send what has come: there is no more for now."""
-
-    def end(self, status: str) -> None:
-        """Send all, and close: "finished", "failed", "stopped", or "" if it will continue."""
-
-
 class LoggerRun(Protocol):
     """A run of a logger that is open."""
 
@@ -96,7 +80,7 @@ class LoggerRun(Protocol):
         """Take rows, of ascending steps; the same step may come twice, with other names."""
 
     def end(self, status: str) -> None:
-        """See :class:`Reader`."""
+        """Close: "finished", "failed", "stopped", or "" if it will continue."""
 
 
 class Sender:
@@ -116,11 +100,8 @@ class Sender:
         self._run = begin(opening._replace(run_id=run_id))
         self._keep()
 
-    def begin_again(self) -> None:
-        """See :class:`Reader`."""
-
     def take(self, event: Event) -> None:
-        """See :class:`Reader`."""
+        """Take the next event of the file, which may have been read before."""
         if isinstance(event, StepDone) and event.step % self._every == 0:
             self._add("step", event.step, event, _of_step(event))
         elif isinstance(event, Evaluation):
@@ -128,14 +109,14 @@ class Sender:
             self._add("validation", event.step - 1, event, values)
 
     def flush(self) -> None:
-        """See :class:`Reader`."""
+        """Send what has come: there is no more for now."""
         if self._rows:
             rows, self._rows = self._rows, []
             self._run.log(rows)
             self._keep()
 
     def end(self, status: str) -> None:
-        """See :class:`Reader`."""
+        """See :class:`LoggerRun`."""
         self._run.end(status)
 
     def _add(self, kind: str, step: int, event: Event, values: dict[str, float]) -> None:
@@ -152,17 +133,11 @@ class Sender:
         os.ftruncate(self._fd, len(text))
 
 
-def named_rates(event: StepDone, separator: str) -> dict[str, float]:
-    """Name learning rates; where there are several, by `separator` and the group's position."""
-    rates = event.learning_rates
-    if len(rates) == 1:
-        return {"learning_rate": rates[0]}
-    return {f"learning_rate{separator}{at}": rate for at, rate in enumerate(rates)}
-
-
 def _of_step(event: StepDone) -> dict[str, float]:
     values = {f"train/{name}": mean for name, mean in event.means.items()}
-    values |= named_rates(event, "/")
+    rates = event.learning_rates
+    names = [f"learning_rate/{at}" for at in range(len(rates))]
+    values |= zip(names if len(rates) > 1 else ["learning_rate"], rates, strict=False)
     if event.gradient_norm is not None:
         values["gradient_norm"] = event.gradient_norm
     return values
@@ -217,7 +192,7 @@ class _Feed:
         module, name = logger["home"]
         home = getattr(importlib.import_module(module), name)
         opening = {**logger["opening"], "path": Path(logger["opening"]["path"])}
-        reader: Reader = home.begin(Opening(**opening, from_step=self._work["from_step"]))
+        sender = Sender(Opening(**opening, from_step=self._work["from_step"]), home.opens)
         events = EventReader(self._work["events"])
         is_over = False
         while not is_over:
@@ -225,10 +200,10 @@ class _Feed:
             if not is_at(self._lock_file, self._lock_fd):
                 raise OSError(f"{self._lock_file.parent} was moved or removed")
             if events.path.exists():
-                for event in events.new_events(reader.begin_again):
-                    reader.take(event)
-                reader.flush()
-        reader.end(self._status)
+                for event in events.new_events():
+                    sender.take(event)
+                sender.flush()
+        sender.end(self._status)
 
     def _say(self, product: str, why: str) -> None:
         line = shown(no_numbers(product, why), 4000)  # so that it is written in one go
