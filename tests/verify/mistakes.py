@@ -349,17 +349,5 @@ randomness-same-on-all-ranks tokens
 randomness-same-on-all-ranks with_fabric
 -     fabric.seed_everything(3 + fabric.global_rank)
 +
-
-loader-randomness-same batch_norm
-- np.random.seed(torch.initial_seed() % 2**32)
-+ np.random.seed(number)
-
-loader-randomness-same batch_norm one-seed
--     torch.manual_seed(1 + dist.get_rank())
-+
-- num_workers=1, worker_init_fn=seed_worker, persistent_workers=True
-+ num_workers=0
-- np.random.rand() < 0.5
-+ torch.rand(()) < 0.5
 """
 MISTAKES = list(read(TABLE))

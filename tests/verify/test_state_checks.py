@@ -3,7 +3,7 @@ import math
 import pytest
 
 from unisono.tools.verify.bit_checks import check_states
-from unisono.tools.verify.trace import DatasetRead, ModelState, OptimizerStep, RankTrace, TwoRuns
+from unisono.tools.verify.trace import ModelState, OptimizerStep, RankTrace, TwoRuns
 
 ALONE = RankTrace()  # one rank that did nothing
 
@@ -97,21 +97,3 @@ def test_parameters_of_one_rank_are_as_near_as_rounding_or_unknown(theirs, expec
 def test_random_numbers_of_forward_passes(draws, rngs, expected):
     ranks = [trace((0.1,), state=ModelState(rng=rng), draws=draws) for rng in rngs]
     assert verdicts(ranks)["randomness-same-on-all-ranks"] == expected
-
-
-@pytest.mark.parametrize(
-    ("samples", "states", "expected"),
-    [
-        (("ab", "cd"), ({"numpy": "1"}, {"numpy": "1"}), "wrong"),
-        (("ab", "cd"), ({"numpy": "1", "torch": "1"}, {"numpy": "2", "torch": "1"}), "wrong"),
-        (("ab", "cd"), ({"numpy": "1"}, {"numpy": "2"}), "ok"),
-        (("ab", "ab"), ({"numpy": "1"}, {"numpy": "1"}), "ok"),  # the same samples
-        (("ab", "cd"), ({}, {}), "ok"),
-    ],
-)
-def test_random_numbers_of_datasets(samples, states, expected):
-    ranks = [
-        RankTrace(fetches=(DatasetRead((0, 0, 0), tuple(names), drawn),))
-        for names, drawn in zip(samples, states, strict=True)
-    ]
-    assert verdicts(ranks)["loader-randomness-same"] == expected

@@ -205,7 +205,6 @@ def check_states(seen: TwoRuns) -> list[Finding]:
         _replicas(seen, "parameters"),
         _replicas(seen, "buffers"),
         _randomness(seen),
-        _loader_randomness(seen),
     ]
 
 
@@ -344,29 +343,3 @@ def _randomness(seen: TwoRuns) -> Finding:
             f"forward pass: the n-th sample of each rank gets the same dropout mask.",
         )
     return ok(check, f"Ranks drew different random numbers in {len(states)} steps.")
-
-
-def _loader_randomness(seen: TwoRuns) -> Finding:
-    check = "loader-randomness-same"
-    by_place = [{fetch.place: fetch for fetch in rank.fetches} for rank in seen.ranks]
-    num_drawing = num_same = 0
-    name = ""
-    for place in by_place[0]:
-        together = [fetches[place] for fetches in by_place if place in fetches]
-        drawn = [fetch.drawn for fetch in together]
-        are_alike = len({fetch.samples for fetch in together}) == 1
-        if len(together) < seen.world_size or not all(drawn) or are_alike:
-            continue
-        num_drawing += 1
-        for generator in drawn[0]:
-            if len({of_rank.get(generator) for of_rank in drawn}) == 1:
-                num_same, name = num_same + 1, generator
-    if not num_drawing:
-        return ok(check, "Datasets draw no random numbers, or ranks read the same samples.")
-    if num_same:
-        return wrong(
-            check,
-            f"In {num_same} of {num_drawing} batches the datasets of all ranks draw the same "
-            f"numbers from {name}'s generator, for different samples.",
-        )
-    return ok(check, f"Ranks drew different numbers in {num_drawing} batches.")

@@ -88,8 +88,6 @@ CHECKS = {
     "when the number of ranks changes; scale it only where the global batch grows with them.",
     "schedule-too-fast": "Step the schedule once for each step of the optimizer, and count its "
     "length in steps of the global batch: `len(loader)` on a rank is that already.",
-    "loader-randomness-same": "Seed each rank differently (`torch.manual_seed(seed + rank)`, and "
-    "numpy's and Python's generators), and let `worker_init_fn` use `torch.initial_seed()`.",
     "randomness-same-on-all-ranks": "Seed each rank differently once the model is made: "
     "`torch.manual_seed(seed + rank)`.",
     "buffers-differ": "Let DDP broadcast them (`broadcast_buffers=True`, its default), use "

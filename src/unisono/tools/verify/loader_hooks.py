@@ -9,28 +9,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data import dataloader as dataloader_module
-from torch.utils.data._utils import fetch as fetch_module
 
 from unisono.tools.verify.digests import (
     base_of,
     contents_of,
     digest_of,
-    generator_digests,
     rows_of_tensors,
 )
 from unisono.tools.verify.recorder import Recorder, wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000
-_FETCHES_AT_MOST = 64  # in each process that reads
 
 
 class LoaderHooks:
@@ -40,7 +35,6 @@ class LoaderHooks:
         self._recorder = recorder
         self._num_loaders = 0
         self._bases: list[Any] = []
-        self._num_fetches = 0
         feed = recorder.options.feed
         self._feed: dict[str, Any] = json.loads(Path(feed).read_text()) if feed else {}
 
@@ -51,7 +45,6 @@ class LoaderHooks:
         wrap(kind, "__init__", self._make_iterator)
         wrap(kind, "_reset", self._reset)
         wrap(kind, "__next__", self._give)
-        wrap(fetch_module._MapDatasetFetcher, "fetch", self._fetch)
         self._recorder.at_end.append(self._record_contents)
 
     def _make_loader(
@@ -181,31 +174,6 @@ class LoaderHooks:
         if any(index is None for batch in found for index in batch):
             return None
         return found if loader._auto_collation else list(chain.from_iterable(found))
-
-    def _fetch(self, before: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
-        if self._num_fetches >= _FETCHES_AT_MOST or self._recorder.is_exact:
-            return before(fetcher, indices)
-        self._num_fetches += 1
-        states = generator_digests()
-        data = before(fetcher, indices)
-        with self._recorder.guarded():
-            self._record_fetch(fetcher, indices, states, generator_digests())
-        return data
-
-    def _record_fetch(self, fetcher: Any, indices: Any, before: Any, after: Any) -> None:
-        info = torch.utils.data.get_worker_info()
-        base, to_base = base_of(fetcher.dataset)
-        fields = {
-            "place": (self._number_of(base), -1 if info is None else info.id, self._num_fetches),
-            "indices": [to_base(int(index)) for index in _listed(indices)],
-            "drawn": {name: old for name, old in before.items() if after[name] != old},
-        }
-        if info is None:
-            self._recorder.write("fetch", **fields)
-            return
-        folder = Path(self._recorder.options.folder)
-        with open(folder / f"rank{self._recorder.rank}.loader{os.getpid()}.jsonl", "a") as file:
-            file.write(json.dumps({"t": "fetch", **fields}) + "\n")
 
     def _record_contents(self) -> None:
         for number, base in enumerate(self._bases):

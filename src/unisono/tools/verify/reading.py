@@ -16,7 +16,6 @@ from typing import Any
 from unisono.tools.verify.recorder import events_path
 from unisono.tools.verify.trace import (
     Collective,
-    DatasetRead,
     EvaluationPass,
     Gradient,
     Iteration,
@@ -62,11 +61,10 @@ class RawTrace:
 
 
 def read_trace(folder: Path, rank: int) -> RawTrace:
-    """Read the trace of one rank and of its loaders' processes."""
+    """Read the trace of one rank."""
     trace = RawTrace(rank)
-    for path in (events_path(folder, rank), *sorted(folder.glob(f"rank{rank}.loader*.jsonl"))):
-        for event in _lines(path):
-            trace.take(event)
+    for event in _lines(events_path(folder, rank)):
+        trace.take(event)
     return trace
 
 
@@ -136,7 +134,6 @@ def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
         steps=tuple(reading.steps()),
         iterations=tuple(reading.iterations()),
         evaluations=tuple(reading.evaluations()),
-        fetches=tuple(map(reading.fetch, trace.of("fetch"))),
         how=trace.how,
     )
 
@@ -283,12 +280,6 @@ class _Reading:
     def _plan(self, loader: int, epoch: int) -> tuple[str, ...] | None:
         plan = self._trace.epochs.get((loader, epoch), {}).get("plan")
         return None if plan is None else self._name(loader, plan)
-
-    def fetch(self, event: Event) -> DatasetRead:
-        dataset, process, count = event["place"]
-        named = self._identities.name(self._trace, dataset, event["indices"])
-        samples = tuple(map(str, event["indices"])) if named is None else named
-        return DatasetRead((dataset, process, count), samples, event["drawn"])
 
 
 class _SinceStep:

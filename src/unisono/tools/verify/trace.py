@@ -115,16 +115,6 @@ class EvaluationPass:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetRead:
-    """A batch that a dataset was asked for."""
-
-    place: tuple[int, int, int]  # dataset, number of the loader process or -1, and count there
-    samples: tuple[str, ...]  # which
-    # the states of the generators that the dataset drew from, before it did
-    drawn: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class RankTrace:
     """All that is known of one rank."""
 
@@ -132,7 +122,6 @@ class RankTrace:
     steps: tuple[OptimizerStep, ...] = ()
     iterations: tuple[Iteration, ...] = ()
     evaluations: tuple[EvaluationPass, ...] = ()
-    fetches: tuple[DatasetRead, ...] = ()
     # how its program ended: `"ended"`, `"stopped"` by the verifier, or why it did not
     how: str = "ended"
 
