@@ -14,6 +14,13 @@ from tests.test_docs import README, REPOSITORY, blocks, digest
 
 from unisono.tools.cli.first_commands import recipes
 
+NEW = """
+import sys
+from unisono.tools.cli import main
+
+for name in sys.argv[1:]:
+    main(["new", name], standalone_mode=False)
+"""
 OPTIONAL = ("sklearn", "plotly", "tensorboard", "torchmetrics", "pytest")
 
 
@@ -76,8 +83,8 @@ def check(python: Path, folder: Path, *, is_whole: bool) -> None:
     together = command(python, "-m", "unisono", "run", "-n", 2, "train.py", folder=folder)
     if is_whole:
         assert digest(command(python, "train.py", folder=folder)) == digest(together)
+    command(python, "-c", NEW, *recipes(), folder=folder)
     for name, (path, _) in recipes().items():
-        command(python, "-m", "unisono", "new", name, folder=folder)
         if path.is_dir():
             assert len([*(folder / name).iterdir()]) == len([*path.iterdir()])
         else:
