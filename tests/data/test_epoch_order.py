@@ -294,12 +294,12 @@ def test_digest_is_the_same_on_any_number_of_workers_with_a_sampler(alone, worke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["commit", "update", "begin"])
-def test_a_worker_that_is_killed_where_an_epoch_ends_costs_nothing(monkeypatch, at):
+def test_workers_that_are_killed_where_epochs_end_cost_nothing(monkeypatch):
     alone = train(weighted)
-    last_of_epoch = (N + 9 - 1) // augmenting.BATCH_SIZE
-    step = last_of_epoch + (at == "begin")
-    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step={step},at={at}")
+    length = -(-(N + 9) // augmenting.BATCH_SIZE)
+    places = [(1, length - 1, "commit"), (2, length, "begin"), (0, 2 * length - 1, "update")]
+    faults = [f"kill:rank={rank},step={step},at={at}" for rank, step, at in places]
+    monkeypatch.setenv("UNISONO_FAULTS", "; ".join(faults))
     assert unisono.launch(train, weighted, workers=3) == [alone] * 3
 
 

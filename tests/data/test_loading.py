@@ -599,10 +599,10 @@ def test_a_run_resumes_in_the_midst_of_an_epoch_with_other_loader_processes(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["begin", "shard", "update"])
-def test_a_worker_that_is_killed_costs_nothing_with_loader_processes(monkeypatch, at):
+def test_workers_that_are_killed_cost_nothing_with_loader_processes(monkeypatch):
     alone = augmenting.train(augmenting.Noisy("torch"), 0)
-    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=7,at={at}")
+    kills = ("rank=1,step=4,at=begin", "rank=2,step=7,at=shard", "rank=0,step=10,at=update")
+    monkeypatch.setenv("UNISONO_FAULTS", "; ".join(f"kill:{kill}" for kill in kills))
     results = unisono.launch(augmenting.train, augmenting.Noisy("torch"), 2, workers=3)
     assert results == [alone] * 3
 
