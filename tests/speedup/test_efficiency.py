@@ -7,8 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unisono.tools.plan.efficiency import CAUSES, PlanAnswer, efficiencies, on_hosts
-from unisono.tools.plan.measured_steps import Measured, timed_steps
+from unisono.tools.plan.efficiency import (
+    CAUSES,
+    Measured,
+    PlanAnswer,
+    efficiencies,
+    on_hosts,
+    timed_steps,
+)
 from unisono.training.events.step_sample import Seconds, without_pauses
 
 

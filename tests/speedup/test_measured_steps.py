@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.tools.plan.measured_steps import Measured, measure_steps
+from unisono.tools.plan.efficiency import Measured, measure_steps
 from unisono.tools.verify.recorder import Limits
 from unisono.tools.verify.trials import Program
 

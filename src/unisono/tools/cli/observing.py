@@ -122,8 +122,7 @@ def plan(
     from unisono.runtime.launch.placement import Machine, place_workers
     from unisono.runtime.notices import say
     from unisono.runtime.world import threads_per_worker
-    from unisono.tools.plan.efficiency import PlanAnswer, on_hosts
-    from unisono.tools.plan.measured_steps import measure_steps
+    from unisono.tools.plan.efficiency import PlanAnswer, measure_steps, on_hosts
     from unisono.tools.verify.recorder import Limits
     from unisono.tools.verify.trials import Program
 

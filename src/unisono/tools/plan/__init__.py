@@ -3,7 +3,7 @@
 ::
 
     command     unisono plan
-      measured_steps   runs some steps of the program on each number of workers   (processes)
+      efficiency       runs some steps of the program on each number of workers   (processes)
         timed_program    in each process: notes what its steps take               (hooks)
       efficiency       times → speed-up, where the rest of it goes; several hosts (decision)
 """
