@@ -216,6 +216,30 @@ def test_workers_that_change_something_else_are_told_the_name(monkeypatch, excha
         unisono.launch(by_callback, change, "cpu", workers=2)
 
 
+def shifted_on_one_rank(model, _):
+    if unisono.world().rank == 0:
+        model.shift[2] = 0.5
+
+
+def shifted_by_rank(model, _):
+    model.shift = model.shift + unisono.world().rank
+
+
+def train_shifted(change, device):
+    install(device)
+    return by_callback(change, device, model=Shifted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["shared", "sim"])
+@pytest.mark.parametrize("change", [shifted_on_one_rank, shifted_by_rank])
+def test_workers_that_change_buffers_otherwise_are_told_the_name(monkeypatch, exchange, change):
+    for variable, value in variables_of(exchange).items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(unisono.errors.MismatchError, match=r"change of shift|`shift`"):
+        unisono.launch(train_shifted, change, device_of(exchange), workers=2)
+
+
 def in_data(weight):
     weight.data.mul_(0.9)
 

@@ -8,7 +8,8 @@ identity, as a parameter does; only its memory is exchanged. Parameters that pas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -21,7 +22,9 @@ from unisono.engine.exchange.arena import (
     size_of,
     spans_of,
 )
-from unisono.engine.exchange.moving import Moving
+from unisono.engine.exchange.moving import VERSION, Moving
+from unisono.engine.exchange.private_view import check_changed_alike
+from unisono.engine.exchange.snapshots import as_bytes
 from unisono.engine.state.contents import buffer_at, lazy_owners, owners_of_buffers
 from unisono.runtime.device import Copies, Device, by_device
 from unisono.runtime.workers.team import Team
@@ -54,7 +57,7 @@ class Buffers:
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
-        self._values.bind([region.everything() for region in arena.buffers] if self.slots else [])
+        self._values.bind(arena.buffers if self.slots else [])
         self.now = 0
 
     def give(self) -> None:
@@ -62,11 +65,22 @@ class Buffers:
         self._values.keep(self.now)
         self._copies.wait()
 
+    def check_changes(self, team: Team) -> None:
+        """See that all have changed them alike since the step. Collective, if they were changed.
+
+        Raises:
+            MismatchError: they have not, as far as that is known.
+        """
+        if team.size > 1 and (changed := self._values.changed(self.now)):
+            value = zlib.crc32(repr(changed).encode())
+            check_changed_alike(team, next(iter(changed)), value, lambda: changed)
+
     def publish(self, team: Team, *, alone: bool) -> None:
         """Give what the program has changed since the step. Collective, if not `alone`."""
         if not self.slots:
             return
         if not alone:
+            self.check_changes(team)
             self._copies.wait()
             team.meet("buffers are taken")
         while True:
@@ -167,6 +181,7 @@ class BufferValues:
         self._device, self._is_host, self._is_kept_here = device, device.is_host, False
         self._copies, size = copies, size_of(slots)
         self._shared: list[torch.Tensor] = []  # blocks on the host, where all see them
+        self._versions: list[int] = []  # when the values were set; empty: some are new
         spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
         self._block, self._start = (private_bytes(size, device, spans) for _ in range(2))
         self._spans = [(start, stop) for start, stop, _ in spans]
@@ -174,9 +189,9 @@ class BufferValues:
             self._bytes = self._block.flat(0, size, torch.uint8)
             self._start_bytes = self._start.flat(0, size, torch.uint8)
 
-    def bind(self, shared: list[torch.Tensor]) -> None:
+    def bind(self, regions: Sequence[Region]) -> None:
         """Have the buffers where the others of this object expect them."""
-        self._shared = shared
+        self._regions, self._shared = regions, [region.everything() for region in regions]
         views = Region(self._block, 0, self.slots).tensors()
         if self._is_host:
             for tensor, view in zip(self._tensors, views, strict=True):
@@ -229,6 +244,25 @@ class BufferValues:
                 self._copies.to_device(here, values[start:stop])
         for tensors, views, _ in self._lists:
             _copy(tensors, views)
+        self._versions = list(map(VERSION, self._tensors))
+
+    def changed(self, copy: int) -> dict[str, int]:
+        """Hash those that are not as a block on the host has them, by name.
+
+        On an accelerator a change of which torch knows nothing (by ``.data``) is not found.
+        """
+        self._collect()
+        if not self._shared:
+            return {}
+        if self._is_host:
+            is_same = torch.equal(self._bytes, self._shared[copy])
+        else:
+            is_same = self._versions == list(map(VERSION, self._tensors))
+        if is_same:
+            return {}
+        kept = self._regions[copy].tensors()
+        each = zip(self._names, map(_hash_of, self._tensors), map(_hash_of, kept), strict=True)
+        return {name: here for name, here, there in each if here != there}
 
     def _pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Give bytes of the block that are on one device, from where to where."""
@@ -293,7 +327,7 @@ class BufferValues:
                             f"but {type(module).__name__} replaced it: change it in place."
                         )
                     _move(name, tensor, value, self._device)
-                    module._buffers[key] = tensor
+                    module._buffers[key], self._versions = tensor, []
         for module, key in self._lazy:
             if _now_at(module, key) is not None:
                 raise RuntimeError(
@@ -301,6 +335,10 @@ class BufferValues:
                     f"{type(module).__name__} was None and was filled in a forward pass: run the "
                     f"model once on one batch, then train."
                 )
+
+
+def _hash_of(tensor: torch.Tensor) -> int:
+    return zlib.crc32(as_bytes(tensor.detach()))
 
 
 def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from unisono.engine.exchange.arena import Arena
 
-_VERSION = operator.attrgetter("_version")
+VERSION = operator.attrgetter("_version")
 _LOOKED_AT_FIRST, _LOOKED_EVERY = 2, 64  # steps
 
 Tensors = Sequence[torch.Tensor]
@@ -154,7 +154,7 @@ class Moving:
         return [(region.start + one.offset, region.start + one.end) for one, kept in slots if kept]
 
     def _now(self) -> list[int]:
-        return [*map(_VERSION, self._fixed), *map(torch.Tensor.data_ptr, self._fixed)]
+        return [*map(VERSION, self._fixed), *map(torch.Tensor.data_ptr, self._fixed)]
 
     def _is_as_before(self, index: int) -> bool:
         here = self._shared[index]

@@ -98,16 +98,9 @@ class PrivateView:
         name = next(self.names(changed), "")
         if not name:
             return changed  # to what it was before
-        # Who has changed nothing comes to another meeting, and is told the name.
-        purpose = f"change of {name[-_NAME_LETTERS:]}"
-        try:
-            votes = self._votes(team, changed, purpose)
-        except MismatchError as error:
-            rank = team.world.rank
-            raise _unlike(f"rank {rank} has changed `{name}` and another not") from error
-        if len(votes) > 1:
-            places = self.places(changed)
-            check_alike(team, {name: self._hash_of([at]) for name, at in places.items()})
+        if team.size > 1:
+            check_changed_alike(team, name, self._hash_of(changed), lambda: self._hashes(changed))
+        purpose = _purpose_of(name)
         while True:
             here = team.neighbours
             self._publish(changed, here.index(team.world.rank), len(here))
@@ -120,13 +113,8 @@ class PrivateView:
             if not torch.equal(self._bytes[first:last], self._there[first:last]):
                 yield name
 
-    def _votes(self, team: Team, changed: Ranges, purpose: str) -> set[int]:
-        """Hear what the changes of all workers come to. Collective."""
-        vote = 0 if team.size == 1 else self._hash_of(changed)
-        votes: dict[int, int] | None = None
-        while votes is None:
-            votes = team.vote(vote, purpose)
-        return set(votes.values())
+    def _hashes(self, changed: Ranges) -> dict[str, int]:
+        return {name: self._hash_of([at]) for name, at in self.places(changed).items()}
 
     def places(self, ranges: Ranges) -> dict[str, tuple[int, int]]:
         """Name the tensors that have a part there, with their first byte and the one behind."""
@@ -200,6 +188,34 @@ def _faults() -> int:
     return used.ru_minflt + used.ru_majflt
 
 
+def check_changed_alike(
+    team: Team, name: str, value: int, hashes: Callable[[], Mapping[str, int]]
+) -> None:
+    """See that all have changed something alike between two steps. Collective for who has.
+
+    Args:
+        name: of the first tensor that this worker has changed.
+        value: stands for all that it has changed, 32 bits.
+        hashes: gives them by name, where they differ.
+
+    Raises:
+        MismatchError: not every worker has made the same changes.
+    """
+    votes: dict[int, int] | None = None
+    try:
+        while votes is None:
+            # Who has changed nothing comes to another meeting, and is told the name.
+            votes = team.vote(value, _purpose_of(name))
+    except MismatchError as error:
+        raise _unlike(f"rank {team.world.rank} has changed `{name}` and another not") from error
+    if len(set(votes.values())) > 1:
+        check_alike(team, hashes())
+
+
+def _purpose_of(name: str) -> str:
+    return f"change of {name[-_NAME_LETTERS:]}"
+
+
 def check_alike(team: Team, hashes: Mapping[str, int]) -> None:
     """Compare tensors by their hashes. Collective.
 
@@ -217,9 +233,10 @@ def check_alike(team: Team, hashes: Mapping[str, int]) -> None:
 
 def _unlike(seen: str) -> MismatchError:
     return MismatchError(
-        f"what a program changes of parameters and optimizer state between two steps must be the "
-        f"same on every worker, but {seen}: change it on every worker, not under `if rank == 0`, "
-        f"and draw with the default generators, which are seeded alike between two steps."
+        f"what a program changes of parameters, buffers and optimizer state between two steps must "
+        f"be the same on every worker, but {seen}: change it on every worker, not under "
+        f"`if rank == 0` (nor by a forward pass there without `model.eval()`), and draw with the "
+        f"default generators, which are seeded alike between two steps."
     )
 
 

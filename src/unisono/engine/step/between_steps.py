@@ -56,6 +56,7 @@ class BetweenSteps:
             if isinstance(member.update, SlicedUpdate):
                 member.update.check_step()
         exchange.take_changes()
+        exchange.buffers.check_changes(self._team)
         self._guard.remember()
         if exchange.division.is_outdated:  # somebody was lost there
             self.divide()

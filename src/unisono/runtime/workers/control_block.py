@@ -332,8 +332,8 @@ class Barrier:
                 raise MismatchError(
                     f"every worker must make the same calls in the same order, but rank "
                     f"{self._rank} came to `{mine.decode().strip()}` and rank {other} to "
-                    f"`{theirs.decode().strip()}`: call it on every worker, not under "
-                    f"`if rank == 0` nor where only one caught an exception."
+                    f"`{theirs.decode().strip()}`: call it, and change the model between steps, on "
+                    f"every worker, not under `if rank == 0` nor where one caught an exception."
                 )
 
     def _sight(self, missing: Sequence[int], waited_s: float) -> str:
