@@ -601,7 +601,7 @@ def test_a_run_resumes_in_the_midst_of_an_epoch_with_other_loader_processes(tmp_
 @pytest.mark.slow
 def test_workers_that_are_killed_cost_nothing_with_loader_processes(monkeypatch):
     alone = augmenting.train(augmenting.Noisy("torch"), 0)
-    kills = ("rank=1,step=4,at=begin", "rank=2,step=7,at=shard", "rank=0,step=10,at=update")
+    kills = ("rank=1,step=4,at=update", "rank=2,step=7,at=shard", "rank=0,step=10,at=begin")
     monkeypatch.setenv("UNISONO_FAULTS", "; ".join(f"kill:{kill}" for kill in kills))
     results = unisono.launch(augmenting.train, augmenting.Noisy("torch"), 2, workers=3)
     assert results == [alone] * 3
