@@ -176,15 +176,6 @@ class Team:
             act(fit, *arguments)
 
 
-def test_only_the_first_speaks():
-    team = Team(3)
-    team.all(Fit.begin)
-    team.all(Fit.do)
-    team.all(Fit.say, "epoch 1")
-    team.all(Fit.end)
-    assert team.seen == [["start 0/10", "step", "epoch 1", "stop"], [], []]
-
-
 def test_who_comes_first_goes_on_where_the_other_was():
     team = Team(2)
     team.all(Fit.begin, 2)

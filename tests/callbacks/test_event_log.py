@@ -129,16 +129,6 @@ def test_a_program_that_goes_to_another_folder_finds_its_files_again(tmp_path, m
     assert len(events(tmp_path, "step", name="mine.jsonl")) == 12
 
 
-def test_calls_that_go_on_add_to_the_file(tmp_path):
-    trainer = make(tmp_path)
-    for epochs in (1, 1, 3):  # the second has nothing to do
-        trainer.fit(data(), batch_size=10, epochs=epochs)
-    assert numbers(tmp_path) == list(range(12))
-    starts = [event["step"] for event in events(tmp_path, "start")]
-    ends = [event["step"] for event in events(tmp_path, "end")]
-    assert (starts, ends) == ([0, 4], [4, 12])
-
-
 class Fails(unisono.callbacks.Callback):
     def on_step_end(self, fit, step):
         if step.number == 6:

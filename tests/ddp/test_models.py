@@ -16,13 +16,6 @@ def lines(*layers):
     return describe([*model.named_parameters(), *model.named_buffers()])
 
 
-def test_a_model_is_described_line_by_line():
-    assert lines(nn.Linear(2, 3), nn.BatchNorm1d(3))[:2] == [
-        "0.weight: float32 (3, 2)",
-        "0.bias: float32 (3,)",
-    ]
-
-
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [

@@ -33,19 +33,6 @@ def test_a_place_that_takes_no_file_is_told(tmp_path, name):
         write_page(tmp_path / name, "page")
 
 
-def test_a_failure_midway_leaves_the_earlier_file(tmp_path, monkeypatch):
-    path = write_page(tmp_path / "page.html", "page")
-
-    def fails(*files):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(ValueError, match=r"cannot \(No space left on device\)"):
-        write_page(path, "newer")
-    assert path.read_text() == "page"
-    assert os.listdir(tmp_path) == ["page.html"]
-
-
 @pytest.mark.parametrize(
     ("folders", "names"),
     [

@@ -25,14 +25,6 @@ def test_a_run_is_gathered(tmp_path):
     assert history.progress.num_checkpoints == 3
 
 
-def test_the_first_value_that_is_not_finite_is_marked():
-    lines = [step(i, means={"loss": value}) for i, value in enumerate([1, "nan", "nan"])]
-    history = history_of(*lines)
-    assert [(mark.step, mark.text) for mark in history.marks] == [
-        (1, "loss is nan for the first time")
-    ]
-
-
 def test_speed_is_samples_over_seconds_not_a_mean_of_speeds():
     history = history_of(step(0, num_samples=64), step(1, num_samples=0, seconds=0.03))
     history.samples_per_second.halve()

@@ -1,7 +1,7 @@
 """What happens once has words; what is usual has none."""
 
 import pytest
-from tests.report.lines import event, step, workers
+from tests.report.lines import event, workers
 from tests.report.synthetic import start_line, to_bytes
 
 from unisono.tools.report.run_progress import mark_of
@@ -33,10 +33,3 @@ from unisono.training.events.events import read_event
 def test_what_happens_once_is_told(line, text):
     mark = mark_of(read_event(to_bytes(line)))
     assert (mark.step, mark.text) == (3, text)
-
-
-@pytest.mark.parametrize(
-    "line", [start_line(), step(3, 1), event("end", 3), event("checkpoint", 3)]
-)
-def test_what_is_usual_is_not(line):
-    assert mark_of(read_event(to_bytes(line))) is None

@@ -128,13 +128,6 @@ def test_the_command_can_be_run_again(change, line):
     assert command_line(history_of(start_line(**change)).progress.first) == line
 
 
-def test_times_alone_blame_nobody():
-    """2.3 of 22 ms of waiting, which both had."""
-    rows = [[0, 0.0195, 0, 0.0025, 0, 0], [0, 0.0197, 0, 0.0023, 0, 0]]
-    history = history_of(*[start_line(), step_line(0, ranks=[0, 3], phases=rows, seconds=0.022)])
-    assert "slow" not in " ".join(why_not_faster(history)).replace("whether a worker is slow", "")
-
-
 def test_what_its_steps_show_is_said(tmp_path):
     (said,) = why_not_faster(gather(write_run(tmp_path, slow=2)))
     assert said.startswith("Worker 2 is slow in its passes: ")

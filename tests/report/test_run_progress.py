@@ -4,11 +4,9 @@ import math
 
 import pytest
 from tests.report.lines import event, step, workers
-from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
+from tests.report.synthetic import start_line, to_bytes
 
-from unisono.tools.report.history import History
 from unisono.tools.report.run_progress import RunProgress
-from unisono.tools.report.view import RunStatus
 from unisono.training.events.events import End, Failure, read_event
 
 
@@ -105,17 +103,3 @@ def test_a_pause_between_two_fits_is_no_time_of_them():
     )
     assert made.seconds == 2.5
     assert (made.began_unix_s, made.last_unix_s) == (100.0, 501.5)
-
-
-def test_a_page_and_the_live_view_agree():
-    """Of a file that tells some steps twice, and of a worker that failed without an end."""
-    lines = list(run_lines(num_steps=60, lost_at=20, ends=False))
-    lines[40:40] = [failure(30), *lines[25:30]]
-    history, status = History(), RunStatus()
-    for one in events(lines):
-        history.add([one])
-        status.add(one)
-    assert history.progress.num_done == status.progress.num_done == 60
-    assert history.progress.num_steps == 60
-    assert history.progress.ended is status.progress.ended is None
-    assert history.progress.last_unix_s > BEGAN_UNIX_S

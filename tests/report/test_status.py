@@ -9,13 +9,6 @@ from unisono.tools.report.run_progress import Named
 from unisono.training.events.events import Slowdown, SlowdownCause
 
 
-def test_steps_are_counted_as_done():
-    made = status_of(start_line(), step(0, 1), step(1, 2))
-    assert made.progress.num_done == 2
-    assert made.steps_per_s == pytest.approx(1.0)
-    assert made.samples_per_s == pytest.approx(64.0)
-
-
 def test_speed_is_right_where_steps_were_passed_over():
     made = status_of(start_line(), step(0, 0), step(100, 1), step(200, 2))
     assert made.steps_per_s == pytest.approx(100.0)

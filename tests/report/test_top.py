@@ -64,13 +64,6 @@ def test_what_slows_the_newest_steps_is_shown(tmp_path):
     assert [worker.is_slow for worker in shown.workers] == [False, False, True, False]
 
 
-def test_what_is_no_terminal_gets_one_view(tmp_path):
-    result = top(write_run(tmp_path / "run", ends=False))
-    assert result.exit_code == 0
-    assert "\x1b" not in result.output
-    assert result.output.splitlines()[0].startswith("my script.py --lr 0.1 · ")
-
-
 def test_a_pipe_with_colours_is_no_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     result = top(write_run(tmp_path / "run", [start_line(), step(0, 1)]))
