@@ -32,12 +32,12 @@ settings.load_profile("unisono")
 # A worker imports the module of its test, and that pytest: once in the server will do for all, as
 # for what a worker's run and its progress bar import late.
 _LATE = "rich._emoji_codes, unisono.callbacks, unisono.runtime.workers.external"
-_BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.runtime.launch.server")
+_BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.runtime.launch.forkserver")
 forkserver._START = (
     f"{_BEFORE}import hypothesis, pytest, runpy, {_LATE}; "
-    "from unisono.runtime.launch import server; "
-    f"load, pages = server.load, runpy.run_path({huge_pages.__file__!r}); "
-    f"server.load = lambda: (load(), pages['collapse']()); {_FROM}{_MAIN}"
+    "from unisono.runtime.launch import forkserver; "
+    f"load, pages = forkserver.load, runpy.run_path({huge_pages.__file__!r}); "
+    f"forkserver.load = lambda: (load(), pages['collapse']()); {_FROM}{_MAIN}"
 )
 
 # Nothing here loads CUDA, so a server that has loaded torch may serve whatever GPUs are named.
@@ -83,7 +83,7 @@ def _below(pid: int) -> Iterator[int]:
 def _is_kept(process: psutil.Process) -> bool:
     is_direct = process.ppid() == os.getpid()
     command = " ".join(process.cmdline())
-    return is_direct and ("unisono.runtime.launch.server" in command or "tests.warm" in command)
+    return is_direct and ("unisono.runtime.launch.forkserver" in command or "tests.warm" in command)
 
 
 def _in_shared_memory() -> set[str]:

@@ -127,7 +127,7 @@ def test_the_launcher_loads_neither_torch_nor_what_else_takes_long() -> None:
 def test_what_only_trains_loads_nothing_of_commands_and_reports() -> None:
     script = Path(__file__).parents[1] / "bench" / "first_step.py"
     code = (
-        "import runpy, sys; from unisono.runtime.launch.server import load; load(); "
+        "import runpy, sys; from unisono.runtime.launch.forkserver import load; load(); "
         f"runpy.run_path({str(script)!r}, run_name='__main__'); "
         "names = {'click', 'jinja2', 'matplotlib', 'pandas', 'plotly', 'psutil', 'scipy'}; "
         "names |= {'sklearn', 'torchmetrics', 'unisono.tools'}; "

@@ -20,9 +20,9 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.runtime.c10d import execution, group_member
+from unisono.runtime.c10d.execution import GroupWork
 from unisono.runtime.c10d.group import Group
 from unisono.runtime.c10d.meeting import Meeting
-from unisono.runtime.c10d.work import GroupWork
 
 
 def all_reduce(group, tensor, *, is_async):

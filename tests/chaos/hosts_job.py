@@ -105,7 +105,7 @@ class HostsJob:
         if host not in self._servers:
             started = psutil.Process(self._hosts[host].processes[0].pid)
             for one in started.children(recursive=True):
-                if any("unisono.runtime.launch.server" in word for word in one.cmdline()):
+                if any("unisono.runtime.launch.forkserver" in word for word in one.cmdline()):
                     self._servers[host] = one
                     return one
             raise ValueError("there is none yet")

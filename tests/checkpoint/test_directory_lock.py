@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.errors import CheckpointError
-from unisono.runtime.checkpoint.directory_lock import lock_directory
+from unisono.runtime.checkpoint.run_directory import lock_directory
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_forked_process_does_not_have_what_its_parent_holds(folder):
 HOLD = """
 import os, sys
 from pathlib import Path
-from unisono.runtime.checkpoint.directory_lock import lock_directory
+from unisono.runtime.checkpoint.run_directory import lock_directory
 held = lock_directory(Path(sys.argv[1]))
 if os.fork() == 0:
     sys.stdin.read()  # a loader process, say, that outlives its parent

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unisono.runtime.launch.gpus import DriverGpu
+from unisono.runtime.launch.placement import DriverGpu
 from unisono.tools.doctor.torch_checks import (
     TorchFailedError,
     facts_in_child,

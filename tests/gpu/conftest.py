@@ -78,7 +78,7 @@ def _workers() -> Iterator[psutil.Process]:
     """Find the workers below this process; a server that is kept has torch loaded, and idles."""
     for child in psutil.Process().children():
         try:
-            if "unisono.runtime.launch.server" in " ".join(child.cmdline()):
+            if "unisono.runtime.launch.forkserver" in " ".join(child.cmdline()):
                 yield from child.children()
         except psutil.NoSuchProcess:
             continue

@@ -10,8 +10,7 @@ from tests.loaders import loader_of
 from torch.utils.data import Dataset
 
 import unisono
-from unisono.runtime.launch.gpus import gpus_of_driver
-from unisono.runtime.launch.placement import Machine
+from unisono.runtime.launch.placement import Machine, gpus_of_driver
 
 pytestmark = pytest.mark.needs_cuda
 

@@ -270,7 +270,7 @@ def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
 def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHosts) -> None:
     hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
     outputs = unisono_run(hosts, [2, 2], program)
-    workers = ("-f", "unisono.runtime.launch.server")
+    workers = ("-f", "unisono.runtime.launch.forkserver")
     outputs[0].await_line("rank 0 step 4")
     hosts[0].run("pkill", "-STOP", *workers)
     hosts[1].run("pkill", "-KILL", "-n", *workers)

@@ -8,10 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from unisono.runtime.launch import gpus as nvml
 from unisono.runtime.launch import placement
-from unisono.runtime.launch.gpus import DriverGpu, gpus_of_driver, visible_gpus
-from unisono.runtime.launch.placement import Machine
+from unisono.runtime.launch.placement import DriverGpu, Machine, gpus_of_driver, visible_gpus
 from unisono.runtime.world import fix_workspaces
 
 UUIDS = ("GPU-8932f937-d72c", "GPU-8932aaaa-0000", "GPU-11111111-2222", "GPU-fedc0000-3333")
@@ -85,7 +83,7 @@ def driver(monkeypatch: pytest.MonkeyPatch):
         answer("UUID", lambda gpu: f"GPU-{gpu}")
         answer("Name", lambda gpu: "H200")
         answer("MemoryInfo", lambda gpu: SimpleNamespace(total=10, used=gpu))
-        monkeypatch.setattr(nvml, "_LIBRARY", None)  # CDLL(None) is this program
+        monkeypatch.setattr(placement, "_LIBRARY", None)  # CDLL(None) is this program
 
     return build
 
@@ -113,7 +111,7 @@ def test_a_driver_that_fails_has_no_gpus(driver, failing: str) -> None:
 
 
 def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_LIBRARY", "libnvidia-ml-of-nobody.so.1")
+    monkeypatch.setattr(placement, "_LIBRARY", "libnvidia-ml-of-nobody.so.1")
     assert gpus_of_driver() == ()
     assert Machine.here().gpus == ()
 

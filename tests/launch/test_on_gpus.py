@@ -171,8 +171,8 @@ for name in ("_lazy_init", "current_device", "get_device_properties", "synchroni
     setattr(torch.cuda, name, lambda *a, name=name, **k: used.append(name) or 0)
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 2
-from unisono.runtime.launch import server
-server.load()
+from unisono.runtime.launch import forkserver
+forkserver.load()
 print(used, torch.cuda.is_initialized())
 """
 

@@ -60,7 +60,7 @@ def server_of(launcher: subprocess.Popen[str]) -> psutil.Process:
     (server,) = (
         child
         for child in psutil.Process(launcher.pid).children()
-        if "unisono.runtime.launch.server" in " ".join(child.cmdline())
+        if "unisono.runtime.launch.forkserver" in " ".join(child.cmdline())
     )
     return server
 

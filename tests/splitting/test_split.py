@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from tests.splitting.models import CNN, GPT, MODELS, Dense, trained
 from torch import nn
 
-from unisono.engine.splitting.cut import split_of
-from unisono.engine.splitting.split import split
+from unisono.engine.splitting.split import split, split_of
 
 DEVICES = (["sim:0", "sim:1"], ["sim:0", "sim:1", "sim:2"], ["sim:3", "sim:1", "sim:2", "sim:0"])
 

@@ -19,7 +19,7 @@ from tests.warm.processes import run, start
 import unisono
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import folder
-from unisono.runtime.checkpoint.directory_lock import lock_directory
+from unisono.runtime.checkpoint.run_directory import lock_directory
 
 PROGRAM = Path(__file__).with_name("resumable.py")
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback
-from unisono.runtime.checkpoint import directory_lock
+from unisono.runtime.checkpoint import run_directory
 from unisono.training import checkpoints
 from unisono.training.callbacks import journal
 
@@ -154,7 +154,7 @@ def test_a_directory_that_cannot_be_seen_for_a_moment_makes_nothing_due(tmp_path
     class Looks(Callback):
         def on_step_end(self, fit, step):
             if step.number == 3:
-                monkeypatch.setattr(directory_lock, "file_id_of", lambda path: None)
+                monkeypatch.setattr(run_directory, "file_id_of", lambda path: None)
                 monkeypatch.setattr(checkpoints, "file_id_of", lambda path: None)
             if step.number == 5:
                 monkeypatch.undo()

@@ -27,14 +27,14 @@ from typing import Any, NoReturn
 from tests import huge_pages
 
 from unisono.runtime.launch import forkserver
-from unisono.runtime.launch.server import load
+from unisono.runtime.launch.forkserver import load
 
 # What the command loads; not the command itself, which `python -m` is to find unloaded.
 OF_THE_COMMAND = (
     "click",
     "rich._emoji_codes",
     "unisono.callbacks",
-    "unisono.runtime.launch.gpus",
+    "unisono.runtime.launch.placement",
     "unisono.runtime.launch.program",
     "unisono.runtime.workers.external",
 )

@@ -10,10 +10,10 @@ import pytest
 from tests.descriptors import none_stay_open
 
 from unisono.runtime.checkpoint.writer import Kept
-from unisono.runtime.workers import channel as channel_module
-from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers import launcher_messages as channel_module
 from unisono.runtime.workers.launcher_messages import (
     Begun,
+    Channel,
     ForkWorker,
     Live,
     Membership,

@@ -13,7 +13,7 @@ The same program runs alone, under `unisono run`, ``torchrun``, Slurm and Open M
 Decisions of :func:`init`: each rank's device and backend, and what all ranks agree on.
 
 Only :func:`num_gpus` asks for GPUs. (The launcher, which must not initialize CUDA, asks the driver:
-``launch/gpus.py``.) What all ranks agree on they decide alike, from what each has told the others:
+``placement.py``.) What all ranks agree on they decide alike, from what each has told the others:
 they may have chosen different seeds, different backends (they would wait for each other until the
 time is up) or the same GPU.
 """

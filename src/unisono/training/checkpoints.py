@@ -25,10 +25,14 @@ from unisono.engine.state.run_state import Position
 from unisono.engine.state.saved import Snapshot
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.checkpoint.directory_lock import FileId, file_id_of
 from unisono.runtime.checkpoint.folder import read_folder
 from unisono.runtime.checkpoint.remote import await_answer, local_folder, url_of
-from unisono.runtime.checkpoint.run_directory import CheckpointEntry, RunDirectory
+from unisono.runtime.checkpoint.run_directory import (
+    CheckpointEntry,
+    FileId,
+    RunDirectory,
+    file_id_of,
+)
 from unisono.runtime.checkpoint.sealed import HeldAt, Sealed
 from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults

@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.splitting.cut import split_of
 from unisono.engine.splitting.device_transfers import device_transfers
+from unisono.engine.splitting.split import split_of
 from unisono.engine.state.contents import named_parameters, place
 from unisono.engine.state.optimizers import SeveralOptimizers, members_of
 from unisono.runtime.device import AUTO, Device

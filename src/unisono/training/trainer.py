@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
-from unisono.engine.splitting.cut import check_casts, split_of
+from unisono.engine.splitting.split import check_casts, split_of
 from unisono.engine.state.load import save_weights
 from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.step.transforms import OnGradients

@@ -1,9 +1,8 @@
 """Run `unisono` as on a machine with two GPUs and three cores."""
 
-from unisono.runtime.launch import gpus as nvml
 from unisono.runtime.launch import placement
 
-placement.gpus_of_driver = lambda: (nvml.DriverGpu("GPU-aa"), nvml.DriverGpu("GPU-bb"))
+placement.gpus_of_driver = lambda: (placement.DriverGpu("GPU-aa"), placement.DriverGpu("GPU-bb"))
 placement.num_devices = lambda: 3
 
 if __name__ == "__main__":

@@ -18,26 +18,24 @@ from torch.distributed import BarrierOptions, ProcessGroup
 
 import unisono.runtime.c10d.collectives as collectives
 from unisono.runtime.c10d.calls import (
+    Vectors,
     all_to_all_call,
+    as_vector,
     call_of_each,
+    check_movable,
     check_rank,
     encode,
     kind_of,
-    rooted_call,
-)
-from unisono.runtime.c10d.collectives import all_reduce, reduction_of
-from unisono.runtime.c10d.group_member import GroupMember
-from unisono.runtime.c10d.meeting import Meetings
-from unisono.runtime.c10d.vectors import (
-    Vectors,
-    as_vector,
-    check_movable,
     listed,
     nested,
     parts,
+    rooted_call,
     rows,
 )
-from unisono.runtime.c10d.work import GroupWork, ReceiveWork, never_compiled
+from unisono.runtime.c10d.collectives import all_reduce, reduction_of
+from unisono.runtime.c10d.execution import GroupWork, ReceiveWork, never_compiled
+from unisono.runtime.c10d.group_member import GroupMember
+from unisono.runtime.c10d.meeting import Meetings
 from unisono.runtime.forbidden import check_allowed
 from unisono.runtime.workers.memory import keep_freed_memory
 

@@ -26,12 +26,11 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from unisono.errors import RendezvousError
-from unisono.runtime.c10d.calls import encode
+from unisono.runtime.c10d.calls import Vectors, encode
 from unisono.runtime.c10d.execution import Call, Execution
 from unisono.runtime.c10d.group_memory import PID, Blocks, GroupMemory, Layout, Peers
 from unisono.runtime.c10d.meeting import Board, Meeting, Meetings
 from unisono.runtime.c10d.messages import Messages
-from unisono.runtime.c10d.vectors import Vectors
 from unisono.runtime.procfs import (
     NotThereError,
     create_memory,

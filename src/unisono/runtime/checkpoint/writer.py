@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import CheckpointError
-from unisono.runtime.checkpoint.directory_lock import DirectoryLocks
 from unisono.runtime.checkpoint.folder import RUN_FILE
 from unisono.runtime.checkpoint.remote import finish_copying, start_copying
-from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.run_directory import DirectoryLocks, RunDirectory
 from unisono.runtime.checkpoint.slots import Data, Places, files_of, read_facts
 from unisono.runtime.notices import shown
 

@@ -1,8 +1,9 @@
-"""Starting workers from Python: ``launch(function, workers=4)``.
+"""Starting workers: ``launch(function, workers=4)`` and ``unisono run``.
 
 The workers are processes that a fork server makes. The function and what it returns travel with
 cloudpickle over a local socket, so functions of a script or a notebook cell may be launched too.
-Neither torch nor, before the first call, cloudpickle is loaded here.
+Neither torch nor, before the first call, cloudpickle is loaded here. All workers are gone when
+:func:`run` or :func:`launch` returns.
 """
 
 from __future__ import annotations
@@ -18,15 +19,22 @@ from unisono.runtime.habits import habits_met
 from unisono.runtime.launch.call import name_of, pack_call, unpack_result
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.launch.exceptions import name_cells, unpack_exception
-from unisono.runtime.launch.forkserver import server_pool
+from unisono.runtime.launch.forkserver import ForkServer, server_pool
 from unisono.runtime.launch.job import FUNCTION, Job, launch_environment
 from unisono.runtime.launch.placement import Machine, place_workers
 from unisono.runtime.launch.policy import JobState
 from unisono.runtime.launch.program import open_standard_fds
 from unisono.runtime.launch.recovery import RESTARTS
-from unisono.runtime.launch.report import failure_message
+from unisono.runtime.launch.report import exit_status, failure_message, interrupt_message
 from unisono.runtime.launch.supervise import JobResult, supervise
-from unisono.runtime.signals import interruption, interrupts
+from unisono.runtime.notices import say
+from unisono.runtime.signals import (
+    AGENT_ENDED,
+    ENDING_SIGNALS,
+    interruption,
+    interrupts,
+    signals_as_bytes,
+)
 from unisono.runtime.timeouts import STALL, check_seconds
 from unisono.runtime.whole import check_whole
 from unisono.runtime.workers.supervisor import PID_VARIABLE, is_worker
@@ -131,6 +139,23 @@ def launch(
         error, cause = _failure(ended.state, workers)
         raise error from cause
     return [unpack_result(ended.results.get(rank, b""), rank) for rank in range(workers)]
+
+
+def run(job: Job) -> int:
+    """Run a script or module on workers and return the exit status of it all."""
+    ending = (*ENDING_SIGNALS, AGENT_ENDED) if job.hosts else ENDING_SIGNALS
+    with signals_as_bytes(ending) as signals:
+        server = ForkServer.start(job.environ)
+        try:
+            state = supervise(server, job, signals).state
+        finally:
+            server.close()
+    if state.interrupted_by is not None:
+        say(interrupt_message(state, job.num_workers))
+    elif state.cause is not None:
+        on_host = f"on host {job.host}, " if job.hosts else ""
+        say(on_host + failure_message(state, job.num_workers))
+    return exit_status(state, is_one_of_several=bool(job.hosts))
 
 
 def _supervised(job: Job) -> JobResult:

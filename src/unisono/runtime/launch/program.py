@@ -1,9 +1,8 @@
-"""Runs a script, a module or a function as ``__main__`` of a worker, and ``unisono run`` itself.
+"""Runs a script, a module or a function as ``__main__`` of a worker.
 
 Invariants: the program finds ``__main__``, ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGS``
-or ``python -m MODULE ARGS`` sets them. All workers are gone when :func:`run` returns. After
-:func:`open_standard_fds` no new descriptor is 0, 1 or 2, where a channel would become a worker's
-standard output.
+or ``python -m MODULE ARGS`` sets them. After :func:`open_standard_fds` no new descriptor is 0, 1 or
+2, where a channel would become a worker's standard output.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from unisono.runtime.launch.call import know_sources, pack_result, set_modes, start_generators
-from unisono.runtime.launch.forkserver import ForkServer
 from unisono.runtime.launch.job import FUNCTION, MODULE, Job
-from unisono.runtime.launch.report import exit_status, failure_message, interrupt_message
-from unisono.runtime.launch.supervise import supervise
-from unisono.runtime.notices import say
-from unisono.runtime.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
 
 
 def run_program(job: Job) -> bytes:
@@ -97,23 +91,6 @@ def _fresh_main() -> ModuleType:
 def _prepend_to_path(folder: str) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, folder)
-
-
-def run(job: Job) -> int:
-    """Run a script or module on workers and return the exit status of it all."""
-    ending = (*ENDING_SIGNALS, AGENT_ENDED) if job.hosts else ENDING_SIGNALS
-    with signals_as_bytes(ending) as signals:
-        server = ForkServer.start(job.environ)
-        try:
-            state = supervise(server, job, signals).state
-        finally:
-            server.close()
-    if state.interrupted_by is not None:
-        say(interrupt_message(state, job.num_workers))
-    elif state.cause is not None:
-        on_host = f"on host {job.host}, " if job.hosts else ""
-        say(on_host + failure_message(state, job.num_workers))
-    return exit_status(state, is_one_of_several=bool(job.hosts))
 
 
 def open_standard_fds() -> None:

@@ -35,10 +35,9 @@ from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
 from unisono.runtime.signals import AGENT_ENDED, NOTICES, ONE_SIGNAL_S, Signals
 from unisono.runtime.workers import launcher_messages as messages
-from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import MEMORY_NAME
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.launcher_messages import Channel, Membership
 
 # A step that lasts longer after a notice may not end before the job is killed, which Open MPI does
 # after two seconds, and most others after thirty.

@@ -3,8 +3,13 @@
     worker ──► launcher    FromWorker        launcher ──► server    ToServer
     worker ◄── launcher    ToWorker          launcher ◄── server    FromServer
 
-A message is a frozen dataclass of plain values. It travels (``channel.py``) pickled, with the
-descriptors in `fds` beside it; the receiver owns them.
+A message is a frozen dataclass of plain values. It travels pickled over a pair of AF_UNIX sockets,
+with the descriptors in `fds` beside it (SCM_RIGHTS); the receiver owns them. The sockets are of the
+kind SOCK_SEQPACKET, which keeps the bounds of what was sent. What is too long for a packet lies in
+a memfd, whose descriptor is then the last one; the packet is then a mark.
+
+Invariant: a receiver sees whole messages or the end, never a part of one; every descriptor that
+arrives is close-on-exec and belongs to exactly one message. Only processes of one job have an end.
 
 Who computes together now? A frozen value that the launcher decides and every worker believes.
 
@@ -22,6 +27,13 @@ from unisono.errors import MismatchError
 
 if TYPE_CHECKING:
     from unisono.runtime.checkpoint.writer import Kept
+
+
+import array
+import os
+import pickle
+import socket
+from dataclasses import replace
 
 # The name of a loop among what workers do together.
 LOOP = "loop"
@@ -268,3 +280,102 @@ class Membership:
     def position(self, rank: int) -> int:
         """Count the workers of the membership before `rank`."""
         return self.ranks.index(rank)
+
+
+_IN_MEMORY = b"memory"  # no pickle begins so
+# Whatever a system gives to sockets for their buffers, there is room for so much.
+_PACKET_BYTES = 1 << 15
+_MAX_DESCRIPTORS = 33  # of a message, with that of its memory
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Channel:
+    """One end of a socket pair. Not locked: one thread sends and receives at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.at_end = False
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Make two connected ends, both close-on-exec."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """Take over an inherited or received descriptor; it becomes close-on-exec."""
+        os.set_inheritable(fd, False)
+        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd))
+
+    def fileno(self) -> int:
+        """Return the descriptor, for selectors and for passing the end on."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message; blocks while the other side's buffer is full.
+
+        If the other end is closed: a BrokenPipeError, or a ConnectionResetError when it left
+        messages unread.
+        """
+        fds: tuple[int, ...] = getattr(message, "fds", ())
+        packet = pickle.dumps(message)
+        if len(packet) <= _PACKET_BYTES:
+            self._send_packet(packet, fds)
+            return
+        with os.fdopen(os.memfd_create("unisono-message", os.MFD_CLOEXEC), "wb") as file:
+            file.write(packet)
+            file.flush()
+            self._send_packet(_IN_MEMORY, (*fds, file.fileno()))
+
+    def receive(self) -> Message | None:
+        """Wait for one message; None when the other end is closed."""
+        return self._receive(0)
+
+    def receive_ready(self) -> list[Message]:
+        """Take what has arrived, without waiting; sets ``at_end`` once the other end is closed."""
+        messages = []
+        while not self.at_end:
+            try:
+                message = self._receive(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if message is not None:
+                messages.append(message)
+        return messages
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _send_packet(self, packet: bytes, fds: tuple[int, ...]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._socket.sendmsg([packet], rights)
+
+    def _receive(self, flags: int) -> Message | None:
+        try:
+            # Not socket.recv_fds: Python 3.11 ignores its flags.
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _PACKET_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            # Told once: the other end closed with our messages unread. What it sent is still there.
+            return self._receive(flags)
+        arrived = array.array("i")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                arrived.frombytes(content[: len(content) - len(content) % arrived.itemsize])
+        if not data:
+            self.at_end = True
+            return None
+        return _read(data, list(arrived))
+
+
+def _read(packet: bytes, fds: list[int]) -> Message:
+    if packet == _IN_MEMORY:
+        with os.fdopen(fds.pop(), "rb", buffering=0) as file:
+            file.seek(0)  # it is where the sender has come to
+            packet = file.read()
+    message: Any = pickle.loads(packet)
+    whole: Message = replace(message, fds=tuple(fds)) if fds else message
+    return whole

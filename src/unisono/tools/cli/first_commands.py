@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 from unisono.runtime.launch.api import launch
-from unisono.runtime.launch.gpus import VISIBLE_VARIABLE
+from unisono.runtime.launch.placement import VISIBLE_VARIABLE
 from unisono.runtime.notices import say
 from unisono.tools.cli.endings import Refusal
 

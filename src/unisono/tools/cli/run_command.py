@@ -9,9 +9,9 @@ import click
 
 from unisono.runtime.c10d.registration import GLOO, check_backend
 from unisono.runtime.faults import FAULTS_VARIABLE, read_faults
+from unisono.runtime.launch.api import run as run_workers
 from unisono.runtime.launch.job import MODULE, Job, launch_environment
 from unisono.runtime.launch.placement import Machine, place_workers
-from unisono.runtime.launch.program import run as run_workers
 from unisono.runtime.launch.recovery import RESTARTS
 from unisono.runtime.timeouts import STALL
 from unisono.runtime.world import threads_per_worker

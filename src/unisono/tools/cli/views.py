@@ -105,7 +105,7 @@ def _process_of(target: str) -> int:
     Raises:
         ValueError: there is no such folder, or no run is under way in it.
     """
-    from unisono.runtime.checkpoint.directory_lock import holder_of
+    from unisono.runtime.checkpoint.run_directory import holder_of
     from unisono.training.events.follow import run_folder
 
     if target.isdecimal() and not os.path.isdir(target):

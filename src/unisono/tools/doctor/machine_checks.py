@@ -18,7 +18,7 @@ import psutil
 
 from unisono.runtime.faults import FAULTS_VARIABLE
 from unisono.runtime.hangs.stacks import sample
-from unisono.runtime.launch.gpus import VISIBLE_VARIABLE, gpus_of_driver, visible_gpus
+from unisono.runtime.launch.placement import VISIBLE_VARIABLE, gpus_of_driver, visible_gpus
 from unisono.runtime.notices import shown, size
 from unisono.runtime.procfs import group_folders, read_text
 from unisono.runtime.world import world

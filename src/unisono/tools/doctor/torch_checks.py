@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unisono.runtime.launch.gpus import DriverGpu
+from unisono.runtime.launch.placement import DriverGpu
 from unisono.runtime.notices import size
 from unisono.tools.verify.findings import OK, WARNING, WRONG, Finding
 
