@@ -285,7 +285,7 @@ def test_survivors_of_a_kill_name_who_died(run_ranks):
 
 @pytest.mark.slow
 def test_the_file_that_a_crash_left_can_be_used_again(run_ranks):
-    for _ in range(3):
+    for _ in range(2):
         check_survivors(run_ranks("killed.py", 3, "together"))
 
 

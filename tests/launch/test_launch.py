@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.threads import in_threads
 from tests.warm import processes
 
 import unisono
 from unisono.runtime.launch import api
-from unisono.runtime.launch.forkserver import ForkServer, server_pool
+from unisono.runtime.launch.forkserver import ForkServer, ServerPool, server_pool
 from unisono.runtime.workers.context import context
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -142,12 +141,24 @@ def test_launch_again_and_again_reuses_one_server() -> None:
 
 
 @pytest.mark.slow
-def test_launch_works_from_threads_at_the_same_time() -> None:
-    values = in_threads(2, lambda name: unisono.launch(who_am_i, name, workers=1))
-    assert values == [[(0, 1, 0)], [(0, 1, 1)]]
-    # The kernel has ended their servers with them; others may follow.
-    (again,) = in_threads(1, lambda name: unisono.launch(who_am_i, name, workers=1))
-    assert again == values[0]
+def test_launch_works_from_threads_at_the_same_time(tmp_path: Path) -> None:
+    def meet(mine: Path, others: Path) -> int:
+        mine.touch()
+        while not others.exists():
+            time.sleep(0.001)
+        return os.getppid()
+
+    def launch(mine: str, others: str) -> int:
+        return unisono.launch(meet, tmp_path / mine, tmp_path / others, workers=1)[0]
+
+    servers: list[int] = []
+    other = threading.Thread(target=lambda: servers.append(launch("a", "b")))
+    other.start()
+    here = launch("b", "a")
+    other.join()
+    assert servers != [here]
+    # The kernel has ended the other one with its thread.
+    assert unisono.launch(os.getppid, workers=1) == [here]
 
 
 @pytest.mark.long
@@ -268,15 +279,16 @@ def test_paths_may_be_among_the_texts_of_sys(monkeypatch: pytest.MonkeyPatch) ->
     assert argv == ["train", "/tmp", "3"]
 
 
-@pytest.mark.slow  # another one has to load torch then
 def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed: list[ForkServer] = []
+    pool = ServerPool()  # that of other tests has one that has loaded torch
 
     def fail(server: ForkServer, *_: Any, **__: Any) -> None:
         borrowed.append(server)
         raise OSError("no descriptor is left")
 
     monkeypatch.setattr(api, "supervise", fail)
+    monkeypatch.setattr(api, "server_pool", lambda: pool)
     with pytest.raises(OSError, match="no descriptor"):
         unisono.launch(who_am_i, workers=1)
     assert not Path(f"/proc/{borrowed[0].pid}").exists()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.accelerator import sim
 from tests.launch.conftest import PROGRAMS
 from tests.loaders import loader_of
 from tests.warm import processes
@@ -108,9 +109,11 @@ def train(device: str, build: Any = None, loader_workers: int = 0) -> tuple[str,
 
 
 @pytest.mark.slow
-def test_workers_of_a_trainer_take_their_devices(two_gpus: None, accelerator: Any) -> None:
-    install = accelerator.install  # the second `fit` forks loader processes after its use
-    on_sim = unisono.launch(train, "sim", install, 1, workers=3, workers_per_gpu=2)
+def test_workers_of_a_trainer_take_their_devices(two_gpus: None) -> None:
+    if reason := sim.why_not():
+        pytest.skip(reason)
+    # On workers alone, of which the second `fit` forks loader processes after its use.
+    on_sim = unisono.launch(train, "sim", sim.install, 1, workers=3, workers_per_gpu=2)
     assert [device for device, _ in on_sim] == ["sim:0", "sim:0", "sim:1"]
     assert {digest for _, digest in on_sim} == {train("cpu")[1]}
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tests.chaos.jobs import gone_within
 from tests.launch.conftest import COMMAND, PROGRAMS
+from tests.warm import processes
 
 import unisono
 from unisono.runtime.launch.report import calls_apart
@@ -28,8 +29,10 @@ def started() -> Iterator[object]:
     launchers: list[subprocess.Popen[str]] = []
     seen: list[psutil.Process] = []
 
-    def start(*arguments: object, pids: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-        launcher = subprocess.Popen(
+    def start(
+        *arguments: object, pids: int, popen: type[subprocess.Popen[str]]
+    ) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+        launcher = popen(
             [sys.executable, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -74,7 +77,8 @@ def stop(processes: list[psutil.Process]) -> None:
 @pytest.mark.parametrize("who", [pytest.param("the server", marks=pytest.mark.long), "all"])
 def test_a_killed_launcher_takes_those_along_who_stand_still(started, who) -> None:
     run = COMMAND[1:]
-    launcher, below = started(*run, "-n", "2", PROGRAMS / "load.py", pids=6)
+    popen = subprocess.Popen if who == "the server" else processes.start
+    launcher, below = started(*run, "-n", "2", PROGRAMS / "load.py", pids=6, popen=popen)
     assert len(below) == 7  # the server, two workers, two loader processes each
     stop([server_of(launcher)] if who == "the server" else below)
     launcher.kill()

@@ -68,8 +68,11 @@ def test_counts_are_added_up_whatever_the_shards(options):
 
 
 @pytest.mark.slow
-def test_all_workers_and_devices_have_the_same_counts(accelerator):
+def test_all_workers_have_the_same_counts():
     assert unisono.launch(means, 4, workers=2) == [means(4)] * 2
+
+
+def test_all_devices_have_the_same_counts(accelerator):
     assert [found["correct"] for found in means(4, device="sim:0")] == [
         found["correct"] for found in means(4)
     ]

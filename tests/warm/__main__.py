@@ -34,8 +34,7 @@ OF_THE_COMMAND = (
     "click",
     "rich._emoji_codes",
     "unisono.callbacks",
-    "unisono.runtime.launch.placement",
-    "unisono.runtime.launch.program",
+    "unisono.runtime.launch.api",
     "unisono.runtime.workers.external",
 )
 MAX_FD = 4096

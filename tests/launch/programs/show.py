@@ -1,12 +1,13 @@
 """Prints what a program can see of how it was started, as one line of JSON."""
 
+import importlib
 import json
 import os
 import random
 import sys
 
-import torch
-
+# Beside plain Python what torch says is not compared, and to load it takes seconds.
+torch = importlib.import_module("torch") if "RANK" in os.environ else None
 seen = {
     "argv": sys.argv,
     "file": __file__,
@@ -17,8 +18,8 @@ seen = {
     "folder": os.getcwd(),
     "rank": os.environ.get("RANK"),
     "size": os.environ.get("WORLD_SIZE"),
-    "threads": torch.get_num_threads(),
+    "threads": torch and torch.get_num_threads(),
     "omp": os.environ.get("OMP_NUM_THREADS"),
-    "draws": [random.random(), torch.rand(1).item()],
+    "draws": [random.random(), torch and torch.rand(1).item()],
 }
 print(json.dumps(seen))

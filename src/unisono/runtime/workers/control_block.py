@@ -1,6 +1,6 @@
 """The control block that launcher and workers share: how far each has come, and who has left.
 
-One memfd: a head, a line for each rank, a mailbox for each rank. Each line is written by its rank
+One memfd: a head, and a line for each rank, with its mailbox. Each line is written by its rank
 alone (`departure` and the head by the launcher alone), so no locks are needed. Our launcher creates
 it, so that it outlives every worker. Without our launcher rank 0 creates it (`external.py`), and
 the first worker to see that another one has died writes its `departure`.
@@ -18,6 +18,7 @@ all others stop at the same meeting.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import struct
@@ -37,7 +38,6 @@ from unisono.runtime.workers.meeting_point import (
 )
 
 MAILBOX_BYTES = 64 * 1024
-_LENGTH_BYTES = 8
 NUM_TIMES = 7
 PURPOSE_BYTES, WAIT_BYTES, CALL_BYTES = 24, 124, 124
 MEMORY_NAME = "unisono-control"
@@ -77,6 +77,9 @@ class RankLine(MeetingSeat):
         ("wait", ctypes.c_char * WAIT_BYTES),
         ("num_calls", ctypes.c_uint32),
         ("call", ctypes.c_char * CALL_BYTES),
+        ("mail_bytes", ctypes.c_int64),
+        ("mail", ctypes.c_uint8 * MAILBOX_BYTES),
+        ("rest_of_line", ctypes.c_int64 * 7),
     )
 
     @property
@@ -84,9 +87,14 @@ class RankLine(MeetingSeat):
         """The step that it was last seen in; 0 before the first."""
         return int(self.begun) - 1 if self.begun else 0
 
+    @functools.cached_property
+    def told(self) -> list[memoryview]:
+        """Where it spent two steps, in turn, as bytes."""
+        return [memoryview(times).cast("B") for times in self.times]
+
 
 _HEAD_BYTES, _LINE_BYTES = ctypes.sizeof(Head), ctypes.sizeof(RankLine)
-_TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times
+_STEP, _TOLD = struct.Struct("q"), struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 
 
 class ControlBlock:
@@ -101,12 +109,6 @@ class ControlBlock:
             RankLine.from_buffer(self._map, _HEAD_BYTES + rank * _LINE_BYTES)
             for rank in range(world_size)
         ]
-        self._longs = (ctypes.c_int64 * (len(self._map) // 8)).from_buffer(self._map)
-        starts = [
-            _HEAD_BYTES + rank * _LINE_BYTES + RankLine.times.offset for rank in range(world_size)
-        ]
-        self._mail_at = _HEAD_BYTES + world_size * _LINE_BYTES
-        self._times_at = [(start, start + _TOLD.size) for start in starts]
 
     @classmethod
     def create(cls, world_size: int) -> ControlBlock:
@@ -151,15 +153,15 @@ class ControlBlock:
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
         """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
-        at = self._times_at[rank][step % 2]
-        _TOLD.pack_into(self._map, at, -1, *times)
-        self._longs[at >> 3] = step
+        told = self.lines[rank].told[step % 2]
+        _TOLD.pack_into(told, 0, -1, *times)
+        _STEP.pack_into(told, 0, step)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
         """Tell where `rank` spent a step; None if it has not said, or has said another since."""
-        at = self._times_at[rank][step % 2]
-        told = _TOLD.unpack_from(self._map, at)
-        return told[1:] if told[0] == step == self._longs[at >> 3] else None
+        view = self.lines[rank].told[step % 2]
+        told = _TOLD.unpack_from(view)
+        return told[1:] if told[0] == step == _STEP.unpack_from(view)[0] else None
 
     def step_under_way(self, rank: int) -> int | None:
         """Tell which step `rank` is in; None where it has told of its end, or begun none."""
@@ -195,16 +197,15 @@ class ControlBlock:
         return line.num_calls, line.call
 
     def post(self, rank: int, message: bytes) -> None:
-        """Put at most ``MAILBOX_BYTES − 8`` bytes into the mailbox of `rank`."""
-        start = self._mailbox(rank)
-        self._map[start : start + _LENGTH_BYTES] = len(message).to_bytes(_LENGTH_BYTES, "little")
-        self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + len(message)] = message
+        """Put at most :data:`MAILBOX_BYTES` bytes into the mailbox of `rank`."""
+        line = self.lines[rank]
+        line.mail_bytes = len(message)
+        memoryview(line.mail).cast("B")[: len(message)] = message
 
     def posted(self, rank: int) -> bytes:
         """Read the mailbox of `rank`."""
-        start = self._mailbox(rank)
-        length = int.from_bytes(self._map[start : start + _LENGTH_BYTES], "little")
-        return self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + length]
+        line = self.lines[rank]
+        return bytes(memoryview(line.mail).cast("B")[: line.mail_bytes])
 
     def put_beside(self, which: int, data: bytes) -> None:
         """Have workers of other hosts get some bytes with this worker's next arrival."""
@@ -220,13 +221,10 @@ class ControlBlock:
             os.close(self.fd)
             self.fd = -1
 
-    def _mailbox(self, rank: int) -> int:
-        return self._mail_at + rank * MAILBOX_BYTES
-
 
 def control_block_bytes(world_size: int) -> int:
     """Tell how long the control block for some workers is."""
-    return _HEAD_BYTES + world_size * (_LINE_BYTES + MAILBOX_BYTES)
+    return _HEAD_BYTES + world_size * _LINE_BYTES
 
 
 _SAME_CALLS = "all workers must make the same calls in the same order."

@@ -8,7 +8,6 @@ older view overwrites a newer one.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 from unisono.runtime.workers.control_block import ControlBlock, RankLine
 from unisono.runtime.workers.host_links import HostLinks
@@ -35,11 +34,10 @@ class HostsControlBlock(ControlBlock):
         self._came: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         self._dead = Departure.LOST if are_replaced else Departure.DIED
         # Mapped for this process alone.
-        self._far = ControlBlock(-1, places.world_size)
         self._far_ranks = frozenset(range(places.world_size)) - frozenset(here)
-        self._at = {rank: at for at, rank in enumerate(here)}
-        own, self.lines = self.lines, list(self._far.lines)
+        own, self.lines = self.lines, ControlBlock(-1, places.world_size).lines
         self.lines[here[0] : here[-1] + 1] = own
+        self._far = [self.lines[rank] for rank in self._far_ranks]
 
     def connect(self, links: HostLinks, arrivals: int = 0) -> None:
         """Hear from workers of other hosts; before, all have come to so many meetings."""
@@ -74,32 +72,16 @@ class HostsControlBlock(ControlBlock):
     @property
     def wish(self) -> int:
         """See :class:`ControlBlock`; that of any host does."""
-        return int(self.head.wish or max(line.wish for line in self._far.lines))
+        return int(self.head.wish or max((line.wish for line in self._far), default=0))
 
     def is_far(self, rank: int) -> bool:
         """Tell whether a worker is on another host."""
         return rank in self._far_ranks
 
-    def times(self, rank: int, step: int) -> tuple[float, ...] | None:
-        """See :class:`ControlBlock`."""
-        if rank in self._far_ranks:
-            return self._far.times(rank, step)
-        return super().times(self._at[rank], step)
-
-    def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
-        """See :class:`ControlBlock`."""
-        super().set_times(self._at[rank], step, times)
-
     def post(self, rank: int, message: bytes) -> None:
         """See :class:`ControlBlock`."""
-        super().post(self._at[rank], message)
+        super().post(rank, message)
         self._mail = message
-
-    def posted(self, rank: int) -> bytes:
-        """See :class:`ControlBlock`."""
-        if rank in self._far_ranks:
-            return self._far.posted(rank)
-        return super().posted(self._at[rank])
 
     def put_beside(self, which: int, data: bytes) -> None:
         """See :class:`ControlBlock`."""
@@ -119,13 +101,14 @@ class HostsControlBlock(ControlBlock):
         mail, self._mail = self._mail, b""
         beside, self._put[which] = self._put[which], b""
         num_bytes = len(mail).to_bytes(_SIZE_BYTES, "little")
-        self._links.send(bytes(line)[:_TOLD_BYTES] + num_bytes + mail + beside)
+        told = ctypes.string_at(ctypes.addressof(line), _TOLD_BYTES)
+        self._links.send(told + num_bytes + mail + beside)
 
     def _take(self, rank: int, said: bytes) -> None:
         line, mail_at = self.lines[rank], _TOLD_BYTES + _SIZE_BYTES
         end = mail_at + int.from_bytes(said[_TOLD_BYTES:mail_at], "little")
         if end > mail_at:
-            self._far.post(rank, said[mail_at:end])
+            super().post(rank, said[mail_at:end])
         ctypes.memmove(ctypes.addressof(line), said, _TOLD_BYTES)
         if len(said) > end:
             self._came[line.arrivals % 2][rank] = said[end:]
