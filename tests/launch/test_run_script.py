@@ -129,7 +129,7 @@ def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path
     ],
 )
 def test_an_interrupt_ends_everything(running, signum, status, line) -> None:
-    job = running(*[subprocess.Popen] * (signum == signal.SIGINT))  # one as a user starts it
+    job = running()
     if signum == signal.SIGINT:
         os.killpg(job.launcher.pid, signum)  # as a terminal does
     else:

@@ -24,7 +24,7 @@ class Recorder(Supervisor):
 
     def __init__(self):
         self.world = World()
-        self.control = ControlBlock.private()
+        self.control = ControlBlock(-1, 1)
         self.told = []
         self.outcomes = []
 

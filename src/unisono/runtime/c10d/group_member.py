@@ -26,19 +26,12 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from unisono.errors import RendezvousError
+from unisono.runtime import procfs
 from unisono.runtime.c10d.calls import Vectors, encode
 from unisono.runtime.c10d.execution import Call, Execution
 from unisono.runtime.c10d.group_memory import PID, Blocks, GroupMemory, Layout, Peers
 from unisono.runtime.c10d.meeting import Board, Meeting, Meetings
 from unisono.runtime.c10d.messages import Messages
-from unisono.runtime.procfs import (
-    NotThereError,
-    create_memory,
-    host_name,
-    open_memory,
-    started_at,
-    wait_for,
-)
 from unisono.runtime.workers.meeting_point import Departure
 
 _KEY = "unisono"
@@ -75,19 +68,19 @@ def shared_memory(
 def _publish(store: Store, layout: Layout) -> tuple[GroupMemory, int]:
     fd, name = _NONE, f"unisono-c10d-{os.urandom(8).hex()}"
     try:
-        fd = create_memory(name, layout.num_bytes)
+        fd = procfs.create_memory(name, layout.num_bytes)
         memory = GroupMemory(_map(fd, layout), layout)
-        store.set(_KEY, json.dumps([host_name(), os.getpid(), fd, name]))
+        store.set(_KEY, json.dumps([procfs.host_name(), os.getpid(), fd, name]))
     except BaseException as error:
         if fd != _NONE:
             os.close(fd)
-        store.set(_KEY, json.dumps([host_name(), os.getpid(), _NONE, str(error)]))
+        store.set(_KEY, json.dumps([procfs.host_name(), os.getpid(), _NONE, str(error)]))
         raise
     return memory, fd
 
 
 def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMemory:
-    def late(error: NotThereError) -> Exception:
+    def late(error: procfs.NotThereError) -> Exception:
         return RendezvousError(
             f"rank {rank} must map the memory that rank 0 has published in the store, but the "
             f"entry there cannot be used: {error}. If it is a left-over, remove the file of "
@@ -95,25 +88,25 @@ def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMem
         )
 
     at_most_s = min(timeout_s, _STALE_AT_MOST_S)
-    return wait_for(lambda _: _open(store.get(_KEY), rank, layout), at_most_s, late)
+    return procfs.wait_for(lambda _: _open(store.get(_KEY), rank, layout), at_most_s, late)
 
 
 def _open(entry: bytes, rank: int, layout: Layout) -> GroupMemory:
     host, pid, number, name = json.loads(entry)
     if number == _NONE:
         # Of this group if its process is there.
-        if host == host_name() and started_at(pid) is not None:
+        if host == procfs.host_name() and procfs.started_at(pid) is not None:
             raise RendezvousError(f"rank 0 must make the group's memory, but failed: {name}")
-        raise NotThereError(f"rank 0 of an earlier group failed: {name}")
-    if host != host_name():
-        raise NotThereError(
+        raise procfs.NotThereError(f"rank 0 of an earlier group failed: {name}")
+    if host != procfs.host_name():
+        raise procfs.NotThereError(
             "it was made on another host or in another container, and the backend joins processes "
             "of one host only (take gloo or nccl across hosts)"
         )
-    fd = open_memory(pid, number, name, layout.num_bytes)
+    fd = procfs.open_memory(pid, number, name, layout.num_bytes)
     try:
         if any(os.pread(fd, 4, layout.line(rank) + PID)):
-            raise NotThereError(f"a rank {rank} has already come to that of process {pid}")
+            raise procfs.NotThereError(f"a rank {rank} has already come to that of process {pid}")
         return GroupMemory(_map(fd, layout), layout)
     finally:
         os.close(fd)

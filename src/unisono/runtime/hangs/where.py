@@ -13,17 +13,9 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from unisono.runtime import procfs
 from unisono.runtime.hangs.explanation import Hang, describe, explain
 from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
-from unisono.runtime.procfs import (
-    NotThereError,
-    ancestors,
-    children,
-    look_at,
-    memories_of,
-    open_memory,
-    started_at,
-)
 from unisono.runtime.workers.control_block import (
     MEMORY_NAME,
     ControlBlock,
@@ -59,8 +51,8 @@ def where(pid: int, folder: str = "") -> str:
 
 def find_job(pid: int) -> FoundJob:
     """Find the ranks of the job that a process belongs to."""
-    below = [pid, *children(pid, recursive=True)]
-    for control in _controls([pid, *ancestors(pid), *below]):
+    below = [pid, *procfs.children(pid, recursive=True)]
+    for control in _controls([pid, *procfs.ancestors(pid), *below]):
         with_pids = _of_control(control)
         control.close()
         if not set(below).isdisjoint(with_pids.pids.values()):
@@ -71,7 +63,7 @@ def find_job(pid: int) -> FoundJob:
 
 
 def _check(pid: int) -> None:
-    if started_at(pid) is None:
+    if procfs.started_at(pid) is None:
         raise ValueError(
             f"PID must be a process that runs, but there is none with the number {pid}: name the "
             "launcher (`unisono run`), one of its workers, or a run's folder."
@@ -89,14 +81,14 @@ def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:
     """Map the control blocks that processes have open, each once."""
     seen = set()
     for pid in pids:
-        for number, _, found in memories_of(pid, MEMORY_NAME):
+        for number, _, found in procfs.memories_of(pid, MEMORY_NAME):
             world_size = _world_size(found.st_size)
             if found.st_ino in seen or not world_size:
                 continue
             seen.add(found.st_ino)
             try:
-                fd = open_memory(pid, number, MEMORY_NAME, found.st_size)
-            except NotThereError:
+                fd = procfs.open_memory(pid, number, MEMORY_NAME, found.st_size)
+            except procfs.NotThereError:
                 continue
             yield ControlBlock(fd, world_size)
 
@@ -113,7 +105,7 @@ def _of_control(control: ControlBlock) -> FoundJob:
     pids = {}
     for rank in ranks:
         pid, started = control.lines[rank].process
-        if pid and started_at(pid) == started:
+        if pid and procfs.started_at(pid) == started:
             pids[rank] = pid
     members = [rank for rank in pids if control.departure(rank) is Departure.PRESENT]
     ended = tuple(rank for rank in ranks if rank not in pids and any(control.lines[rank].process))
@@ -125,7 +117,7 @@ def _ranks_by_environment(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
     seen = set()
     for pid in pids:
         rank = _rank_of(pid)
-        if rank is not None and rank not in seen and look_at(pid).letter:
+        if rank is not None and rank not in seen and procfs.look_at(pid).letter:
             seen.add(rank)
             yield rank, pid
 
@@ -144,5 +136,5 @@ def _rank_of(pid: int) -> int | None:
 
 
 def _siblings(pid: int) -> list[int]:
-    parents = ancestors(pid)
-    return children(parents[0], recursive=True) if parents else []
+    parents = procfs.ancestors(pid)
+    return procfs.children(parents[0], recursive=True) if parents else []

@@ -61,11 +61,6 @@ class Job:
         """The rank of this launcher's first worker."""
         return sum(self.hosts[: self.host])
 
-    @property
-    def recovers(self) -> bool:
-        """Whether the others continue when a worker is lost."""
-        return self.restarts > 0
-
     def write(self) -> int:
         """Write the job to a new memfd and return its descriptor.
 

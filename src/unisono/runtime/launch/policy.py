@@ -49,11 +49,6 @@ class WorkerFailure:
     note: str = ""  # why the others could not continue without it
     how: str = ""  # how it ended, if more is known than the status
 
-    @property
-    def waited_for(self) -> int | None:
-        """The worker that was gone, if this one failed only because of that."""
-        return self.said.waited_for
-
 
 @dataclass(frozen=True, slots=True)
 class SendSignal:
@@ -98,7 +93,7 @@ class JobState:
         A lost connection follows from another failure, if there is one: the kernel closes what a
         killed process had open before anybody hears of its end.
         """
-        own = [failure for failure in self.failures if failure.waited_for is None]
+        own = [failure for failure in self.failures if failure.said.waited_for is None]
         for failure in [*(one for one in own if not one.said.is_disconnect), *own]:
             return failure
         return self.failures[0] if self.failures else None
@@ -135,11 +130,10 @@ def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
 
 def _blame(state: JobState, failure: WorkerFailure) -> JobState:
     """Note `failure`, and before it that of a worker which had left quietly and is missed now."""
-    failures = [failure]
-    if failure.waited_for is not None and failure.waited_for in state.quiet:
-        failures.insert(0, WorkerFailure(failure.waited_for, 0))
-        state = replace(state, quiet=state.quiet - {failure.waited_for})
-    return replace(state, failures=(*state.failures, *failures))
+    missed = failure.said.waited_for
+    before = (WorkerFailure(missed, 0),) if missed in state.quiet else ()
+    quiet = state.quiet - {missed}
+    return replace(state, quiet=quiet, failures=(*state.failures, *before, failure))
 
 
 def done(state: JobState, rank: int) -> Decision:

@@ -43,7 +43,7 @@ def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
     cause = state.cause
     if cause is None:
         return 0
-    is_loss = cause.rank is None or cause.exit_code < 0 or cause.waited_for is not None
+    is_loss = cause.rank is None or cause.exit_code < 0 or cause.said.waited_for is not None
     if is_one_of_several and is_loss:
         return TRY_AGAIN
     if cause.rank is None:
@@ -64,13 +64,13 @@ def failure_message(state: JobState, num_workers: int) -> str:
             f"{ending(cause.exit_code)}; all workers ended with it. What it printed before, "
             "if anything, stands above."
         )
-    if cause.waited_for in state.done:
-        return _missed(state, cause.waited_for, num_workers, "finished its program")
+    if cause.said.waited_for in state.done:
+        return _missed(state, cause.said.waited_for, num_workers, "finished its program")
     if cause.exit_code == 0:
         how = "left with exit status 0 in the middle of its program (by `os._exit`?)"
         return _missed(state, cause.rank, num_workers, how)
     same = _same_on(state, cause)
-    alone = [failure for failure in state.failures if failure.waited_for is None]
+    alone = [failure for failure in state.failures if failure.said.waited_for is None]
     ended = len(alone) + len(state.done) + len(state.quiet)
     others = "; the others were ended" if ended < num_workers else ""
     who = f"worker {cause.rank} of {num_workers}"
@@ -163,7 +163,7 @@ def joined_message(
 
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
     """Say who left, who waited for it, and where the first of those waited."""
-    waiting = [failure for failure in state.failures if failure.waited_for == rank]
+    waiting = [failure for failure in state.failures if failure.said.waited_for == rank]
     ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
     who = f" while {listed('worker', ranks)} waited for it" if ranks else ""
     where = (

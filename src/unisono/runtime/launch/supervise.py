@@ -121,12 +121,10 @@ class _Supervision:
         self._requests = RequestHandler(self._control, self, members, writer, self._wake, say)
 
     def start_workers(self) -> None:
-        try:
+        # If the server is gone, the loop will find the end of its channel and say so.
+        with contextlib.suppress(ConnectionError):
             for rank in self._incarnations:
                 self.spawn(rank)
-        except ConnectionError:
-            # The server is gone; the loop will find the end of its channel and say so.
-            pass
 
     def spawn(self, rank: int) -> None:
         """Start a worker, or the replacement of one that was lost."""
@@ -146,13 +144,10 @@ class _Supervision:
 
     def send(self, rank: int, message: messages.ToWorker) -> None:
         """Send a worker one message."""
-        channel = self._channels.get(rank)
-        try:
-            if channel is not None:
+        # If the worker has died meanwhile, the server will say how.
+        with contextlib.suppress(ConnectionError):
+            if (channel := self._channels.get(rank)) is not None:
                 channel.send(message)
-        except ConnectionError:
-            # The worker has died meanwhile; the server will say how.
-            return
 
     def end(self) -> None:
         """End the job, which has nothing left to do."""

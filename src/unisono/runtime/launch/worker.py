@@ -27,15 +27,7 @@ from unisono.runtime.c10d.registration import GLOO, replace_gloo
 from unisono.runtime.faults import Faults
 from unisono.runtime.hangs.collective_notes import note_collectives
 from unisono.runtime.hangs.stacks import let_launcher_look
-from unisono.runtime.launch.exceptions import (
-    is_disconnect,
-    lost_peer,
-    own_excepthook,
-    pack_exception,
-    shortened,
-    summary_line,
-    traceback_text,
-)
+from unisono.runtime.launch import exceptions
 from unisono.runtime.launch.job import Job, worker_environment
 from unisono.runtime.launch.process_groups import (
     free_groups_of_torchs_ddp_last,
@@ -82,7 +74,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
             STORE_VARIABLE: store_fd,
             PID_VARIABLE: os.getpid(),
             INCARNATION_VARIABLE: incarnation,
-            RECOVERS_VARIABLE: int(job.recovers),
+            RECOVERS_VARIABLE: int(job.restarts > 0),
         }
         link = _take_over_environment(job, rank, names)
         _leave_to_launcher(link.control.head)
@@ -189,15 +181,15 @@ def _exit_status(ended: BaseException | None) -> tuple[int, str]:
 def _tell_failure(link: LauncherLink, error: BaseException, exit_code: int, text: str) -> None:
     if not isinstance(error, SystemExit):
         _call_own_excepthook(error)
-        text = traceback_text(error)
+        text = exceptions.traceback_text(error)
     link.tell(
         ProgramFailed(
             exit_code,
-            summary=shortened(summary_line(error)),
-            traceback=shortened(text),
-            waited_for=lost_peer(error),
-            is_disconnect=is_disconnect(error),
-            payload=pack_exception(error),
+            summary=exceptions.shortened(exceptions.summary_line(error)),
+            traceback=exceptions.shortened(text),
+            waited_for=exceptions.lost_peer(error),
+            is_disconnect=exceptions.is_disconnect(error),
+            payload=exceptions.pack_exception(error),
         )
     )
 
@@ -206,12 +198,12 @@ def _print_failure(error: BaseException, text: str) -> None:
     if isinstance(error, SystemExit):
         sys.stderr.write(f"{text}\n" if text else "")
     elif not _call_own_excepthook(error):
-        sys.stderr.write(traceback_text(error))
+        sys.stderr.write(exceptions.traceback_text(error))
 
 
 def _call_own_excepthook(error: BaseException) -> bool:
     """Call a hook that the program set (error trackers do); Python's own would only print."""
-    hook = own_excepthook(sys.excepthook)
+    hook = exceptions.own_excepthook(sys.excepthook)
     if hook is not None:
         _and_go_on(lambda: hook(type(error), error, error.__traceback__))
     return hook is not None

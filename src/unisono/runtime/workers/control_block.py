@@ -115,11 +115,6 @@ class ControlBlock:
         """Make a fresh control block for `world_size` workers; a launcher does, or else rank 0."""
         return cls(create_memory(MEMORY_NAME, control_block_bytes(world_size)), world_size)
 
-    @classmethod
-    def private(cls) -> ControlBlock:
-        """Make one for a process that is alone; nobody shares it."""
-        return cls(-1, 1)
-
     def meeting_point(
         self, rank: int, waiter: Waiter, notice_after_s: float | None = None
     ) -> MeetingPoint:

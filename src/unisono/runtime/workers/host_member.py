@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.errors import MismatchError, PeerLostError, RendezvousError, UnisonoError
 from unisono.runtime.timeouts import MEETING, RENDEZVOUS
+from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.host_links import (
     LOST_AFTER_S,
@@ -46,16 +47,6 @@ from unisono.runtime.workers.host_links import (
 )
 from unisono.runtime.workers.hosts_control_block import HostsControlBlock
 from unisono.runtime.workers.interfaces import address_here
-from unisono.runtime.workers.launcher_messages import (
-    Live,
-    LoopBegan,
-    Membership,
-    Passed,
-    ProgramDone,
-    ProgramFailed,
-    ReplicatedResult,
-    Told,
-)
 from unisono.runtime.workers.meeting_point import COUNTER, Departure
 from unisono.runtime.workers.rendezvous import RankPlaces, Rendezvous, prefixed
 from unisono.runtime.workers.supervisor import RECOVERS_VARIABLE, LauncherLink
@@ -69,7 +60,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "UNISONO_JOB"
 _WHERE = "where all begin again, as a worker was lost"
 _ROUND = "round"
-_ENDS = {ProgramDone: Departure.FINISHED, ProgramFailed: Departure.FAILED}
+_ENDS = {messages.ProgramDone: Departure.FINISHED, messages.ProgramFailed: Departure.FAILED}
 _LOOK_EVERY_S = 0.1
 _ATTEMPTS = 3
 
@@ -120,12 +111,12 @@ class HostMember(LauncherLink):
         """See :class:`Supervisor`; what other hosts have sent says who is lost there."""
         self._hosts_control.receive()
 
-    def tell(self, message: Told) -> None:
+    def tell(self, message: messages.Told) -> None:
         """See :class:`LauncherLink`; other hosts are told what they may have to know."""
-        if isinstance(message, LoopBegan):
+        if isinstance(message, messages.LoopBegan):
             self._loop = message.facts
             self._keep(f"loop {message.index}", json.dumps(dict(message.facts)).encode())
-        elif isinstance(message, ReplicatedResult):
+        elif isinstance(message, messages.ReplicatedResult):
             self._keep(f"outcome {message.index}", message.name.encode() + b"\n" + message.payload)
             self._index, self._loop, self._snapshot = message.index + 1, None, 0
         elif (how := _ENDS.get(type(message))) is not None:
@@ -145,7 +136,7 @@ class HostMember(LauncherLink):
             )
         return payload
 
-    def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
+    def stopped(self, arrivals: int, *, between_steps: bool) -> messages.Membership:
         """See :class:`Supervisor`; returns when all are there again, on all hosts.
 
         Raises a PeerLostError where the run cannot go back or a lost worker cannot be replaced, and
@@ -167,13 +158,13 @@ class HostMember(LauncherLink):
             self._heartbeats.show()
             return self._begin_again(arrivals)
 
-    def catch_up(self, index: int, name: str) -> Passed | Live:
+    def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
         """See :class:`LauncherLink`; all begin again where the replacement has come to."""
         self._index = index
         if not self._is_member:
             with self._waiting():
                 answer = super().catch_up(index, name)
-            if isinstance(answer, Passed):
+            if isinstance(answer, messages.Passed):
                 return answer
             self._is_member, self._loop, self._snapshot = True, answer.loop, answer.snapshot
         try:
@@ -182,11 +173,11 @@ class HostMember(LauncherLink):
         except StepBrokenError:
             payload, key = self.outcome(index, name) or b"", f"loop {index}"
             facts = json.loads(self._store.get(key)) if self._store.check([key]) else None
-            self.tell(ReplicatedResult(index, name, payload))
-            return Passed(payload, facts)
-        return Live(membership, self.agreed_loop, is_alone=True)
+            self.tell(messages.ReplicatedResult(index, name, payload))
+            return messages.Passed(payload, facts)
+        return messages.Live(membership, self.agreed_loop, is_alone=True)
 
-    def _begin_again(self, arrivals: int) -> Membership:
+    def _begin_again(self, arrivals: int) -> messages.Membership:
         """Wait for all workers of all hosts, and connect with them anew. Collective."""
         failures = 0
         while not self._is_over(self._index):
@@ -215,7 +206,7 @@ class HostMember(LauncherLink):
             why = f"the store on its host does not answer ({error})"
             raise _ended(0, why) from error
 
-    def _meet_in_round(self, arrivals: int) -> Membership:
+    def _meet_in_round(self, arrivals: int) -> messages.Membership:
         number = self._enter_round()
         try:
             rendezvous = self._rendezvous(number)
@@ -234,7 +225,7 @@ class HostMember(LauncherLink):
         self._heartbeats.hide()
         self.agreed_snapshot = max(snapshots)
         self.agreed_loop = next(filter(None, loops), None)
-        return Membership(tuple(range(self.world.world_size)), 0, number)
+        return messages.Membership(tuple(range(self.world.world_size)), 0, number)
 
     def _enter_round(self) -> int:
         """Tell in which round all meet now; nobody, nor one that it replaces, is twice in one."""

@@ -37,18 +37,8 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import PeerLostError
 from unisono.runtime.procfs import NotThereError, host_name, network_name, started_at
 from unisono.runtime.timeouts import RENDEZVOUS
+from unisono.runtime.workers import job_store
 from unisono.runtime.workers.gathering import Gathering
-from unisono.runtime.workers.job_store import (
-    JobName,
-    has_agent,
-    is_at_master,
-    job_name,
-    num_restarts,
-    store_at_master,
-    store_of_rank_0,
-    store_there,
-    wait_for_rank_0,
-)
 from unisono.runtime.world import SLURM, World
 
 if TYPE_CHECKING:
@@ -178,20 +168,20 @@ def prefixed(prefix: str, store: Store) -> Store:
 
 def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvous:
     """Wait for all workers of a job that is not our launcher's. Collective, once in a process."""
-    job = job_name(environ, here, session=os.getsid(0))
+    job = job_store.job_name(environ, here, session=os.getsid(0))
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
     with _store(job, here, environ, where, timeout_s) as (store, advice, is_held):
         # It may outlive this process, and another program may then use it. In an attempt that
         # failed, ranks need not have come equally often.
         processes, attempts = _Processes(here.rank, where), None
-        if has_agent(environ) and here.local_world_size != here.world_size:
+        if job_store.has_agent(environ) and here.local_world_size != here.world_size:
             attempts = Attempts(prefixed("unisono", store), here)
             number = attempts.join(where, timeout_s, advice)
             own = prefixed(f"unisono/attempt {number}", store)
         else:
             # Another job's workers may come to a port that follows from a job's number.
             name = job.name if here.started_by == SLURM else ""
-            attempt = f"unisono{name}/{num_restarts(environ)}"
+            attempt = f"unisono{name}/{job_store.num_restarts(environ)}"
             number = store.add(f"{attempt}/arrivals of {here.rank}", 1)
             own = prefixed(f"{attempt}/{number}", store)
 
@@ -255,7 +245,7 @@ class _Processes:
 
 @contextmanager
 def _store(
-    job: JobName, here: World, environ: Mapping[str, str], where: str, timeout_s: float
+    job: job_store.JobName, here: World, environ: Mapping[str, str], where: str, timeout_s: float
 ) -> Iterator[tuple[Store, str, bool]]:
     """Give a job's store, advice on a worker that does not come, and whether rank 0 holds it."""
     longer = f"{RENDEZVOUS.variable}={2 * timeout_s:g} waits longer (s)."
@@ -263,21 +253,21 @@ def _store(
         from torch._C._distributed_c10d import HashStore
 
         yield HashStore(), longer, False
-    elif is_at_master(environ, here):
+    elif job_store.is_at_master(environ, here):
         advice = f"look whether it was started, with the same variables; {longer}"
-        store = store_at_master(environ, here, where=where, timeout_s=timeout_s)
-        yield store, advice, not has_agent(environ)
+        store = job_store.store_at_master(environ, here, where=where, timeout_s=timeout_s)
+        yield store, advice, not job_store.has_agent(environ)
     else:
         advice = (
             f"look whether it was started, with the same variables, by the same user, on this host "
             f"and in the same container; {longer}"
         )
         if here.rank == 0:
-            with store_of_rank_0(job, here) as store:
+            with job_store.store_of_rank_0(job, here) as store:
                 yield store, advice, False
         else:
-            look = functools.partial(store_there, job, here)
-            yield wait_for_rank_0(look, here, where, advice, timeout_s), advice, False
+            look = functools.partial(job_store.store_there, job, here)
+            yield job_store.wait_for_rank_0(look, here, where, advice, timeout_s), advice, False
 
 
 def check_present(ended: Iterable[int], rank: int, where: str) -> None:
@@ -304,7 +294,7 @@ class Attempts:
         if self._here.rank == 0:
             self._number = self._store.add("attempts", 1)
             self.answer()
-        return wait_for_rank_0(self._heard, self._here, where, advice, timeout_s)
+        return job_store.wait_for_rank_0(self._heard, self._here, where, advice, timeout_s)
 
     def answer(self) -> None:
         """Answer those who have come since, as rank 0, as long as some are missing."""

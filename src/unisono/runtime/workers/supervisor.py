@@ -133,7 +133,7 @@ class SingleProcess(Supervisor):
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
-        self.control = ControlBlock.private()
+        self.control = ControlBlock(-1, 1)
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
         """Take memory that this process shares with nobody but its forks."""
