@@ -2,7 +2,7 @@
 
 Whatever else it depends on (how often this process has read, what it has read before, the time)
 depends on how many processes there are. All readings begin with the same seeds, so these must be
-the same after each (``held.py``):
+the same after each (``repeated.py``):
 
 * the sample, and the batch that `collate_fn` makes of it,
 * how far the generators have come: a data set that keeps what it drew may draw nothing again,
@@ -26,7 +26,8 @@ from typing import Any
 from unisono.data.collating import Collator
 from unisono.errors import LoadingError
 from unisono.runtime.device import drawn_so_far
-from unisono.runtime.held import Held, Orders, Seen, difference, hashed, what_goes_on
+from unisono.runtime.held import Held, hashed
+from unisono.runtime.repeated import Orders, Seen, difference, what_goes_on
 
 _PART_OF_TIME = 0.003
 _LONG_S = 0.1

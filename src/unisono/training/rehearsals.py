@@ -3,7 +3,7 @@
 Other workers compute other shards, in another order, so a loss function or a model that remembers
 its calls gives other results on each number of workers. Before a worker's first shard is computed,
 it is rehearsed twice, from the same samples, random numbers, parameters and buffers, once as if
-RANK and WORLD_SIZE were another worker's (``held.py``).
+RANK and WORLD_SIZE were another worker's (``repeated.py``).
 
 So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
 the loss, in metrics or in gradients. It is done in the first two steps of a loop, as what is kept
@@ -30,8 +30,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.step.loss import read_loss
-from unisono.runtime.held import Held, Orders, Seen, culprit, difference, hashed, what_goes_on
+from unisono.runtime.held import Held, hashed
 from unisono.runtime.reach import Holder, reach
+from unisono.runtime.repeated import Orders, Seen, culprit, difference, what_goes_on
 from unisono.runtime.workers.context import context
 from unisono.runtime.world import World
 from unisono.training.run_context import RunContext
