@@ -21,7 +21,7 @@ from unisono.training.computing import Computing
 from unisono.training.first_steps import LabelCounts
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.loss_function import check_forward
-from unisono.training.metrics import Metrics, ShardMetrics, read_states, write_states
+from unisono.training.metrics import Metrics, Rows, written
 from unisono.training.run_context import RunContext
 from unisono.training.several_models import over_cuts
 from unisono.training.sweep import Forward, Sweep
@@ -127,7 +127,7 @@ def evaluate(
 
         def compute(shards: Sequence[int]) -> dict[int, bytes]:
             sums: dict[int, Sums] = {shard: {} for shard in shards}
-            measured: dict[int, ShardMetrics] = {}
+            rows: dict[int, Rows] = {shard: {} for shard in shards}
             pending = PendingLosses(sweep.device.copies())
             for part in parts_of(shards):
                 if loss is not None:
@@ -139,23 +139,20 @@ def evaluate(
                         if len(pending.losses) == _PENDING_AT_MOST:
                             _add_all(sums, pending)
                 if metrics is not None:
-                    if part.shard not in measured:
-                        measured[part.shard] = metrics.start(sweep.device)
-                    measured[part.shard].update(model, part.data, part.num_samples)
+                    metrics.keep(rows[part.shard], model, part.data, part.num_samples)
             if pending.losses:
                 _add_all(sums, pending)
-            states = {shard: write_states(of.states()) for shard, of in measured.items()}
-            return {v: _write(sums[v]) + b"\n" + states.get(v, b"") for v in shards}
+            return {v: _write(sums[v]) + b"\n" + written(rows[v]) for v in shards}
 
         said = sorted(sweep.by_all_workers(compute, "evaluate").items())
         heard = {shard: words.partition(b"\n") for shard, words in said}
         means = {} if loss is None else _means([_read(words) for words, _, _ in heard.values()])
         if metrics is None:
             return means
-        states = {v: read_states(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
         sweep.seed("metrics")
-        return _joined(means, metrics.finish(states, sweep.plan, sweep.team))
+        told = {shard: rows for shard, (_, _, rows) in heard.items()}
+        return _joined(means, metrics.finish(told, sweep))
 
 
 def evaluate_whole(

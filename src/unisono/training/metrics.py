@@ -1,34 +1,21 @@
-"""Metrics in an evaluation: torchmetrics objects, or functions of all rows (``metrics.py``).
-
-::
-
-    Metrics.start ─► ShardMetrics, one a shard ─► states ─► all workers ─► Metrics.finish ─► results
-
-Every shard updates copies of its own of torchmetrics objects. Every worker computes the results
-from the same merged state, so they have the same bits everywhere. torchmetrics is never imported
-here: if a program has an object of it, it is loaded.
-
-Metrics that are plain functions: called once, with the rows of the whole dataset.
+"""Metrics in an evaluation: functions and torchmetrics objects, of the rows of all samples.
 
 ::
 
     metrics={"auc": lambda outputs, targets: roc_auc_score(targets, outputs[:, 1])}
 
-Shards keep what `forward` gives; their rows travel as states of torchmetrics do and come together
-in the order of the dataset. The leader calls the functions and tells the others the results.
+Shards keep what `forward` gives, with a row for each sample. The rows of all come together in the
+order of the dataset. The leader calls functions with them once, updates copies of torchmetrics
+objects with the rows of one pass after the other, as a plain loop does, and tells all the results.
 
-A metric keeps its state in tensors and in lists of tensors. They travel without pickle, and
-torchmetrics' rules for ranks merge them in an order that knows no workers: sums along the tree of
-``plan.summation``, lists one shard after the other.
+torchmetrics is never imported here: if a program has an object of it, it is loaded.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,14 +24,13 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 
 from unisono.plan.samples import SamplePlan
-from unisono.plan.summation import tree_sum
 from unisono.runtime.device import HOST, Device, on_host
-from unisono.runtime.workers.team import Team
 from unisono.training.failures import heard_by_all
-from unisono.training.sweep import Forward
+from unisono.training.sweep import Forward, Sweep
 
 RowFunction = Callable[..., Any]
-_PATH = ""  # of rows among states, where the collection itself would be
+Rows = dict[str, list[torch.Tensor]]
+"""What a shard keeps, by name or by position: the rows of one part after the other."""
 
 
 class Metrics:
@@ -53,7 +39,7 @@ class Metrics:
     Args:
         metrics: torchmetrics objects by name, or a ``MetricCollection``; they are copied. By name
             there may be functions of all rows as well.
-        forward: (model, batch) → what they are updated with: a tuple, a dict by name, or one thing.
+        forward: (model, batch) → what they get: a tuple, a dict by name, or one thing.
 
     Raises:
         TypeError: `metrics` is something else.
@@ -66,7 +52,7 @@ class Metrics:
         if self._template is not None:
             self._template.reset()
         for _, metric in _metrics_in(self._template):
-            # A program may have a process group besides; states are exchanged by us.
+            # A program may have a process group besides; one worker has all rows.
             metric.distributed_available_fn = lambda: False
 
     @property
@@ -78,120 +64,78 @@ class Metrics:
             for name, function in self._functions.items()
         }
 
-    def start(self, device: Device) -> ShardMetrics:
-        """Begin the metrics of one shard, which is computed on `device`."""
-        collection = copy.deepcopy(self._template)
-        return ShardMetrics(
-            None if collection is None else collection.to(device.torch),
-            self._forward,
-            has_rows=bool(self._functions),
-        )
+    def keep(self, rows: Rows, model: nn.Module, batch: Any, num_samples: int) -> None:
+        """Add a part's rows to those of its shard.
 
-    def finish(self, shards: Mapping[int, States], plan: SamplePlan, team: Team) -> dict[str, Any]:
+        Raises:
+            TypeError: there is something else than rows for each sample.
+        """
+        found = self._forward(model, batch)
+        parts = found if isinstance(found, (tuple, list)) and found else (found,)
+        is_named = isinstance(found, Mapping) and found
+        named = found if is_named else {str(at): part for at, part in enumerate(parts)}
+        for name, part in named.items():
+            if not isinstance(part, torch.Tensor) or part.dim() == 0 or len(part) != num_samples:
+                seen = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
+                raise TypeError(
+                    f"`forward` must give tensors with one row for each of the {num_samples} "
+                    f"samples for metrics, but {name!r} is {seen}: give rows, and have metrics "
+                    f"compute numbers from them."
+                )
+            rows.setdefault(name, []).append(part.detach())
+
+    def finish(self, told: Mapping[int, bytes], sweep: Sweep) -> dict[str, Any]:
         """Compute the results for the whole dataset. Collective.
+
+        Args:
+            told: by shard, what :func:`written` has made of its rows.
 
         Returns:
             By name, a number, or a list where there are several.
 
         Raises:
             TypeError: a result is nothing of that kind.
-            Exception: what a function has raised on the leader.
+            Exception: what a metric has raised on the leader.
         """
-        found = {} if self._template is None else self._finish_template(shards, plan)
-        if self._functions:
-            (results,) = heard_by_all(
-                lambda speak: [team.hear_leader(speak, "metrics")],
-                lambda: self._call_functions(shards, plan),
-                team.world.rank,
-            )
-            found |= results
-        return found
-
-    def _finish_template(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
-        template: Any = self._template
-        whole = copy.deepcopy(template).to(HOST)
-        num_parts = sum(
-            plan.shard_size(batch, shard) > 0
-            for batch in range(plan.steps_per_epoch)
-            for shard in range(plan.shards)
+        (results,) = heard_by_all(
+            lambda speak: [sweep.team.hear_leader(speak, "metrics")],
+            lambda: self._results(_joined(told, sweep.plan), sweep.plan.pass_size, sweep.device),
+            sweep.team.world.rank,
         )
-        for path, metric in _metrics_in(whole):
-            held = {shard: states.get(path, {}) for shard, states in shards.items()}
-            for name, state in merged(held, _reductions(metric), plan).items():
-                setattr(metric, name, state)
-            metric._update_count = num_parts
-        return {name: plain(name, value) for name, value in whole.compute().items()}
+        return dict(results)
 
-    def _call_functions(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
-        held = {shard: states[_PATH] for shard, states in sorted(shards.items())}
-        names = list(next(iter(held.values())))
-        order = torch.cat([plan.indices(0, shard) for shard in held]).argsort()
-        rows = {
-            name: torch.cat([part for of in held.values() for part in of[name].tensors])[order]
-            for name in names
-        }
-        # Positions are numbers, as JSON has them; names come from a dict.
+    def _results(
+        self, rows: Mapping[str, torch.Tensor], pass_size: int, device: Device
+    ) -> dict[str, Any]:
+        names = sorted(rows, key=lambda name: (len(name), name))
+        # Positions are numbers; names come from a dict.
         is_named = not names[0].isdecimal()
-        return {
-            name: plain(name, function(**rows) if is_named else function(*rows.values()))
-            for name, function in self._functions.items()
-        }
+
+        def call(function: RowFunction, chosen: slice = slice(None), where: Any = HOST) -> Any:
+            given = {name: rows[name][chosen].to(where) for name in names}
+            return function(**given) if is_named else function(*given.values())
+
+        found = {name: call(function) for name, function in self._functions.items()}
+        if self._template is not None:
+            whole = copy.deepcopy(self._template).to(device.torch)
+            for start in range(0, len(rows[names[0]]), pass_size):
+                call(whole.update, slice(start, start + pass_size), device.torch)
+            found |= whole.compute()
+        return {name: plain(name, value) for name, value in found.items()}
 
 
-class ShardMetrics:
-    """The metrics of one shard. Final; made by :meth:`Metrics.start`."""
-
-    def __init__(self, collection: Any, forward: Forward, *, has_rows: bool) -> None:
-        self._collection, self._forward, self._has_rows = collection, forward, has_rows
-        self._rows: dict[str, list[torch.Tensor]] = {}
-
-    def update(self, model: nn.Module, batch: Any, num_samples: int) -> None:
-        """Take notice of a part.
-
-        Raises:
-            TypeError: functions are to get something else than rows for each sample.
-        """
-        found = self._forward(model, batch)
-        named: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-        parts = found if isinstance(found, (tuple, list)) else () if named else (found,)
-        if self._has_rows:
-            self._keep(named or {str(at): part for at, part in enumerate(parts)}, num_samples)
-        if self._collection is not None:
-            self._collection.update(*parts, **named)
-
-    def states(self) -> States:
-        """Give what the metrics hold."""
-        rows = {name: MetricState(parts, True) for name, parts in self._rows.items()}
-        return ({_PATH: rows} if rows else {}) | {
-            path: {
-                name: _state(path, name, getattr(metric, name), is_list=isinstance(default, list))
-                for name, default in metric._defaults.items()
-            }
-            for path, metric in _metrics_in(self._collection)
-        }
-
-    def _keep(self, rows: Mapping[str, Any], num_samples: int) -> None:
-        """Keep a part's rows."""
-        for name, part in rows.items():
-            if not isinstance(part, torch.Tensor) or part.dim() == 0 or len(part) != num_samples:
-                seen = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
-                raise TypeError(
-                    f"`forward` must give tensors with one row for each of the {num_samples} "
-                    f"samples for metrics that are functions, but {name!r} is {seen}: give "
-                    f"rows, and compute numbers from them in the function."
-                )
-            self._rows.setdefault(name, []).append(part.detach())
+def written(rows: Rows) -> bytes:
+    """Write a shard's rows for all workers, as safetensors."""
+    whole = {name: on_host(torch.cat(parts)).contiguous() for name, parts in rows.items()}
+    return to_safetensors(whole)
 
 
-def _state(path: str, name: str, value: Any, *, is_list: bool) -> MetricState:
-    tensors = value if isinstance(value, list) else [value]
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise TypeError(
-            f"the states of a metric must be tensors or lists of tensors to be merged, but "
-            f"{name!r} of {path!r} holds something else: compute it from the rows that "
-            f"`predict` gives."
-        )
-    return MetricState(tensors, is_list)
+def _joined(told: Mapping[int, bytes], plan: SamplePlan) -> dict[str, torch.Tensor]:
+    """Put the rows of all shards into the order of the dataset."""
+    shards = {shard: rows for shard in sorted(told) if (rows := from_safetensors(told[shard]))}
+    order = torch.cat([plan.indices(0, shard) for shard in shards]).argsort()
+    names = next(iter(shards.values()))
+    return {name: torch.cat([rows[name] for rows in shards.values()])[order] for name in names}
 
 
 def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:
@@ -250,16 +194,6 @@ def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
     return ((path, each) for path, each in collection.named_modules() if isinstance(each, kind))
 
 
-def _reductions(metric: Any) -> dict[str, Reduction]:
-    utilities = sys.modules["torchmetrics.utilities.data"]
-    words = {
-        utilities.dim_zero_sum: "sum",
-        utilities.dim_zero_mean: "mean",
-        utilities.dim_zero_cat: "cat",
-    }
-    return {name: words.get(how, how) for name, how in metric._reductions.items()}
-
-
 def plain(name: str, value: Any) -> Any:
     """Make plain numbers of a result: one, or lists and dicts of them.
 
@@ -281,91 +215,3 @@ def plain(name: str, value: Any) -> Any:
             f"the result of a metric must be numbers, but that of {name!r} is of type "
             f"{type(value).__name__}: compute it from the rows that `predict` gives."
         ) from None
-
-
-Reduction = Callable[[Any], Any] | str | None
-"""``"sum"``, ``"mean"``, ``"cat"``, or what a metric wants to have done with what is gathered."""
-
-
-@dataclass(slots=True)
-class MetricState:
-    """One state of one shard."""
-
-    tensors: list[torch.Tensor]  # the entries of a list, or a tensor alone
-    is_list: bool
-
-
-States = dict[str, dict[str, MetricState]]
-"""What one shard holds of a collection of metrics: by the path of a metric in it, by name."""
-
-
-def write_states(states: States) -> bytes:
-    """Write what a shard holds: a line of JSON, and behind it safetensors."""
-    head: list[Any] = []
-    tensors: dict[str, torch.Tensor] = {}
-    for path, of_metric in states.items():
-        for name, state in of_metric.items():
-            head.append([path, name, len(state.tensors), state.is_list])
-            for tensor in state.tensors:
-                # A copy: several metrics may keep the same one, which a file may not.
-                plain = on_host(tensor).clone(memory_format=torch.contiguous_format)
-                tensors[str(len(tensors))] = plain
-    return json.dumps(head).encode() + b"\n" + to_safetensors(tensors)
-
-
-def read_states(told: bytes) -> States:
-    """Read what :func:`write_states` has written."""
-    head, _, data = told.partition(b"\n")
-    tensors = from_safetensors(data)
-    states: States = {}
-    taken = 0
-    for path, name, num_tensors, is_list in json.loads(head):
-        mine = [tensors[str(number)] for number in range(taken, taken + num_tensors)]
-        states.setdefault(path, {})[name] = MetricState(mine, is_list)
-        taken += num_tensors
-    return states
-
-
-def merged(
-    shards: Mapping[int, Mapping[str, MetricState]],
-    reductions: Mapping[str, Reduction],
-    plan: SamplePlan,
-) -> dict[str, Any]:
-    """Merge the states that shards hold of one metric.
-
-    Args:
-        shards: by shard, the states of those that have samples; not empty.
-
-    Returns:
-        By name, a tensor or a list of tensors.
-    """
-    whole: dict[str, Any] = {}
-    for name, reduction in reductions.items():
-        states = {shard: shards[shard][name] for shard in sorted(shards)}
-        if next(iter(states.values())).is_list:
-            entries = [entry for state in states.values() for entry in state.tensors]
-            whole[name] = reduction(entries) if callable(reduction) else entries
-        else:
-            tensors = {shard: state.tensors[0] for shard, state in states.items()}
-            whole[name] = _reduced(tensors, reduction, plan)
-    return whole
-
-
-def _reduced(tensors: Mapping[int, torch.Tensor], reduction: Reduction, plan: SamplePlan) -> Any:
-    """Make one tensor of those of all shards, which are in shard order."""
-    in_order = list(tensors.values())
-    if reduction == "sum":
-        return tree_sum(in_order, torch.add)
-    if reduction == "mean":
-        # Over samples, as all means are; torchmetrics would take that of ranks.
-        batches = range(plan.steps_per_epoch)
-        terms = [
-            tensor.double() * sum(plan.shard_size(batch, shard) for batch in batches)
-            for shard, tensor in tensors.items()
-        ]
-        mean = tree_sum(terms, torch.add) / plan.num_samples
-        return mean.to(in_order[0].dtype) if in_order[0].is_floating_point() else mean
-    if len(in_order) == 1 and reduction is None:
-        return in_order[0]
-    stacked = torch.stack(in_order)
-    return reduction(stacked) if callable(reduction) else stacked

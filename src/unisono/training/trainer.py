@@ -280,8 +280,8 @@ class Trainer:
             metrics: further metrics by name. A function, such as ``lambda outputs, targets:
                 roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
                 targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
-                objects and a ``MetricCollection`` are copied for each shard, and the copies' states
-                are merged, lists in the order of shards. Metrics need a second forward pass.
+                objects and a ``MetricCollection`` are copied, and one worker updates the copies
+                with the rows of each pass in turn. Metrics need a second forward pass.
             forward: for `metrics`: a function of (model, batch) that returns the arguments of the
                 metrics as a tuple, or as a dict by name. By default the model is called with the
                 first part of a pair (inputs, targets), and metrics get (outputs, targets).
@@ -295,7 +295,7 @@ class Trainer:
 
         Raises:
             TypeError: `metrics` are neither functions nor torchmetrics objects, `forward` returns
-                no rows for functions, or the loss has the wrong type.
+                no rows, or the loss has the wrong type.
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         reading = self._read_in_order(dataset, batch_size)
