@@ -244,12 +244,12 @@ ELSEWHERE = {
 def test_lost_workers_are_replaced_wherever_they_are(
     make_hosts: MakeHosts, tmp_path: Path, workers, kills
 ) -> None:
-    program = [FIT, str(tmp_path / "rows.safetensors"), str(tmp_path / "run")]
+    program = [FIT, str(tmp_path / "run")]
     flags = ["--restarts", "99"]
     outputs = unisono_run(make_hosts(len(workers)), workers, program, kills=kills, flags=flags)
     text = all_well(outputs)
     assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills.split(";"))
-    alone = [sys.executable, "-m", "tests.hosts.programs.fit", program[1]]
+    alone = [sys.executable, "-m", "tests.hosts.programs.fit"]
     done = subprocess.run(alone, capture_output=True, text=True, check=True)
     said = re.findall("digest .* of .*|rows .*", done.stdout)
     assert set(re.findall("digest .* of .*|rows .*", text)) == set(said)
@@ -296,7 +296,7 @@ def test_a_host_that_is_lost_with_a_replacement_is_named(
     make_hosts: MakeHosts, rank: int, named: str
 ) -> None:
     hosts = make_hosts(2)
-    program = [FIT, "/dev/shm/tmp/rows", "/dev/shm/tmp/run"]
+    program = [FIT, "/dev/shm/tmp/run"]
     # It never comes so far: nobody is connected with it.
     kills = f"{rank} gradients of step 2 1; {rank}' stands still 1"
     outputs = unisono_run(hosts, [2, 1], program, kills=kills)

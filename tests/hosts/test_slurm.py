@@ -89,11 +89,10 @@ def test_a_node_that_has_a_loopback_address_for_its_own_name(slurm: Slurm) -> No
     assert digests([output]) == one
 
 
-def test_evaluation_and_prediction_are_the_same(slurm: Slurm, tmp_path: Path) -> None:
+def test_evaluation_and_prediction_are_the_same(slurm: Slurm) -> None:
     found = []
     for tasks in ("-N1 -n3", "-N2 -n3 --distribution=block"):
-        rows = str(tmp_path / "rows.safetensors")
-        text = slurm.start(f"srun {tasks}", "python", FIT, rows).has_ended_well()
+        text = slurm.start(f"srun {tasks}", "python", FIT).has_ended_well()
         found.append(set(re.findall("digest .* of .*|rows .*", text)))
     assert found[0] == found[1]
     assert len(found[0]) == 2

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from unisono.errors import NotPlainFileError
 from unisono.runtime.checkpoint.slots import Places, read_facts, write_blob
 from unisono.runtime.launch.memories import SharedMemories
 from unisono.runtime.workers.launcher_messages import DATA_KEYS, ROW_KEYS
@@ -92,20 +91,6 @@ def test_predictions_stay_in_a_file_without_a_name(
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError, match=r"File too large|No space left"):
         memories.request(0, ROW_KEYS + 2, 1 << 60)
-
-
-def test_a_file_is_the_memory_whatever_becomes_of_its_name(
-    memories: SharedMemories, tmp_path: Path
-) -> None:
-    path = tmp_path / "rows"
-    path.write_bytes(b"rows")
-    fd = memories.request(0, ROW_KEYS, 4, str(path))
-    path.unlink()
-    assert memories.request(1, ROW_KEYS, 4, str(path)) == fd
-    assert os.pread(fd, 4, 0) == b"rows"
-    path.symlink_to("/etc/hostname")
-    with pytest.raises(NotPlainFileError):
-        memories.request(0, ROW_KEYS + 1, 4, str(path))
 
 
 def test_a_lost_worker_that_comes_back_holds_it_again(memories: SharedMemories) -> None:

@@ -81,5 +81,3 @@ def test_a_path_that_is_not_utf_8_is_refused_in_words(tmp_path):
     missing = tmp_path / os.fsdecode(b"missing \xff") / "weights"
     with pytest.raises(FileNotFoundError, match=r"the folder of .*\\udcff/weights must exist"):
         make().save(missing)
-    with pytest.raises(OSError, match=r"predictions must be written to .* make it first"):
-        make().predict(data(), batch_size=10, path=missing)

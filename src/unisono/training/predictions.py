@@ -1,24 +1,17 @@
 """One file of predictions, mapped and written by all workers of a host.
 
-::
-
-    | length of the header u64 | header: JSON | rows of the first tensor | of the second | …
-
-It is a safetensors file, so others can read it in parts, and it holds nothing but numbers (see
-``predict.py`` for where it is). Each row is written once, at its sample's number, by the worker
-that computed it; on several hosts one worker of each then sends its rows to the others. The result
-is a private mapping: changes stay in the worker that makes them, and rows are read when they are
-looked at.
+It holds the rows of one tensor after the other. Each row is written once, at its sample's number,
+by the worker that computed it; on several hosts one worker of each then sends its rows to the
+others. The result is a private mapping: changes stay in the worker that makes them, and rows are
+read when they are looked at.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,13 +25,14 @@ from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
 
-_LENGTH = struct.Struct("<Q")
-_ALIGNMENT_BYTES = 64
 _CHUNK_BYTES = 4 << 20  # of rows, that a host sends at a time
 _RESERVED = "__metadata__"  # of a safetensors file
 
 Output = Mapping[str, torch.Tensor]
 """A model's output, taken apart: tensors by name, one row a sample in each."""
+
+Layout = dict[str, Any]
+"""By name, the dtype of a tensor, its shape and its first byte in the file; as plain JSON."""
 
 
 def form_of(output: Any) -> str:
@@ -106,21 +100,15 @@ def _check_rows(name: str, tensor: Any, num_samples: int) -> None:
         )
 
 
-def header_of(output: Output, num_samples: int) -> tuple[bytes, int]:
-    """Write what comes before the rows of all samples, and count the bytes of the whole file."""
-    entries, end = {}, 0
+def layout_of(output: Output, num_samples: int) -> tuple[Layout, int]:
+    """Place the rows of all samples in a file, and count its bytes."""
+    starts, end = {}, 0
+    shapes = {name: [num_samples, *tensor.shape[1:]] for name, tensor in output.items()}
     # Wide elements first, so all are aligned.
     for name, tensor in sorted(output.items(), key=lambda item: -item[1].itemsize):
-        start, end = end, end + num_samples * math.prod(tensor.shape[1:]) * tensor.itemsize
-        entries[name] = {
-            "dtype": CODES[str(tensor.dtype)],
-            "shape": [num_samples, *tensor.shape[1:]],
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(entries).encode()
-    length = -(-(_LENGTH.size + len(text)) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES - _LENGTH.size
-    header = _LENGTH.pack(length) + text.ljust(length)
-    return header, len(header) + end
+        starts[name], end = end, end + math.prod(shapes[name]) * tensor.itemsize
+    codes = {name: CODES[str(tensor.dtype)] for name, tensor in output.items()}
+    return {name: [codes[name], shapes[name], starts[name]] for name in output}, max(end, 1)
 
 
 class Rows:
@@ -128,20 +116,16 @@ class Rows:
 
     Args:
         fd: of the file; it may be closed afterwards.
-        header: what it begins with, or is to.
-        names: the tensors', in the order of the model's output.
+        layout: what :func:`layout_of` has found, in the order of the model's output.
     """
 
-    def __init__(self, fd: int, header: bytes, names: Sequence[str], *, is_private: bool) -> None:
+    def __init__(self, fd: int, layout: Layout, *, is_private: bool) -> None:
         flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
         memory = Memory(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags))
-        entries = json.loads(header[_LENGTH.size :])
-        self.tensors = {}
-        for name in names:
-            entry = entries[name]
-            place = len(header) + entry["data_offsets"][0]
-            tensor = memory.tensor(place, entry["shape"], dtype_of(entry["dtype"]), None)
-            self.tensors[name] = tensor
+        self.tensors = {
+            name: memory.tensor(start, shape, dtype_of(code), None)
+            for name, (code, shape, start) in layout.items()
+        }
         self._kinds = _kinds(self.tensors)
 
     def write(self, indices: torch.Tensor, output: Output) -> None:

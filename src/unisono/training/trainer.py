@@ -308,7 +308,6 @@ class Trainer:
         *,
         batch_size: int | None = None,
         forward: Forward = forward_inputs,
-        path: str | os.PathLike[str] | None = None,
         model: nn.Module | None = None,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
@@ -321,10 +320,6 @@ class Trainer:
             forward: a function of (model, batch) that returns a tensor, or a tuple or
                 dict of tensors, with one row for each sample. By default the model is called with
                 the batch, or with the first part of a tuple such as (inputs, targets).
-            path: a safetensors file to write, in an existing folder, for results that are too large
-                for memory: the returned tensors are mapped from the file. Until it is complete its
-                name ends in ``.partial``; such a file is left behind if the whole job is killed,
-                launcher included, or under ``torchrun`` and other launchers.
             model: see :meth:`evaluate`.
 
         Returns:
@@ -332,20 +327,18 @@ class Trainer:
             for every number of workers. Each worker may change its own copy.
 
         Outside of loops over steps, replacements of lost workers need the rows, too: if there can
-        be any, the launcher keeps them as long as the job runs, without `path` in a file without a
-        name in the folder for temporary files (``TMPDIR``).
+        be any, the launcher keeps them as long as the job runs, in a file without a name in the
+        folder for temporary files (``TMPDIR``).
 
         Raises:
             TypeError, ValueError: `forward` does not return rows.
-            OSError: the file cannot be created, or not every worker can open it; or it cannot be
-                renamed in the end, in which case the message says where the rows are.
+            OSError: there is no room for the rows, or not every worker can open their file.
         """
         check_forward(forward)
         reading = self._read_in_order(dataset, batch_size)
         predictor = Predictor(
             self._passes.sweep("predict", reading, model, forward),
             self._passes.prepared(forward),
-            None if path is None else Path(path),
         )
         with self._computing.under_way(self.run.model):
             return predictor.once(self._context.replicated_calls)

@@ -1,6 +1,6 @@
 """Fit, validate, evaluate and predict with a Trainer; say what came of it.
 
-Arguments: where one prediction goes, and a run directory if there is to be one.
+Argument: a run directory if there is to be one.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ killing.install()
 torch.manual_seed(0)
 model = Cnn()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-kept = {"directory": sys.argv[2]} if len(sys.argv) > 2 else {}
+kept = {"directory": sys.argv[1]} if len(sys.argv) > 1 else {}
 trainer = unisono.Trainer(model, optimizer, loss, shards=6, seed=2, **kept)
 trainer.fit(
     unisono.share(lambda: Cnn.data(seed=0)), batch_size=24, epochs=2, validate=Cnn.data(seed=1)
@@ -33,5 +33,4 @@ trainer.fit(
 result = trainer.evaluate(Cnn.data(seed=2), batch_size=10)
 print(f"digest {trainer.digest()} of {sorted(result.items())}\n", end="", flush=True)
 rows = trainer.predict(Cnn.data(seed=2), batch_size=10)
-assert torch.equal(rows, trainer.predict(Cnn.data(seed=2), batch_size=10, path=sys.argv[1]))
 print(f"rows {hashlib.sha256(rows.numpy().tobytes()).hexdigest()}\n", end="", flush=True)

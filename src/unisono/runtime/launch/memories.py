@@ -13,10 +13,8 @@ import os
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from unisono.runtime.checkpoint.slots import MARKS_BYTES, Places, used_bytes
-from unisono.runtime.plainfile import open_plain
 from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers.launcher_messages import DATA_KEYS, ROW_KEYS
 from unisono.runtime.workers.memory import give_pages_back
@@ -41,14 +39,14 @@ class SharedMemories:
     def __init__(self) -> None:
         self._by_key: dict[int, _Shared] = {}
 
-    def request(self, rank: int, key: int, num_bytes: int, path: str = "") -> int:
+    def request(self, rank: int, key: int, num_bytes: int) -> int:
         """Return the descriptor of memory `key`; it stays the launcher's.
 
         Raises a ValueError if another worker asked for another size or there is no such memory,
-        and an OSError if there is no room for a file, or the one at `path` cannot be opened.
+        and an OSError if there is no room for a file.
         """
         if key not in self._by_key:
-            self._by_key[key] = _Shared(_create(key, num_bytes, path), num_bytes, rank)
+            self._by_key[key] = _Shared(_create(key, num_bytes), num_bytes, rank)
         shared = self._by_key[key]
         if shared.num_bytes != num_bytes:
             raise ValueError(
@@ -151,11 +149,9 @@ class SharedMemories:
             shared.mapping.close()
 
 
-def _create(key: int, num_bytes: int, path: str) -> int:
+def _create(key: int, num_bytes: int) -> int:
     if num_bytes < 1:
         raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
-    if path:
-        return open_plain(Path(path), os.O_RDWR)
     if key < ROW_KEYS:
         return create_memory("unisono-memory", num_bytes)
     with tempfile.TemporaryFile() as file:

@@ -68,7 +68,6 @@ class RequestHandler:
         self._wake = wake
         self._say = say
         self._memories = SharedMemories()
-        self._to_remove: set[str] = set()
         self._writing: tuple[Kept, int | None] | None = None
         self._to_write: list[tuple[Kept, int | None, bool]] = []
         self._begun: set[int] = set()
@@ -86,8 +85,8 @@ class RequestHandler:
     def hear(self, rank: int, message: messages.FromWorker) -> None:
         """Take a worker's message."""
         match message:
-            case messages.MemoryRequest(key, num_bytes, path):
-                self._staff.send(rank, self._memory(rank, key, num_bytes, path))
+            case messages.MemoryRequest(key, num_bytes):
+                self._staff.send(rank, self._memory(rank, key, num_bytes))
             case messages.MemoryReleased(key):
                 self._memories.release(rank, key)
                 self._tidy_memories()
@@ -95,10 +94,6 @@ class RequestHandler:
                 self._begun.add(rank)
             case messages.LockRequest(directory, remote):
                 self._staff.send(rank, self._locked(Path(directory), remote))
-            case messages.RemoveAtEnd(path):
-                self._to_remove.add(path)
-            case messages.KeepFile(path):
-                self._to_remove.discard(path)
             case messages.WriteRequest(kept, wait):
                 self._to_write.append((kept, rank, wait))
                 self._write_next()
@@ -182,7 +177,7 @@ class RequestHandler:
             self._write_next()
 
     def close(self, is_enough: Callable[[], bool]) -> None:
-        """Let go of everything once the workers have ended; remove what they have left half.
+        """Let go of everything once the workers have ended.
 
         What is being copied to a URL is waited for until `is_enough` says so.
         """
@@ -191,9 +186,6 @@ class RequestHandler:
             self._say(self._writer.newest)
         self._memories.close()
         self._writer.close(is_enough)
-        for path in self._to_remove:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
 
     def stand_down(self) -> None:
         """Let nobody join or go on any more: the job ends."""
@@ -249,9 +241,9 @@ class RequestHandler:
             return messages.Refused(str(error), CheckpointError)
         return messages.Acknowledged()
 
-    def _memory(self, rank: int, key: int, num_bytes: int, path: str) -> messages.ToWorker:
+    def _memory(self, rank: int, key: int, num_bytes: int) -> messages.ToWorker:
         try:
-            return messages.MemoryGranted((self._memories.request(rank, key, num_bytes, path),))
+            return messages.MemoryGranted((self._memories.request(rank, key, num_bytes),))
         except ValueError as error:
             return messages.Refused(str(error))
         except OSError as error:

@@ -16,11 +16,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
-from unisono.runtime.plainfile import open_plain
 from unisono.runtime.procfs import NotThereError, create_memory, open_memory
 from unisono.runtime.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
 from unisono.runtime.workers.host_links import HostLinks, connect_hosts
@@ -82,10 +80,8 @@ class ExternallyLaunched(Supervisor):
         if isinstance(self.control, HostsControlBlock):
             self.control.receive()
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
         """Share memory that a host's first rank makes. Collective: every rank calls it."""
-        if path:
-            return open_plain(Path(path), os.O_RDWR)
         is_first = self.world.rank == self._first
         fd = create_memory(_MEMORY_NAME, num_bytes) if is_first else -1
         try:

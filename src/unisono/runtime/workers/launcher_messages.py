@@ -119,18 +119,6 @@ class MemoryReleased(Told):
     key: int
 
 
-class RemoveAtEnd(Told):
-    """Remove this file, if there is one, when the job has ended, however it ends."""
-
-    path: str
-
-
-class KeepFile(Told):
-    """Take :class:`RemoveAtEnd` back."""
-
-    path: str
-
-
 class ShowProgress(Told):
     """Draw how far the run is: a :class:`unisono.runtime.launch.cell.DisplayState`."""
 
@@ -158,12 +146,11 @@ class MemoryRequest(Request):
     """Share memory with every worker that asks with the same key. Answer: MemoryGranted.
 
     Memory with a key from :data:`DATA_KEYS` on is kept as long as the job; with one from
-    :data:`ROW_KEYS` on it is a file without a name, or the one at `path`.
+    :data:`ROW_KEYS` on it is a file without a name.
     """
 
     key: int
     num_bytes: int
-    path: str = ""
 
 
 class Stopped(Request):

@@ -26,11 +26,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from unisono.errors import UnisonoError
-from unisono.runtime.plainfile import open_plain
 from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
@@ -84,11 +82,8 @@ class Supervisor(Protocol):
         finally:
             os.close(fd)
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
-        """Do the same, and give the descriptor of that memory, which is the caller's.
-
-        With a `path`, that file is the memory; it has that size, and every worker can open it.
-        """
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
+        """Do the same, and give the descriptor of that memory, which is the caller's."""
 
     def tell(self, message: Told) -> None:
         """Tell something that needs no answer; nobody listens."""
@@ -135,10 +130,8 @@ class SingleProcess(Supervisor):
         self.world = world or World()
         self.control = ControlBlock(-1, 1)
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
         """Take memory that this process shares with nobody but its forks."""
-        if path:
-            return open_plain(Path(path), os.O_RDWR)
         return create_memory("unisono-memory", num_bytes)
 
 
@@ -216,9 +209,9 @@ class LauncherLink(Supervisor):
         weakref.finalize(memory, self._unused.append, key).atexit = False
         return memory
 
-    def memory_fd(self, key: int, num_bytes: int, gather: Gather, path: str = "") -> int:
+    def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
         """See :meth:`Supervisor.memory_fd`; the launcher takes it that this worker keeps it."""
-        request = messages.MemoryRequest(key, num_bytes, path)
+        request = messages.MemoryRequest(key, num_bytes)
         return self._ask(request, messages.MemoryGranted).fds[0]
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:

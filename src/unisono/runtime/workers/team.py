@@ -236,9 +236,9 @@ class Team:
         """Share memory with everybody who asks with the same `key`. Collective."""
         return self.supervisor.memory(key, num_bytes, self.gather)
 
-    def memory_fd(self, key: int, num_bytes: int, path: str = "") -> int:
+    def memory_fd(self, key: int, num_bytes: int) -> int:
         """Do the same, and give its descriptor, which is the caller's. Collective."""
-        return self.supervisor.memory_fd(key, num_bytes, self.gather, path)
+        return self.supervisor.memory_fd(key, num_bytes, self.gather)
 
     def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
         """Tell everybody `message`; hear theirs, by rank, the same on every worker that goes on.
