@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 
@@ -37,6 +37,10 @@ class UnisonoError(Exception):
         described = next(each for each in type(self).__mro__ if each.__module__ == __name__)
         self.add_note(f"Causes and remedies: `unisono explain {described.__name__}`")
 
+    def __post_init__(self, message: str) -> None:
+        """Begin as any error does, once a class that has fields has set them."""
+        UnisonoError.__init__(self, message)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to other processes with all fields, as Ray and pools of processes send errors."""
         names = type(self).__init__.__code__.co_varnames
@@ -44,6 +48,7 @@ class UnisonoError(Exception):
         return functools.partial(type(self), *self.args, **fields), (), self.__dict__
 
 
+@dataclass(eq=False, repr=False)
 class WorkerError(UnisonoError):
     """A worker raised an exception, was killed by a signal, or left at the wrong time.
 
@@ -53,18 +58,11 @@ class WorkerError(UnisonoError):
         remote_traceback: what Python printed in the worker; empty when it died without a word.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int | None = None,
-        exit_code: int | None = None,
-        remote_traceback: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.exit_code = exit_code
-        self.remote_traceback = remote_traceback
+    message: InitVar[str]
+    _: KW_ONLY
+    rank: int | None = None
+    exit_code: int | None = None
+    remote_traceback: str = ""
 
 
 class PeerLostError(UnisonoError):
@@ -101,6 +99,7 @@ class RendezvousError(UnisonoError):
     """The ranks of a job or of a process group could not find each other."""
 
 
+@dataclass(eq=False, repr=False)
 class NonFiniteLossError(UnisonoError):
     """A loss, or the norm of the gradients, is NaN or infinite; nothing has been updated.
 
@@ -114,28 +113,18 @@ class NonFiniteLossError(UnisonoError):
         parameters: the names of those whose values, or gradients, are not finite, as far as known.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        step: int,
-        shard: int | None,
-        value: float,
-        module: str | None = None,
-        file: str = "",
-        line: int = 0,
-        parameters: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.step = step
-        self.shard = shard
-        self.value = value
-        self.module = module
-        self.file = file
-        self.line = line
-        self.parameters = parameters
+    message: InitVar[str]
+    _: KW_ONLY
+    step: int
+    shard: int | None
+    value: float
+    module: str | None = None
+    file: str = ""
+    line: int = 0
+    parameters: tuple[str, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class NondeterministicError(UnisonoError, RuntimeError):
     """An operation of the model has no deterministic form on this device; nothing was updated.
 
@@ -147,22 +136,15 @@ class NondeterministicError(UnisonoError, RuntimeError):
             it is not known.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        operation: str = "",
-        module: str | None = None,
-        file: str = "",
-        line: int = 0,
-    ) -> None:
-        super().__init__(message)
-        self.operation = operation
-        self.module = module
-        self.file = file
-        self.line = line
+    message: InitVar[str]
+    _: KW_ONLY
+    operation: str = ""
+    module: str | None = None
+    file: str = ""
+    line: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class OutOfMemoryError(UnisonoError, MemoryError):
     """A pass or an update needs more memory than its device has.
 
@@ -177,24 +159,14 @@ class OutOfMemoryError(UnisonoError, MemoryError):
         needed: bytes by what they are for, such as ``"parameters"``.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int | None = None,
-        device: str = "",
-        step: int | None = None,
-        shard: int | None = None,
-        phase: str = "",
-        needed: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.device = device
-        self.step = step
-        self.shard = shard
-        self.phase = phase
-        self.needed = dict(needed)
+    message: InitVar[str]
+    _: KW_ONLY
+    rank: int | None = None
+    device: str = ""
+    step: int | None = None
+    shard: int | None = None
+    phase: str = ""
+    needed: Mapping[str, int] = field(default_factory=dict)
 
 
 class LoadingError(UnisonoError):
