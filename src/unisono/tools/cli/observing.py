@@ -84,7 +84,6 @@ _RATE = Text("rate", _bytes_per_second, "kbit/s, Mbit/s, Gbit/s or Tbit/s above 
     help="For how long steps are timed on each number of workers, each of two times.",
 )
 @timeout
-@click.option("--threads", type=COUNT, help="As of `unisono run`.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @takes_script
 def plan(
@@ -96,7 +95,6 @@ def plan(
     bandwidth: float | None,
     timing_s: float,
     timeout_s: float,
-    threads: int | None,
     as_json: bool,
 ) -> None:
     """Time SCRIPT on 1, 2, 4, … workers of this machine, and say what limits it.
@@ -132,7 +130,7 @@ def plan(
             "example `--hosts 2`."
         )
     with refusing():
-        threads = threads or threads_per_worker()
+        threads = threads_per_worker()
         most = max(counts) if counts else None
         placement = place_workers(most, None, os.environ, Machine.here())
         cores = max(1, len(os.sched_getaffinity(0)) // threads)

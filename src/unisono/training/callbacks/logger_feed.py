@@ -52,7 +52,7 @@ class Opening(NamedTuple):
     """What a logger is opened with.
 
     Attributes:
-        path: the file or folder.
+        path: the folder.
         every: of how many steps one is sent.
         settings, config: what the program has given.
         from_step: where the call of ``fit`` begins, 0 for another run; None: it is under way.
