@@ -20,7 +20,6 @@ from unisono.runtime.workers.launcher_messages import (
     MemoryReleased,
 )
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
-from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import heard_by_all
 from unisono.training.predictions import (
     LateRows,
@@ -90,14 +89,9 @@ class Predictor:
         """Compute a batch to see what a row is."""
         # The order is that of the dataset, so its first sample is in the first shard.
         sweep = self._sweep
-        try:
+        with sweep.explained():
             first = next(parts_of([0]))
-            with refusals_explained(sweep.model, sweep.is_deterministic):
-                output = self._forward(sweep.model, first.data)
-        except RuntimeError as error:
-            if (ours := sweep.explain(error)) is error:
-                raise
-            raise ours from error
+            output = self._forward(sweep.model, first.data)
         rows = taken_apart(output, first.num_samples)
         layout, num_bytes = layout_of(rows, sweep.plan.num_samples)
         key = secrets.randbelow(_NUM_KEYS) + (ROW_KEYS if is_kept else _RELEASED_KEYS)

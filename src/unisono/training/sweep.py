@@ -31,7 +31,7 @@ from unisono.training.computing import deterministic_kernels, every_shape_compil
 from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import failure, raised
 from unisono.training.loop_plan import LoopPlan
-from unisono.training.out_of_memory import explained
+from unisono.training.out_of_memory import memory_explained
 from unisono.training.run_context import RunContext
 
 
@@ -72,9 +72,14 @@ class Sweep:
         self._digest = None if model is None else digest_of_weights(model)
         self._own = OwnGenerators(**loop.program, loss=functions, model=self.model)
 
-    def explain(self, error: Exception) -> Exception:
-        """Explain what a pass has raised, if memory is full."""
-        return explained(error, self._run, f"pass of `{self._name}`")
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Explain what passes within a block raise: no memory, no deterministic form."""
+        with (
+            memory_explained(self._run, f"pass of `{self._name}`"),
+            refusals_explained(self.model, self.is_deterministic),
+        ):
+            yield
 
     def seed(self, stream: str, number: int = 0) -> None:
         """Seed generators for one place of a stream of this pass."""
@@ -174,11 +179,11 @@ class Sweep:
             caught: Exception | None = None
             try:
                 mine = missing[bounds[team.position] : bounds[team.position + 1]]
-                with refusals_explained(self.model, self.is_deterministic):
+                with self.explained():
                     answer = _joined(compute(mine))
             except Exception as error:
-                caught = self.explain(error)
-                answer = b"\n" + failure(caught, team.world.rank)
+                caught = error
+                answer = b"\n" + failure(error, team.world.rank)
             answers = team.gather(answer, purpose)
             for rank, heard in answers.items():
                 if heard.startswith(b"\n"):
