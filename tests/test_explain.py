@@ -32,7 +32,8 @@ def test_every_sentence_is_found_whole_and_by_its_first_words(sentence, cause):
     told = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", cause)
     whole = sentence.replace("…", "something")
     first = " ".join(max(sentence.split("…"), key=len).split()[:5])
-    for typed in ((whole,), whole.split(), (f"ValueError: {whole}, and more",), (first,)):
+    of_an_error = f"ValueError: {whole}, and more", f"ValueError: {first}"
+    for typed in ((whole,), whole.split(), *((one,) for one in of_an_error), (first,)):
         status, output = said(*typed)
         assert status == 0
         assert f"Cause: {told}\nRemedy: " in output
@@ -42,4 +43,5 @@ def test_a_typing_mistake_is_forgiven_and_nonsense_is_not():
     assert said("MissmatchError")[1].startswith("MismatchError\n")
     status, output = said("what?")
     assert status == 2
-    assert "MESSAGE must be one of an error, or its name (UnisonoError, " in output
+    assert "MESSAGE must be an error of Unisono (UnisonoError, " in output
+    assert "is 'ValueError': paste what stands behind the name" in said("ValueError")[1]

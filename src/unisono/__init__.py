@@ -13,6 +13,7 @@ from unisono import errors
 from unisono.errors import UnisonoError
 from unisono.runtime import __version__
 from unisono.runtime.c10d.registration import register as _register_backend
+from unisono.runtime.habits import missing as _missing
 from unisono.runtime.launch.api import launch
 from unisono.runtime.world import world
 
@@ -76,7 +77,7 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"unisono.{name}")
     if name not in _LOADED_ON_FIRST_USE:
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+        raise _missing("module 'unisono'", name)
     return getattr(importlib.import_module(_LOADED_ON_FIRST_USE[name]), name)
 
 

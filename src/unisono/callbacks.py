@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from unisono.runtime.habits import missing as _missing
+
 if TYPE_CHECKING:
     from unisono.training.callbacks.best_validation import BestCheckpoint as BestCheckpoint
     from unisono.training.callbacks.best_validation import EarlyStopping as EarlyStopping
@@ -52,7 +54,7 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'unisono.callbacks' has no attribute {name!r}")
+        raise _missing("module 'unisono.callbacks'", name)
     return getattr(importlib.import_module(f"unisono.training.callbacks.{_HOMES[name]}"), name)
 
 

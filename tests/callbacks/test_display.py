@@ -3,6 +3,7 @@ import io
 import os
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -312,6 +313,7 @@ def test_a_summary_names_what_it_did():
         "10 steps, 320 samples in 2.0 s: 160 samples/s, 4 shards on 2 workers, "
         "digest abababababababab"
     )
+    assert " 2 workers (1 at the end), " in str(replace(summary, workers_at_end=1))
 
 
 @pytest.mark.parametrize("error", [ValueError("I/O operation on closed file"), KeyError("x")])

@@ -15,6 +15,7 @@ from tests.hangs.planted import PROGRAMS, Planted
 from tests.warm import processes
 
 from unisono.runtime.hangs.where import find_job, where
+from unisono.runtime.workers.control_block import ControlBlock
 
 
 def ask(target: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -114,4 +115,14 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, target: str, words:
 def test_a_process_by_itself_is_looked_at() -> None:
     with psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert find_job(process.pid).pids == {0: process.pid}
+        process.kill()
+
+
+def test_a_launcher_whose_workers_start_is_no_rank() -> None:
+    code = f"from {ControlBlock.__module__} import *; c = ControlBlock.create(2); print(); input()"
+    command = [sys.executable, "-u", "-c", code]
+    with psutil.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with pytest.raises(ValueError, match="PID must be of a job whose workers run, but those"):
+            find_job(process.pid)
         process.kill()

@@ -66,6 +66,13 @@ def test_a_loss_names_who_was_lost_and_who_goes_on(
     assert said == f"worker {rank} (pid 4711) {KILLED}{message}"
 
 
+def test_a_worker_that_is_killed_on_purpose_has_not_run_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=30")
+    assert ending(-9) == "was killed by SIGKILL (as UNISONO_FAULTS is set)"
+
+
 def test_who_joins_is_named() -> None:
     state = state_after(LOOP, workers=4)
     assert joined_message((1,), lambda rank: 100 + rank, state) == "worker 1 (pid 101) has joined."

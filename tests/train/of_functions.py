@@ -112,6 +112,10 @@ def fails(outputs, targets):
         (auc, lambda m, b: m(b[0]).mean(), TypeError, r"one row for each of the \d+ samples"),
         (auc, lambda m, b: (m(b[0]), b[1][:1]), TypeError, r"'1' is \(1,\)"),
         (auc, lambda m, b: ("text", b[1]), TypeError, "'0' is str"),
+        (
+            *(auc, lambda m, b: (m(b[0]).repeat(1, int(b[1].sum())), b[1]), ValueError),
+            r"part '0' has rows of \(\d+,\) and \(\d+,\), as of batches that are padded to",
+        ),
         (lambda *_: "text", None, TypeError, "'it' is of type str"),
         (fails, None, KeyError, "no such class"),
     ],

@@ -22,7 +22,15 @@ from unisono.runtime import habits
 DATA = by_sign(64)
 X, Y = DATA.tensors
 FIT = {"batch_size": 16, "steps": 2}
-REFUSED = (AssertionError, IndexError, RuntimeError, TypeError, ValueError, CallbackError)
+REFUSED = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    CallbackError,
+)
 
 
 def trainer(loss=cross_entropy, model=None, **options):
@@ -82,6 +90,19 @@ def backward_in_the_loss(model, batch):
     return loss
 
 
+class Stepped(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self, batch)
+
+
+class Hooked(unisono.callbacks.Callback):
+    def on_train_epoch_end(self, trainer, module):
+        pass
+
+
 class DataFrame:
     """Of pandas, by its name: the package is not needed for this."""
 
@@ -105,7 +126,7 @@ ANSWERS = {
     "fit(X, y)": (lambda: fit(X, Y), PAIR),
     "evaluate(X, y)": (lambda: trainer().evaluate(X, Y), PAIR),
     "validation": (lambda: fit(DATA, DATA), "as in `fit(train_set, batch_size=64, epochs=3, val"),
-    "loaders": (lambda: fit(DataLoader(DATA, 16), DataLoader(DATA, 16)), "validate=test_set)`"),
+    "loaders": (lambda: fit(DataLoader(DATA, 16), DataLoader(DATA, 16)), "to validate on is `v"),
     "DataFrame": (lambda: fit(DataFrame()), f"{SAMPLES} DataFrame has columns: pass `TensorD"),
     "a dict of arrays": (lambda: fit({"x": X, "y": Y}), "for i in range(64)]`"),
     "a generator": (lambda: fit(each for each in DATA), "such as `list(samples)`"),
@@ -143,7 +164,26 @@ ANSWERS = {
     "Run(output_dir)": (lambda: own_loop(print, output_dir="a"), 'write `Run(…, directory="runs'),
     "nprocs": (lambda: unisono.launch(print, nprocs=2), "write `unisono.launch(main, workers=2)`"),
     "mode": (lambda: EarlyStopping(mode="max"), 'write `better="lower"`, or "higher".'),
-    "save_top_k": (lambda: BestCheckpoint(save_top_k=1), "use `unisono.callbacks.BestCheckpoint"),
+    "save_top_k": (lambda: BestCheckpoint(save_top_k=1), "keeps the best weights alone; the new"),
+    "EarlyStopping(name)": (lambda: EarlyStopping("acc"), "EarlyStopping(3, monitor='acc')`, for"),
+    "interval": (
+        lambda: unisono.Schedule(None, interval="step"),
+        'Schedule(scheduler, every="step',
+    ),
+    "on_train_epoch_end": (
+        lambda: trainer(callbacks=Hooked()).fit(DATA, **FIT),
+        "Hooked has `on_train_epoch_end`, which is never called: write one of on_begin, ",
+    ),
+    "BestCheckpoint(name)": (
+        lambda: trainer(callbacks=BestCheckpoint("loss")).fit(DATA, **FIT, validate=DATA),
+        'write `BestCheckpoint(monitor="loss", better="higher")`, or "lower".',
+    ),
+    "callbacks=EarlyStopping": (lambda: trainer(callbacks=EarlyStopping), "pass an instance"),
+    "training_step": (lambda: trainer(Stepped().training_step), ": model.training_step(batch, 0)`"),
+    "trainer.test": (lambda: trainer().test(DATA), "`Trainer` has no attribute 'test': write `tra"),
+    "seed_everything": (lambda: unisono.seed_everything(0), "call `torch.manual_seed(0)` before"),
+    "ModelCheckpoint": (lambda: unisono.callbacks.ModelCheckpoint(), "which resumes, and `unisono"),
+    "fit(model, loader)": (lambda: fit(nn.Linear(4, 2), DATA), "the model is `Trainer(model, …)`"),
     "val_loss": (
         lambda: trainer(callbacks=[EarlyStopping(monitor="val_loss")]).fit(
             DATA, **FIT, validate=DATA, validate_every=1
@@ -183,9 +223,16 @@ def test_what_has_but_one_meaning_is_accepted(type_it):
     type_it()
 
 
+def test_a_pair_that_may_be_a_loss_and_an_accuracy_gets_a_line(capsys):
+    fit(loss=lambda model, batch: (cross_entropy(model, batch), torch.tensor(0.5)))
+    said = capsys.readouterr().out
+    assert said.count('here 0.5: if that is an accuracy, return `{"loss": loss, "accura') == 1
+
+
 def test_no_argument_of_the_table_is_one_of_the_call_that_it_names():
     calls = {"fit": unisono.Trainer.fit, "evaluate": unisono.Trainer.evaluate}
     calls |= {"Trainer": unisono.Trainer, "EarlyStopping": EarlyStopping, "StepLR": StepLR}
+    assert len(all_names := " ".join(habits._NAMES.values()).split()) == len({*all_names})
     for remedy, names in habits._INSTEAD.items():
         for name in names.split():
             assert sum(name in others.split() for others in habits._INSTEAD.values()) == 1, name

@@ -239,6 +239,9 @@ STEPWISE = {
         lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 12),
         lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: (12 - n) / 12),
     ],
+    "it lasts 13 steps, of which it would do 3": [
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, 13),
+    ],
     "it is made to step after each batch": [
         lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1)
     ],

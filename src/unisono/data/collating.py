@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -66,10 +67,18 @@ class Collator:
         except Exception as error:
             raise LoadingError(
                 f"samples must fit into one batch, but to collate samples {listed(numbers)} "
-                f"raised {said(error)}: give all samples one form, or pass a DataLoader that "
-                f"has a `collate_fn`.",
+                f"raised {said(error)}: {_remedy(samples, self._collate_fn)}.",
                 indices=tuple(numbers),
             ) from error
+
+
+def _remedy(samples: Any, collate_fn: Any) -> str:
+    if collate_fn is None:
+        return "give all samples one form, or pass a DataLoader that has a `collate_fn`"
+    with suppress(Exception):
+        if texts := [name for name, part in samples[0].items() if isinstance(part, str)]:
+            return f"leave texts out of samples, here with `dataset.remove_columns({texts})`"
+    return "look at what `collate_fn` gets, a list of samples"
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -70,7 +70,7 @@ class StreamPass:
         except Exception as error:
             raise LoadingError(
                 f"a stream must be readable from its start in every epoch, but that of epoch "
-                f"{epoch} raised {said(error)}: mend it."
+                f"{epoch} raised {said(error)}: {self._remedy}."
             ) from error
         self._place = (epoch, os.getpid())
         self.next = self._shard
@@ -100,6 +100,16 @@ class StreamPass:
         if self._num_shards == 1:
             return self._dataset
         return self._dataset.shard(index=self._shard, num_shards=self._num_shards)
+
+    @property
+    def _remedy(self) -> str:
+        if self._num_shards == 1:
+            return "mend it"
+        num = self._num_shards
+        return (
+            f"let `shard(index=…, num_shards={num})` of it give a part, as that of "
+            f"`to_iterable_dataset(num_shards={num})` does"
+        )
 
     def _ask(self) -> Any:
         assert self._place is not None

@@ -9,7 +9,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,14 +72,60 @@ _INSTEAD = {
     f"{_LEAVE_OUT} progress is always shown": "verbose progress_bar enable_progress_bar "
     "disable_tqdm enable_model_summary log_every_n_steps logging_steps",
     f"{_LEAVE_OUT} every run has the same bits": "deterministic benchmark",
+    'write `Schedule(scheduler, every="step")`, or "epoch"': "interval frequency",
     "pass a `DataLoader` as data, such as `DataLoader(train_set, 64, num_workers=2)`": ""
     "num_workers collate_fn data_collator pin_memory use_multiprocessing dataloader_num_workers",
     "write `Trainer(…, seed=0)`": "seed random_seed random_state",
     "let the loss return `(sum, weight)`": "class_weight sample_weight",
-    'write `better="lower"`, or "higher"': "mode",
+    'write `better="lower"`, or "higher"': "mode greater_is_better metric_for_best_model",
     "use `unisono.callbacks.BestCheckpoint()`": "restore_best_weights load_best_model_at_end "
-    "save_best_only save_top_k",
-    "write the arguments behind the function, as in `unisono.launch(main, 1, 2)`": "args",
+    "save_best_only",
+    f"{_LEAVE_OUT} `BestCheckpoint` keeps the best weights alone; the newest states: "
+    "`Trainer(…, checkpoint=unisono.Checkpoint(keep=3))`": "save_top_k save_last",
+    'write `BestCheckpoint("best.safetensors")`': "dirpath filename filepath",
+    "see `unisono plan`, `top` and `report` for where the time goes": "profiler",
+    f"{_LEAVE_OUT} the workers divide the samples themselves": "use_distributed_sampler "
+    "num_sanity_val_steps find_unused_parameters ddp_find_unused_parameters",
+    "let `collate_fn` of the `DataLoader` pad, and call `remove_columns` of the data set": ""
+    "tokenizer processing_class remove_unused_columns",
+    "write `trainer.fit(…, validate_forward=…)`": "preprocess_logits_for_metrics",
+    "call `model.compile()` before": "compile torch_compile jit_compile",
+    "write the arguments behind the function, as in `unisono.launch(main, 1, 2)`; what "
+    "`TrainingArguments` has are arguments of `Trainer` and `fit`": "args",
+}
+
+# What to write for what is not there.
+_NAMES = {
+    "call `torch.manual_seed(0)` before the model is made, and write `Trainer(…, seed=0)`": ""
+    "seed_everything set_seed",
+    "a plain `nn.Module` is trained, with a loss that is a function of (model, batch)": ""
+    "LightningModule",
+    'write `Trainer(…, directory="runs/mnist")`, which resumes, and '
+    "`unisono.callbacks.BestCheckpoint()`": "ModelCheckpoint",
+    "`unisono.callbacks` has `EarlyStopping`, `BestCheckpoint`, loggers, and `Callback`, of which "
+    "to derive others": "BestCheckpoint Callback CSVLog EMA EarlyStopping MLflow TensorBoard "
+    "Trackio WandB EarlyStoppingCallback TrainerCallback TensorBoardLogger CSVLogger WandbLogger "
+    "MLFlowLogger loggers logger",
+    "leave it out, as the event file of a run with a `directory` has that": "LearningRateMonitor "
+    "DeviceStatsMonitor TQDMProgressBar RichProgressBar ModelSummary",
+    "it is in `unisono.distributed`, where `init` makes the process group": "init_process_group "
+    "DistributedDataParallel DistributedSampler",
+    "leave it out, as `fit` and `evaluate` keep the workers together": "barrier wait_for_everyone "
+    "Accelerator prepare",
+    "write `unisono.load_weights(path, model)`": "load_from_checkpoint load_state_dict load_model",
+    "its arguments are those of `Trainer` and `fit`": "TrainingArguments TrainingArgs",
+    "write `trainer.fit(…)`": "train",
+    "your program has it, as has `trainer.run`": "model optimizer",
+    "`fit` returns it": "history logged_metrics callback_metrics",
+    "write `trainer.evaluate(test_set, batch_size=64)`": "test validate",
+    "write `trainer.save(path)`, or `Trainer(…, directory=…)`": "save_model save_checkpoint",
+    'return it in the dict of the loss: `{"loss": loss, "accuracy": right}`': "log log_dict",
+    "ask `unisono.progress()` in a loss, and `fit.step` and `fit.epoch` in callbacks": ""
+    "global_step current_epoch state",
+    "`evaluate` and `predict` find the values of all samples": "all_gather gather "
+    "gather_for_metrics",
+    "`unisono.world()` has rank and world size": "is_global_zero is_world_process_zero "
+    "is_main_process local_rank global_rank world_size get_rank get_world_size",
 }
 
 
@@ -104,7 +150,7 @@ def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 unknown = [name for name in kwargs if name not in signature.parameters]
-                raise TypeError(_told(example, signature, unknown, error)) from None
+                raise TypeError(_told(example, signature, unknown, error, args)) from None
             return function(*args, **kwargs)
 
         return call
@@ -112,12 +158,36 @@ def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def _told(example: str, signature: inspect.Signature, unknown: list[str], error: TypeError) -> str:
+def missing(where: str, name: str) -> AttributeError:
+    """Say what to write in the place of something that is not there."""
+    ways = [way for way, names in _NAMES.items() if name in names.split()]
+    remedy = f": {ways[0]}." if ways else ""
+    return AttributeError(f"{where} has no attribute {name!r}{remedy}")
+
+
+def class_habits_met(example: str) -> Callable[[type[T]], type[T]]:
+    """Have a class answer likewise."""
+
+    def decorate(kind: type[T]) -> type[T]:
+        kind.__init__ = habits_met(example)(kind.__init__)  # type: ignore[method-assign]
+        return kind
+
+    return decorate
+
+
+def _told(
+    example: str, signature: inspect.Signature, unknown: list[str], error: TypeError, args: Any
+) -> str:
     name, others = example.partition("(")[0], [*signature.parameters]
     if not unknown:
-        pair = "; inputs and targets are one data set, `TensorDataset(x, y)`"
-        is_more = "too many" in str(error) and "dataset" in others
-        return f"`{name}` must be called as in `{example}`, but: {error}{pair * is_more}."
+        advice = ""
+        if "too many" in str(error) and "dataset" in others:
+            advice = "; inputs and targets are one data set, `TensorDataset(x, y)`"
+            if hasattr(args[1], "parameters"):
+                advice = "; the model is `Trainer(model, …)`'s, and each trainer has one"
+            elif not hasattr(args[2], "shape"):
+                advice = "; what to validate on is `validate=test_set`"
+        return f"`{name}` must be called as in `{example}`, but: {error}{advice}."
     remedies = [way for way, names in _INSTEAD.items() if unknown[0] in names.split()]
     close = difflib.get_close_matches(unknown[0], others, 1)
     remedies += [f"did you mean `{close[0]}`"] if close else [f"write `{example}`, say"]

@@ -47,6 +47,7 @@ _OF_RUNS = (
     "unisono.training.run",
     "unisono.training.step",
     "unisono.training.trainer",
+    "unisono.training.rehearsals",
     "unisono.training.callbacks",
 )
 _METRICS = "torchmetrics.metric"  # whose objects keep what they are called with in attributes

@@ -44,6 +44,20 @@ _HINTS = (
         r"^Target -?\d+ is out of bounds",
         "Labels are class numbers from 0, below the number of the model's outputs.",
     ),
+    (
+        r"index out of range in self",
+        "Numbers that an embedding gets are from 0, below its `num_embeddings`.",
+    ),
+    (
+        r"'(list|str)' object has no attribute '(size|shape|dim|ndim|device|to|float|long)'",
+        "Lists and texts of samples are no tensors: let a `collate_fn` make them, or "
+        '`with_format("torch")` of a `datasets.Dataset`.',
+    ),
+    (
+        r"got an unexpected keyword argument",
+        "Name what the model takes of a batch, or leave the rest out of samples "
+        "(`remove_columns` of a `datasets.Dataset`).",
+    ),
 )
 
 

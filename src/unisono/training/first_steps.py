@@ -2,7 +2,8 @@
 
 **Is a mean taken over labels of which some do not count?** Then shards weigh as their samples do,
 as in ``model(**batch).loss`` or ``cross_entropy(…)`` with padded labels: a mean of such means is
-another number for each way to divide the samples. It is no error, but deserves a line.
+another number for each way to divide the samples. It is no error, but deserves a line. So does a
+pair whose second is no larger than 1: many return (loss, accuracy), but it is (sum, weight).
 
 **Will BatchNorm get a single value per channel?** torch refuses that, in the last step of an epoch.
 
@@ -11,13 +12,15 @@ shows the first forward pass of the loop, which fails then, before any step is d
 
 **Does the program change a data set in the course of a loop?** Loader processes read the copy of it
 with which the loop began.
+
+**Has a callback methods that nobody would call?** Those of other libraries have other names.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -33,6 +36,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.runtime.held import Held
 from unisono.runtime.reach import reach
 from unisono.runtime.training_progress import now
+from unisono.training.callbacks.callback import Callback
 from unisono.training.computing import is_compiled
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.run_context import RunContext
@@ -44,6 +48,10 @@ _LINE = (
     "mean over the labels of a shard gives the same label more weight in one shard than in "
     "another: pass `unisono.token_mean` as the loss of a language model, or return "
     "`(sum, number of labels that count)`"
+)
+_PAIR = (
+    "the loss returns a pair, so the first is a sum, which is divided by the second, its weight, "
+    'here {:.4g}: if that is an accuracy, return `{{"loss": loss, "accuracy": right}}`'
 )
 _LOOKS_AT_DATA = 2
 _LOOKED_AT = 1 << 20  # bytes of a tensor or an array
@@ -76,7 +84,12 @@ class LabelCounts:
         return watched
 
     def _look(self, batch: Any, returned: Any) -> None:
-        if is_pair(returned.get("loss") if isinstance(returned, Mapping) else returned):
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if isinstance(loss, tuple) and is_pair(loss):
+            is_one = isinstance(loss[1], torch.Tensor) and loss[1].numel() == 1
+            weight = loss[1].item() if is_one else loss[1]
+            if isinstance(weight, float) and 0 <= weight <= 1:
+                self._run.say_once(_PAIR.format(weight))
             return
         for place, labels in _labels_in(batch):
             counting = (labels != _IGNORED).reshape(len(labels), -1).sum(1)
@@ -124,6 +137,19 @@ def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
         is_full = isinstance(value, torch.Tensor) and value.ndim and value.numel()
         if is_full and value.dtype in (torch.int64, torch.int32):
             yield place, value
+
+
+def check_moments(callbacks: Iterable[Callback]) -> None:
+    """Refuse methods that nobody would call, such as those of other libraries' callbacks."""
+    moments = [name for name in vars(Callback) if name.startswith("on_")]
+    for callback in callbacks:
+        unknown = [n for n in dir(type(callback)) if n.startswith("on_") and n not in moments]
+        if unknown:
+            raise TypeError(
+                f"methods of callbacks that begin with `on_` must be moments, but "
+                f"{callback.name} has `{unknown[0]}`, which is never called: write one of "
+                f"{', '.join(moments)}, or give it another name."
+            )
 
 
 @contextmanager

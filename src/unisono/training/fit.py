@@ -83,10 +83,9 @@ class FitUnderWay(Observer):
         self._changed_data = ChangedData(self._context, reading)
         self._next = 0
         self._kept_step: int | None = None
-        self._has_skipped = False
+        self._has_skipped = self.has_ended = False
         self._memory, self._has_memory = MemoryWatch(run.device, team), not run.device.is_host
         self.end_step = run.position.step
-        self.has_ended = False
         self.rank, self.model, self.optimizer = team.world.rank, run.model, run.optimizer
 
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
@@ -342,6 +341,7 @@ class FitUnderWay(Observer):
             found = {
                 "digest": digest_of(run.model, run.optimizer),
                 "seconds": totals.seconds(run.position),
+                "workers_at_end": len(self.ranks),
             }
             return json.dumps(found).encode()
 

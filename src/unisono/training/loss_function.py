@@ -40,6 +40,15 @@ def check_loss(loss: object) -> None:
     name = getattr(loss, "__name__", "")
     if name and getattr(functional, name, None) is loss:
         raise _of_outputs(f"`F.{name}`", f"F.{name}")
+    if isinstance(getattr(loss, "__self__", None), nn.Module):
+        parameters = list(inspect.signature(loss).parameters)  # type: ignore[arg-type]
+        if parameters[:1] == ["batch"]:
+            call = f"model.{name}({', '.join(['batch', *'0' * (len(parameters) - 1)])})"
+            raise TypeError(
+                f"{_WANTED}, but is a method that takes ({', '.join(parameters)}): pass "
+                f"`lambda model, batch: {call}`, and return what it logs in a dict, beside "
+                f'`"loss"`.'
+            )
     check_function("loss", loss, ("model", "batch"), _apart(loss))
 
 

@@ -26,6 +26,7 @@ from torch import nn
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import HOST, Device, on_host
 from unisono.training.failures import heard_by_all
+from unisono.training.loss_function import check_function
 from unisono.training.sweep import Forward, Sweep
 
 RowFunction = Callable[..., Any]
@@ -115,6 +116,9 @@ class Metrics:
             given = {name: rows[name][chosen].to(where) for name in names}
             return function(**given) if is_named else function(*given.values())
 
+        words = ["outputs", "targets"] if len(names) == 2 else [f"part {name}" for name in names]
+        for name, function in () if is_named else self._functions.items():
+            check_function(f"metrics[{name!r}]", function, words)
         found = {name: call(function) for name, function in self._functions.items()}
         if self._template is not None:
             whole = copy.deepcopy(self._template).to(device.torch)
@@ -126,7 +130,7 @@ class Metrics:
 
 def written(rows: Rows) -> bytes:
     """Write a shard's rows for all workers, as safetensors."""
-    whole = {name: on_host(torch.cat(parts)).contiguous() for name, parts in rows.items()}
+    whole = {n: on_host(_row_by_row(n, parts)).contiguous() for n, parts in rows.items()}
     return to_safetensors(whole)
 
 
@@ -135,7 +139,20 @@ def _joined(told: Mapping[int, bytes], plan: SamplePlan) -> dict[str, torch.Tens
     shards = {shard: rows for shard in sorted(told) if (rows := from_safetensors(told[shard]))}
     order = torch.cat([plan.indices(0, shard) for shard in shards]).argsort()
     names = next(iter(shards.values()))
-    return {name: torch.cat([rows[name] for rows in shards.values()])[order] for name in names}
+    parts = {name: [rows[name] for rows in shards.values()] for name in names}
+    return {name: _row_by_row(name, some)[order] for name, some in parts.items()}
+
+
+def _row_by_row(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    first, *others = list(dict.fromkeys(tuple(part.shape[1:]) for part in parts))
+    if others:
+        raise ValueError(
+            f"metrics must get rows of one shape, but part {name!r} has rows of {first} and "
+            f"{others[0]}, as of batches that are padded to several lengths: let `forward` return "
+            f"sums over the tokens of each sample, or pad to one length there; or return "
+            f'`{{"accuracy": (right, tokens)}}` beside the loss.'
+        )
+    return torch.cat(parts)
 
 
 def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from unisono.engine.step.transforms import Clipping, OnGradients
 from unisono.plan.samples import NUM_SEEDS
 from unisono.runtime.device import AUTO
+from unisono.runtime.habits import class_habits_met
 from unisono.runtime.whole import check_whole
 from unisono.training.loss_function import check_function
 
@@ -55,6 +56,7 @@ CONFLICTS = {
 }
 
 
+@class_habits_met('Precision("bf16")')
 @dataclass(frozen=True, slots=True)
 class Precision:
     """How a trainer's passes compute: ``precision=Precision("fp16", exact=False)``. Final.
@@ -95,6 +97,7 @@ class Precision:
             )
 
 
+@class_habits_met('Schedule(scheduler, every="step")')
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """When a learning rate schedule steps: ``schedule=Schedule(cosine, every="step")``. Final.
@@ -121,7 +124,8 @@ class Schedule:
         if not isinstance(scheduler, LRScheduler):
             raise TypeError(
                 f"`schedule` must be one of torch.optim.lr_scheduler, but is of type "
-                f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, say."
+                f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, say, "
+                f'or `unisono.Schedule(scheduler, every="step")`.'
             )
         _check_among("every", self.every, INTERVALS)
         looks_at_means = isinstance(scheduler, ReduceLROnPlateau)
@@ -142,6 +146,7 @@ class Schedule:
             )
 
 
+@class_habits_met('Checkpoint("10min", keep=3)')
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """When a run is saved and where it resumes: ``checkpoint=Checkpoint("10min", keep=9)``. Final.

@@ -151,6 +151,8 @@ def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:
                     lasts.append(num_steps)
     if num_steps in lasts:
         return f"it lasts {num_steps} steps, as the run does"
+    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps > num_epochs:
+        return f"it lasts {scheduler.total_steps} steps, of which it would do {num_epochs}"
     if isinstance(scheduler, CyclicLR):
         return "it is made to step after each batch"
     return ""

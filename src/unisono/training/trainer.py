@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from unisono.engine.state.load import save_weights
 from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.step.transforms import OnGradients
 from unisono.runtime.device import AUTO
-from unisono.runtime.habits import habits_met
+from unisono.runtime.habits import habits_met, missing
 from unisono.training.callbacks.callback import Callback, Callbacks
 from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.logger import with_loggers
@@ -26,6 +26,7 @@ from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary
 from unisono.training.computing import Computing, is_compiled
 from unisono.training.evaluate import Passes, checked
+from unisono.training.first_steps import check_moments
 from unisono.training.fit import FitUnderWay
 from unisono.training.loss_function import (
     Loss,
@@ -56,7 +57,8 @@ class Trainer:
             returns the mean loss, or ``(sum, weight)``, whose sum is differentiated and whose
             gradients are divided by the weight of the global batch; or a dict with ``"loss"`` and
             further scalars, which are averaged in the same way (integers and booleans are added
-            up), and ``"per_sample"``, a dict of tensors with a row for each sample.
+            up; a mean of the batches' F1s is no F1, which `metrics` of :meth:`evaluate` finds), and
+            ``"per_sample"``, a dict of tensors with a row for each sample.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
             loop's ``batch_size`` for each shard; at least 1.
@@ -155,7 +157,7 @@ class Trainer:
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule.scheduler
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        given = [callbacks] if isinstance(callbacks, (Callback, type)) else list(callbacks)
         self.callbacks = list(Callbacks(given, self.directory))
         Callbacks(self.callbacks).keep_states(self.run.state)
         self._passes = Passes(self._context, self._computing, loss, embed)
@@ -242,6 +244,7 @@ class Trainer:
         if sets:
             find_means = passes.validation(reading, sets, measured)
         callbacks = Callbacks(self._all_callbacks(), self.directory)
+        check_moments(callbacks)
         validation = Validation(run, find_means, validate_every, sets)
         if self._schedule.needs_validation:
             validation.must_be("ReduceLROnPlateau", self._schedule.monitor)
@@ -371,6 +374,11 @@ class Trainer:
         """
         checkpoints = self._context.checkpoints
         return None if checkpoints is None else checkpoints.directory
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing("`Trainer`", name)
 
     def _read_in_order(self, dataset: Any, batch_size: int | None) -> Reading:
         """Say how samples are read for a pass: as the newest `fit` did, unless it is said."""

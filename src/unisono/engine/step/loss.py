@@ -108,7 +108,8 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"a loss function must return a scalar tensor, (sum, weight) or a dict, but returned "
-            f"{type(tensor).__name__}: return the batch's mean loss, as `F.cross_entropy` does."
+            f"{type(tensor).__name__}: return the batch's mean loss, as `F.cross_entropy` does"
+            f"{', and have labels in the batch if the model computes it' * (tensor is None)}."
         )
     scalars = {"loss": _sum_and_weight("loss", loss, num_samples)}
     for name, other in values.items():
@@ -252,7 +253,7 @@ def _number(name: str, value: Any, times: int = 1) -> Scalar:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(
             f"{name} must be a scalar, but has shape {tuple(value.shape)}: take the mean over the "
-            f"batch (`.mean()`), or return (sum, weight)."
+            f"batch (`.mean()`), return (sum, weight), or of a model's output the loss alone."
         )
     if isinstance(value, torch.Tensor) and value.device.type != HOST and not value.is_complex():
         # A copy: the program may go on counting in the same tensor.

@@ -59,6 +59,11 @@ def find_job(pid: int) -> FoundJob:
             return with_pids
     ranks = dict(_ranks_by_environment(below))
     others = dict(_ranks_by_environment(_siblings(pid))) if pid in ranks.values() else {}
+    if not ranks and any(procfs.memories_of(pid, MEMORY_NAME)):  # a launcher's
+        raise ValueError(
+            f"PID must be of a job whose workers run, but those of {pid} start, or have ended: ask "
+            f"again in a moment."
+        )
     return FoundJob({**others, **ranks} or {0: pid})
 
 

@@ -5,9 +5,11 @@ Only the first failure is reported, not what followed from it.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 
+from unisono.runtime.faults import FAULTS_VARIABLE
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.policy import JobState, WorkerFailure
 from unisono.runtime.notices import listed
@@ -183,7 +185,8 @@ def ending(exit_code: int) -> str:
         signum = signal.Signals(-exit_code)
     except ValueError:
         return f"was killed by signal {-exit_code}"
-    hint = _SIGNAL_HINTS.get(signum)
+    is_planned = signum in (signal.SIGKILL, signal.SIGSEGV) and os.environ.get(FAULTS_VARIABLE)
+    hint = f"as {FAULTS_VARIABLE} is set" if is_planned else _SIGNAL_HINTS.get(signum)
     return f"was killed by {signum.name}" + (f" ({hint})" if hint else "")
 
 

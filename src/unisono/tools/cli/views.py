@@ -6,6 +6,7 @@ by a link.
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import os
 import re
@@ -235,7 +236,11 @@ def explain(message: tuple[str, ...]) -> None:
     text = " ".join(message)
     if not (found := explanations(text)):
         names = ", ".join(_sections())
-        raise Refusal(f"MESSAGE must be one of an error, or its name ({names}), but is {text!r}.")
+        raise Refusal(
+            f"MESSAGE must be an error of Unisono ({names}), or a sentence of the page on "
+            f"messages, but is {text!r}: paste what stands behind the name of the error. A message "
+            f"that is not on the page says itself what to do."
+        )
     click.echo("\n\n".join(found))
 
 
@@ -244,7 +249,7 @@ def explanations(text: str) -> list[str]:
     found = [row for sentence, row in _sentences() if _is_in(sentence, text)]
     sections = _sections()
     named = [section for name, section in sections.items() if re.search(rf"\b{name}\b", text)]
-    if not found and not named:
+    if not found and not named and not hasattr(builtins, text):
         close = difflib.get_close_matches(text, sections, 1)
         named = [sections[name] for name in close]
     return found + named
@@ -274,7 +279,7 @@ def _sentences() -> list[tuple[str, str]]:
 def _is_in(sentence: str, text: str) -> bool:
     """Tell whether a text has a sentence, where … stands for anything; or how it begins."""
     pieces = [words for piece in sentence.split("…") if (words := _plain(piece))]
-    said = _plain(text)
+    said = _plain(re.sub(r"^[\w.]+: ", "", text))  # without the name of the error
     at = [said.find(piece) for piece in pieces]
     is_whole = -1 not in at and at == sorted(at)
     return is_whole or (len(said) >= _LEAST and any(piece.startswith(said) for piece in pieces))

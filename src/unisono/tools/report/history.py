@@ -220,7 +220,7 @@ class History:
     validation: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     best: dict[str, tuple[int, float]] = field(
         default_factory=dict
-    )  # least loss, greatest of others, with its step
+    )  # least losses, greatest of others, with its step
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
     # of steps, by their names in the event file
     numbers: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
@@ -283,7 +283,8 @@ class History:
         for name, value in event.means.items():
             self.validation[name].add(event.step, value)
             found = self.best.get(name)
-            is_better = found is None or (value < found[1] if name == "loss" else value > found[1])
+            is_loss = name.endswith("loss")
+            is_better = found is None or (value < found[1] if is_loss else value > found[1])
             if math.isfinite(value) and is_better:
                 self.best[name] = event.step, value
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from typing import Any
 
 from unisono.runtime.notices import amount, count, duration, plural
@@ -26,6 +27,8 @@ from unisono.tools.report.history import History, identity
 from unisono.tools.report.run_progress import RunProgress
 from unisono.tools.report.text import moment, name, plain, program_of, value
 from unisono.training.events.events import End, Failure, Interrupted, Start
+
+_BEST_AT_MOST = 4  # validated metrics with a tile
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,9 @@ def _learning_tiles(history: History) -> Iterator[Tile]:
     loss = history.means.get("loss")
     if loss is not None and loss.last is not None:
         yield Tile("Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}")
-    for metric in ("loss", "accuracy"):
-        if metric in history.best:
-            step, found = history.best[metric]
-            yield Tile(f"Best validation {metric}", amount(found), f"after {plural(step, 'step')}")
+    for metric, (step, found) in islice(history.best.items(), _BEST_AT_MOST):
+        word = "Best" if metric.endswith("loss") or metric == "accuracy" else "Highest"
+        yield Tile(f"{word} validation {metric}", amount(found), f"after {plural(step, 'step')}")
 
 
 def why_not_faster(history: History) -> list[str]:

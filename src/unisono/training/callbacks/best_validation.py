@@ -92,6 +92,12 @@ class EarlyStopping(Callback):
         better: str = "lower",
         min_delta: float = 0.0,
     ) -> None:
+        given: object = patience
+        if isinstance(given, str):
+            raise TypeError(
+                f"`patience` must be a whole number, but is {given!r}: write "
+                f'`EarlyStopping(3, monitor={given!r})`, for an accuracy with `better="higher"`.'
+            )
         self._patience = check_whole("patience", patience, at_least=1)
         self.monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
         self._best: float | None = None
@@ -112,9 +118,11 @@ class EarlyStopping(Callback):
         self._waited += 1
         if self._waited >= self._patience:
             validations = f"{self._waited} validation{'s' * (self._waited > 1)}"
-            fit.stop(
-                f"stopping early: {self.monitor} was {self._best:.4f} at best, {validations} ago"
-            )
+            best, (_, better, least) = f"{self._best:.4f}", self._rule
+            seen = f"{self.monitor} was {best} at best, {validations} ago"
+            if least:
+                seen = f"{self.monitor} was {best}, and in {validations} not {least} {better}"
+            fit.stop(f"stopping early: {seen}")
 
     def state_dict(self) -> dict[str, Any]:
         """Give what was best, and by which rule."""
@@ -189,6 +197,11 @@ class BestCheckpoint(Callback):
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Keep the weights if they are the best so far."""
+        if str(self._given) in means:
+            raise ValueError(
+                f"`path` must name a file, but {str(self._given)!r} is a mean: write "
+                f'`BestCheckpoint(monitor="{self._given}", better="higher")`, or "lower".'
+            )
         value = monitored(means, self.monitor)
         if math.isnan(value) or not is_better(value, self.best, self._rule):
             return

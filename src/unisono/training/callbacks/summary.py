@@ -31,6 +31,7 @@ class Summary(list[dict[str, Any]]):
         digest: of the state at the end.
         means: of the last step.
         validation: the last validation, if there was one.
+        workers_at_end: how many of them were left; None where nobody knows.
     """
 
     steps: int
@@ -41,6 +42,7 @@ class Summary(list[dict[str, Any]]):
     digest: str
     means: Mapping[str, float]
     validation: Mapping[str, Any] | None
+    workers_at_end: int | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -54,9 +56,11 @@ class Summary(list[dict[str, Any]]):
         return f"in {self.seconds:.1f} s: {self.samples_per_second:,.0f} samples/s"
 
     def __str__(self) -> str:
+        left = self.workers_at_end or self.workers
+        lost = f" ({left} at the end)" if left < self.workers else ""
         return (
             f"{self.steps:,} steps, {self.samples:,} samples {self._pace}, "
-            f"{plural(self.shards, 'shard')} on {plural(self.workers, 'worker')}, "
+            f"{plural(self.shards, 'shard')} on {plural(self.workers, 'worker')}{lost}, "
             f"digest {self.digest[:16]}"
         )
 

@@ -63,7 +63,7 @@ def run_folder(directory: str | os.PathLike[str]) -> Path:
     if not folder.is_dir():
         raise ValueError(
             f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "
-            "the script passes as `directory` to its Trainer."
+            "the script passes as `directory` to its Trainer, which makes it when it begins."
         )
     return folder
 
