@@ -93,10 +93,10 @@ def test_a_slot_that_changes_while_it_is_written_leaves_nothing(
 ):
     write = folder._write_synced
 
-    def change_and_write(path, content):
+    def change_and_write(path, *args):
         if path.name == "optimizer.safetensors":
             snapshot(memory, 0, 7, mark=mark)
-        return write(path, content)
+        return write(path, *args)
 
     monkeypatch.setattr(folder, "_write_synced", change_and_write)
     snapshot(memory, 0, 5, mark=1)
@@ -120,7 +120,7 @@ def test_the_disk_is_full_when_it_is_asked_to_be(memory, tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
 def test_what_a_disk_refuses_is_said(memory, tmp_path, monkeypatch, code):
-    def fail(path, content):
+    def fail(*args):
         raise OSError(code, os.strerror(code))
 
     snapshot(memory, 0, 5, mark=1)

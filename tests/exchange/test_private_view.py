@@ -38,6 +38,31 @@ def view(request, shared, monkeypatch):
     return view
 
 
+@pytest.mark.parametrize(
+    ("like", "value"),
+    [
+        (torch.zeros(3, 5), torch.randn(3, 5)),
+        (torch.zeros(3, 5), torch.nn.Parameter(torch.randn(3, 5))),
+        (torch.zeros(3, 5), torch.randn(5, 3).T),
+        (torch.zeros(5, 3).T, torch.randn(5, 3).T),
+        (torch.zeros(3, 5), torch.randn(5).expand(3, 5)),
+        (torch.zeros(3, 5), torch.randn(3, 5, dtype=torch.float64)),
+        (torch.zeros(3), torch.randn(3, dtype=torch.complex64).conj().imag),
+        (torch.zeros(3, dtype=torch.complex64), torch.randn(3, dtype=torch.complex64).conj()),
+        (torch.zeros(()), torch.tensor(2.5)),
+        (torch.zeros(0, 3), torch.randn(0, 3)),
+        (torch.zeros(3, dtype=torch.bfloat16), torch.randn(3).bfloat16()),
+    ],
+)
+def test_a_tensor_is_written_into_a_region_as_copy_does(shared, like, value):
+    region = Region(shared, PAGE, lay_out({"before": torch.zeros(7), "it": like}))
+    region.tensor(0).fill_(7)
+    with torch.no_grad():
+        region.put(1, value)
+        assert torch.equal(region.tensor(1), like.copy_(value))
+    assert region.tensor(0).tolist() == [7.0] * 7
+
+
 def test_it_shows_what_others_write_and_keeps_what_is_written_here(view, shared):
     here, there = view.regions[0].tensor(0), shared.flat(PAGE, PAGE, torch.float32)
     there[7] = 1.0

@@ -17,6 +17,7 @@ from tests.parity.plain import made
 from tests.warm.processes import run, start
 
 import unisono
+from unisono.callbacks import Callback
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.run_directory import lock_directory
@@ -322,7 +323,7 @@ def test_every_worker_is_told_of_a_refusal(tmp_path):
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys):
     whole = fit(None, 6)
 
-    def full(path, data):
+    def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folder, "_write_synced", full)
@@ -343,6 +344,26 @@ def test_a_well_sealed_checkpoint_of_another_form_is_passed_over(tmp_path, text,
     folder.write_folder(path.with_name("step-000000000009"), files | {"run.json": text.encode()})
     assert fit(tmp_path, 3)[0] == 1
     assert "step-000000000009 is passed over: run.json must have" in capsys.readouterr().out
+
+
+class Maps(Callback):
+    """Looks in each step whether the files of a checkpoint are mapped."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_step_begin(self, fit):
+        self.seen.append("unisono-file" in Path("/proc/self/maps").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["shared", "staged"])
+def test_a_resumed_run_lets_go_of_the_files(tmp_path, monkeypatch, exchange):
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+    fit(tmp_path, 2)
+    maps = Maps()
+    assert fit(tmp_path, 4, callbacks=[maps])[0] == 2
+    assert maps.seen == [False, False]
 
 
 def checkpoints(directory):
@@ -372,9 +393,9 @@ def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsy
     monkeypatch.setenv("UNISONO_NOTICE_AFTER", "0.05")
     write = folder._write_synced
 
-    def slowly(path, content):
+    def slowly(*args):
         time.sleep(0.1)
-        return write(path, content)
+        return write(*args)
 
     monkeypatch.setattr(folder, "_write_synced", slowly)
     assert fit(tmp_path, 4, checkpoint=1)[0] == 4

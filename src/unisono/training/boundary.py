@@ -266,7 +266,8 @@ class Boundary:
             slot = self._snapshot(wait=True)
             if slot is None:
                 return False
-            if self._team.leads_host:  # all have met, and have read what they need
+            # All have met, and have read what they need. The leader writes meanwhile.
+            if self._team.world.rank == self._team.neighbours[-1]:
                 self._exchange.forget_gradients()
                 self._memory.snapshots.keep_only(slot)
             if self._checkpoints is not None:

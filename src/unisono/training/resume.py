@@ -22,6 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unisono.engine.exchange.choice import chosen
+from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import Snapshot, bytes_at_most
 from unisono.errors import CheckpointError
 from unisono.runtime.workers.team import Team
@@ -130,9 +133,14 @@ def _put_back(
         if not run.team.is_replacement:
             raise
         return
+    optimizer = run.kept.optimizer
+    # These copy the state into memory of their own when the loop begins, which is next.
+    lends = is_elementwise(optimizer) and issubclass(
+        chosen(run.exchange, optimizer), SharedExchange
+    )
     # Until that later loop the program may still add to its optimizer, say.
     with contextlib.suppress(*[CheckpointError] * is_ahead):
-        run.kept.apply(snapshot)
+        run.kept.apply(snapshot, lends=lends and not is_ahead)
         run.kept.recorded.take(snapshot.facts["given"])
 
 

@@ -172,12 +172,14 @@ class SharedExchange(Exchange):
             leader = team.membership.leader
             if team.is_leader:
                 with torch.no_grad():
-                    for place, parameter in zip(self._places, self._all, strict=True):
-                        place.copy_(parameter)
-                    if self.optimizer_state is not None:
-                        shared, states = self.optimizer_state, self.memory.arena.states
+                    arena, shared = self.memory.arena, self.optimizer_state
+                    for index, parameter in enumerate(self.parameters):
+                        arena.parameters.put(index, parameter)
+                    for index, parameter in enumerate(self.fixed):
+                        arena.fixed.put(index, parameter)
+                    if shared is not None:
                         shared.known[:] = lay_down(
-                            self._optimizer.state, self.parameters, shared.keys, states
+                            self._optimizer.state, self.parameters, shared.keys, arena.states
                         )
                 self.buffers.give()
             team.meet("sharing parameters")

@@ -97,7 +97,7 @@ def lay_down(
         if has_state(keys[index], there):
             flags[index] = 1
             for name, key in keys[index].items():
-                into.tensor(key.at).copy_(there[name])
+                into.put(key.at, there[name])
     return bytes(flags)
 
 

@@ -62,12 +62,15 @@ def join_state(
     tensors: Mapping[str, torch.Tensor],
     rest: Mapping[str, Mapping[str, Any]],
     named: Collection[str],
+    *,
+    copies: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """Put together, by parameter and key, what :func:`take_state` took apart.
 
     Args:
-        tensors: copied; those of the program are left out.
+        tensors: those of the program are left out.
         rest: by parameter and key.
+        copies: whether tensors are copied.
 
     Raises:
         CheckpointError: it is not of the form that it gives, or of other parameters.
@@ -77,7 +80,7 @@ def join_state(
 
     def take(label: str) -> torch.Tensor:
         direct.pop(label, None)
-        return own[label].clone()
+        return own[label].clone() if copies else own[label]
 
     states = {name: unpack(state, take, "the optimizer's state") for name, state in rest.items()}
     for label, tensor in direct.items():
@@ -88,7 +91,7 @@ def join_state(
                 f"`{shown(label, 80)}`."
             )
         # A copy lies where torch would put it; products may depend on that.
-        states.setdefault(name, {})[key] = tensor.clone()
+        states.setdefault(name, {})[key] = tensor.clone() if copies else tensor
     for name in sorted(states):
         if name and name not in named:
             raise CheckpointError(

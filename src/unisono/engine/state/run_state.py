@@ -144,14 +144,14 @@ class RunState:
         for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
             check_dtype(f"`{name}`", tensor)
 
-    def apply(self, snapshot: Snapshot) -> None:
-        """Set the whole state from a checkpoint.
+    def apply(self, snapshot: Snapshot, *, lends: bool = False) -> None:
+        """Set the whole state from a checkpoint, as :func:`.saved.apply` does.
 
         Raises:
             CheckpointError: it does not fit model and optimizer; nothing has changed then.
         """
         unpacked_state(snapshot.facts["state"], snapshot.others)
-        apply(snapshot, self.model, self.optimizer)
+        apply(snapshot, self.model, self.optimizer, lends=lends)
         self._apply_rest(snapshot.facts, snapshot.others)
 
     def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:

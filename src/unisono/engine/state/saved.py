@@ -109,8 +109,12 @@ def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
     }
 
 
-def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+def apply(
+    snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, *, lends: bool = False
+) -> None:
     """Give model and optimizer the state of a snapshot, or leave both as they are.
+
+    If it `lends`, the optimizer's tensors are views of the snapshot's files.
 
     Raises:
         CheckpointError: names, shapes or dtypes differ from the model's.
@@ -118,7 +122,8 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
     there = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
     _compare(there, snapshot.tensors)
     parameters = updated_parameters(model, optimizer)
-    states = join_state(snapshot.others, snapshot.facts["numbers"], parameters)
+    numbers = snapshot.facts["numbers"]
+    states = join_state(snapshot.others, numbers, parameters, copies=not lends)
     check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
         for name, tensor in there.items():

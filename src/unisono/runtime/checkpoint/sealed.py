@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.runtime.procfs import NotThereError, open_memory
 
-CHUNK_BYTES = 4 << 20  # at a time, so that other threads get their turn in between
+CHUNK_BYTES = 1 << 20  # at a time, so that other threads get their turn in between
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 HeldAt = Sequence[Any]
 """Where a process holds bytes: its number, a descriptor, a name, how many; plain JSON."""

@@ -111,6 +111,13 @@ class Memory:
         """Put raw bytes at `offset`."""
         self._mapping[offset : offset + len(data)] = data
 
+    def fill(self, offset: int, data: memoryview) -> None:
+        """Put many bytes at `offset`: the kernel makes pages that are not there with contents."""
+        while data and self._fd is not None:
+            num_bytes = os.pwrite(self._fd, data, offset)
+            data, offset = data[num_bytes:], offset + num_bytes
+        self._mapping[offset : offset + len(data)] = data
+
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Take raw bytes from `offset`."""
         return self._mapping[offset : offset + num_bytes]
