@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -38,6 +39,7 @@ from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
+from unisono.training import loop_body
 from unisono.training.boundary import Boundary, OpenLoop
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
@@ -151,6 +153,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             # A trainer rehearses shards; of a loop of the program's own only models are known.
             is_due = not run.functions and (looks < AT_FIRST or step.number % EVERY == 0)
             looks += is_due
+            if is_due and looks == AT_FIRST and plan.samples.shards > 1:
+                step.watch_body = functools.partial(loop_body.watched, rehearsals.own)
             with rehearsals.calls() if is_due else nullcontext():
                 yield step
             num_steps += 1

@@ -10,7 +10,8 @@ the loss, in metrics or in gradients. It is done in the first two steps of a loo
 of another shard may tell only in the second, and in one of 1,024 later: 0.2 % of the time at most.
 
 The body of a loop of the program's own is not run again, as what it counts is its own. There the
-first call of each model in a step is rehearsed, with nothing kept for a backward pass.
+first call of each model in a step is rehearsed, with nothing kept for a backward pass, and its
+variables are watched (``loop_body.py``).
 """
 
 from __future__ import annotations
@@ -286,10 +287,14 @@ class Rehearsals:
         run = self._run
         return run.options.exact or run.device.is_host
 
+    def own(self) -> set[int]:
+        """Give the identities of what the model has."""
+        model = self._model
+        return set(map(id, itertools.chain(model.parameters(), model.buffers(), model.modules())))
+
     def look(self) -> Held:
         """Look at what the program keeps now, beside the model's parameters and buffers."""
-        model = self._model
-        own = set(map(id, itertools.chain(model.parameters(), model.buffers(), model.modules())))
+        model, own = self._model, self.own()
         named = zip(("loss", "embed"), map(_programs, self._functions), strict=False)
         held = Held(reach({"model": model, **dict(named)}).holders, own, at_most=_WHOLE)
         for way, value in held.others.items():

@@ -34,7 +34,10 @@ class Step(DoneStep):
     Attributes:
         is_done: after the step's block: whether it counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.
+        watch_body: for :attr:`shards`: looks at what the loop over them keeps.
     """
+
+    watch_body: Callable[[Iterator[Any]], Iterator[Any]] = staticmethod(iter)
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
@@ -96,7 +99,7 @@ class Step(DoneStep):
                 f"{self.number}: do all that a batch is for while the loop has it."
             )
         self._taken = True
-        return self._batches()
+        return self.watch_body(self._batches())
 
     def _batches(self) -> Iterator[Any]:
         more: Sequence[int] | None = self._engine.begin_passes()
