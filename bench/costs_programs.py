@@ -85,7 +85,7 @@ def large_state(side: str, folder: Path) -> None:
         os.sync()
         cost("end_s", time.perf_counter() - end_s)
         return
-    steps = 4 if (folder / "run").exists() else 2
+    steps = 4 if (folder / "run" / "checkpoints").exists() else 2
     run = unisono.Run(
         model, optimizer, shards=2, seed=0, directory=folder / "run", checkpoint="1000 epochs"
     )

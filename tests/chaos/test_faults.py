@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -18,6 +20,8 @@ from tests.chaos.jobs import Job
 from tests.chaos.training import NUM_STEPS, Options, train
 
 import unisono
+from unisono.data import epoch_order, loader
+from unisono.runtime.workers.supervisor import INCARNATION_VARIABLE
 
 HOLD = (9, 15, 20)
 LAST = NUM_STEPS - 1
@@ -142,6 +146,31 @@ def test_every_place(monkeypatch, capfd, exchange, optimizer, loop, at, rank):
 def test_first_and_last_steps_and_several_at_once(monkeypatch, capfd, faults, loop):
     results, _ = check(monkeypatch, capfd, faults, Options(loop=loop, hold=HOLD))
     assert None not in results
+
+
+def train_in_shared_orders(options):
+    """Train as with a long data set; the first to draw the second epoch's order dies there."""
+    loader._LONG, draw = 1, epoch_order._drawn
+
+    def draw_or_die(plan, epoch):
+        if epoch == 1 and os.environ["RANK"] == os.environ[INCARNATION_VARIABLE] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return draw(plan, epoch)
+
+    epoch_order._drawn = draw_or_die
+    return train(options)
+
+
+@pytest.mark.slow
+def test_an_order_that_workers_share_outlives_each_of_them(monkeypatch, capfd):
+    options = Options(hold=HOLD)
+    # In the midst of an epoch; in the first step of one, and back to the one before.
+    faults = "kill:rank=1,step=3; kill:rank=2,step=12,at=update"
+    undisturbed(Options())  # in the order that each worker draws for itself
+    monkeypatch.setitem(globals(), "train", train_in_shared_orders)
+    results, said = check(monkeypatch, capfd, faults, options)
+    assert None not in results
+    assert len(re.findall(r"worker 0 \(pid \d+\) was killed", said)) == 1
 
 
 @pytest.mark.slow

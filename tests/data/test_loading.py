@@ -19,7 +19,7 @@ from tests.warm import processes as warm
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
-from unisono.data import collating, loader, second_reading
+from unisono.data import collating, epoch_order, loader, second_reading
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, ShardPosition, upcoming
 from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
@@ -232,10 +232,10 @@ def test_a_long_order_is_made_in_the_worker_alone_and_one_is_kept(monkeypatch):
     alone = batches(Each(draw), 0, steps=12)
     worker, order, kept = os.getpid(), SamplePlan.order, []
 
-    def order_here(plan, epoch):
+    def order_here(plan, epoch, into=None):
         assert os.getpid() == worker
         kept.append(max((len(one._epochs) for one in loaders), default=0))
-        return order(plan, epoch)
+        return order(plan, epoch, into)
 
     loaders, enter = [], Loader.__enter__
     monkeypatch.setattr(Loader, "__enter__", lambda one: loaders.append(one) or enter(one))
@@ -619,6 +619,22 @@ def test_a_worker_that_is_killed_costs_nothing_where_orders_are_long(monkeypatch
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=5")  # the second epoch's first
     dataset = augmenting.Noisy("torch")
     assert unisono.launch(train_long, dataset, num_processes, workers=3) == [alone] * 3
+
+
+def train_and_count_orders(*arguments):
+    draw, drawn = epoch_order._drawn, []
+    epoch_order._drawn = lambda plan, epoch: drawn.append(epoch) or draw(plan, epoch)
+    return train_long(*arguments), drawn
+
+
+@pytest.mark.slow
+def test_one_worker_draws_a_long_order_for_all():
+    dataset = augmenting.Noisy("torch")
+    alone = augmenting.train(dataset, 0)
+    results = unisono.launch(train_and_count_orders, dataset, 2, workers=2)
+    assert [result for result, _ in results] == [alone] * 2
+    assert len(results[0][1]) == len({*results[0][1]}) > 1
+    assert results[1][1] == []
 
 
 class Stuck(augmenting.Noisy):

@@ -9,22 +9,34 @@
 Every worker and every loader process asks the sampler; they compare hashes. Default generators are
 seeded from (seed, epoch) and one thread computes, as the number of threads may change the bits of
 sums. So torch's samplers work, too, if they draw from the default generators.
+
+A long order that is drawn without a sampler is there once a host: one worker draws and seals it,
+the others map it, and loader processes inherit it.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import mmap
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
+from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.device import array_of, generators_put_back, num_threads, seed_generators
+from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.team import Team
 
 Indices = np.ndarray[Any, Any]
+_PURPOSE = "order of an epoch"
+_CHUNK_BYTES = 32 << 20  # whole pages, of whatever size
 
 
 class EpochOrder:
@@ -146,3 +158,43 @@ def _as_whole(number: Any, wanted: str) -> int:
         return operator.index(number)
     except TypeError:
         raise TypeError(f"{wanted} {number!r} among others.") from None
+
+
+def order_on_host(plan: SamplePlan, epoch: int, team: Team | None) -> torch.Tensor:
+    """Have an order that is drawn without a sampler drawn once on each host. Collective.
+
+    Without a `team` this worker draws it for itself.
+    """
+    if team is None or team.size == len(team.hosts):
+        return _drawn(plan, epoch)[1]
+    mine: list[Sealed] = []
+
+    def draw() -> bytes:
+        mine[:] = [Sealed.of(_given_back(*_drawn(plan, epoch)))]
+        return json.dumps(mine[0].place).encode()
+
+    place = json.loads(team.hear_host_leaders(draw, _PURPOSE)[team.host])
+    held = mine[0] if mine else Sealed.open(place)
+    order = None
+    if held is not None:
+        order = torch.from_file(held.path, False, plan.num_samples, dtype=plan.order_dtype)
+    team.meet(_PURPOSE)  # all have it open, or cannot have it
+    return _drawn(plan, epoch)[1] if order is None else order
+
+
+def _drawn(plan: SamplePlan, epoch: int) -> tuple[Memory, torch.Tensor]:
+    """Draw in large pages: in small ones it takes twice as long, as it goes all over them."""
+    memory = Memory.private(plan.num_samples * plan.order_dtype.itemsize)
+    with suppress(OSError):
+        memory.mapping.madvise(mmap.MADV_HUGEPAGE)
+    order = memory.flat(0, plan.num_samples, plan.order_dtype)
+    plan.order(epoch, into=order)
+    return memory, order
+
+
+def _given_back(memory: Memory, order: torch.Tensor) -> Iterator[memoryview]:
+    """Give an order's bytes in chunks, each of which is gone from memory once it is taken."""
+    for start in range(0, order.nbytes, _CHUNK_BYTES):
+        num_bytes = min(_CHUNK_BYTES, order.nbytes - start)
+        yield memory.view(start, num_bytes)
+        memory.mapping.madvise(mmap.MADV_DONTNEED, start, num_bytes)

@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unisono.data.epoch_order import order_on_host
 from unisono.data.fetch import Fetch
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device
 from unisono.runtime.training_progress import At, now
+from unisono.runtime.workers.team import Team
 
 _LONG = 1 << 22
 """How many samples an epoch has whose order is a matter of memory and time."""
@@ -174,6 +176,13 @@ class Loader:
         """Tell which samples the batch of a place has, by their numbers in the dataset."""
         indices: list[int] = self._indices(place).tolist()
         return indices
+
+    def begin_epoch(self, epoch: int, team: Team | None) -> None:
+        """Have the order of the next step's epoch, if it is long and drawn; see `order_on_host`."""
+        if self._is_long and self._plan.is_drawn and epoch not in self._epochs:
+            self._end()  # the epoch before, whose order takes as much memory
+            self._epochs.clear()
+            self._epochs[epoch] = _Epoch(order_on_host(self._plan, epoch, team), None, "")
 
     def __enter__(self) -> Loader:
         return self

@@ -74,23 +74,31 @@ class SamplePlan:
         """How many global batches an epoch has, a short last one included."""
         return -(-self.num_samples // self.batch_size)
 
-    def order(self, epoch: int) -> torch.Tensor | None:
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the order is drawn here, and by no sampler."""
+        return self.shuffle and self.order_of is None and not self.is_endless
+
+    @property
+    def order_dtype(self) -> torch.dtype:
+        """Of an order that is drawn; torch draws the same in both."""
+        return torch.int32 if self.num_samples <= _INT32 else torch.int64
+
+    def order(self, epoch: int, into: torch.Tensor | None = None) -> torch.Tensor | None:
         """Give the dataset's indices in the order of `epoch`, of shape (num_samples,).
 
-        None if it is the order of the dataset or the stream. A shuffled one has half the bytes of
-        int64 where the numbers allow it; torch draws the same for both.
+        None if it is the order of the dataset or the stream; `into`: where it is to be drawn.
         """
-        if self.order_of is not None:
-            return self.order_of(epoch)
-        if self.is_endless or not self.shuffle:
-            return None
+        if not self.is_drawn:
+            return None if self.order_of is None else self.order_of(epoch)
         generator = torch.Generator()  # on the host, whatever torch's default device is
         generator.manual_seed((self.seed + epoch) % NUM_SEEDS)
         return torch.randperm(
             self.num_samples,
             generator=generator,
             device=generator.device,
-            dtype=torch.int32 if self.num_samples <= _INT32 else torch.int64,
+            dtype=self.order_dtype,
+            out=into,
         )
 
     def repeats(self, epoch: int) -> torch.Tensor | None:

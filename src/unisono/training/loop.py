@@ -140,9 +140,11 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
                 return
-            if not is_over and run.kept.position.batch == 0:
+            if not is_over:
                 with suppress(StepBrokenError):  # then there is no next step yet
-                    begin_epoch(run, plan.samples, is_agreed=is_agreed)
+                    if run.kept.position.batch == 0:
+                        begin_epoch(run, plan.samples, is_agreed=is_agreed)
+                    loader.begin_epoch(run.kept.position.epoch, None if is_agreed else run.team)
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
                 run.replicated_calls.is_undone = False
