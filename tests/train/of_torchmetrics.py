@@ -5,7 +5,7 @@ It loads SciPy and transformers, so ``test_metrics.py`` runs these tests in a pr
 
 import os
 import signal
-import time
+import types
 
 import pytest
 import torch
@@ -296,19 +296,6 @@ def test_a_batch_that_is_no_pair_needs_a_function(batch_of):
         trainer.evaluate(dataset, batch_size=4, metrics={"it": COUNTS[0]})
 
 
-def test_a_metric_in_a_loss_counts_each_shard_once():
-    metric, last = torchmetrics.MeanMetric(), [None]
-
-    def loss(model, batch):
-        value = loss_of(model, batch)
-        metric.update(value)
-        last[0] = value.item(), time.perf_counter()  # so that shards are computed again
-        return value
-
-    make(loss).fit(data(), batch_size=16, steps=2)
-    assert metric.update_count == 8
-
-
 def test_functions_go_with_torchmetrics():
     accuracy = of_classes.MulticlassAccuracy(NUM_CLASSES, average="micro")
     found = make().evaluate(
@@ -333,20 +320,42 @@ def test_metrics_get_outputs_and_targets_on_one_device(accelerator):
     assert found[0]["f"] == pytest.approx(found[0]["accuracy"])
 
 
-def test_an_object_that_a_loss_calls_is_refused_in_training():
-    """It would keep what one worker computes."""
-    model = nn.Linear(8, NUM_CLASSES)
-    model.f1 = of_classes.MulticlassF1Score(NUM_CLASSES)
+def calling(holder, *, trains):
+    """Have a loss call an object that its model or somebody else holds, in one of both modes."""
+    torch.manual_seed(2)
+    model = nn.Linear(NUM_CLASSES, NUM_CLASSES)
+    there = model if holder == "model" else types.SimpleNamespace()
+    there.f1 = of_classes.MulticlassF1Score(NUM_CLASSES)
 
     def loss(model, batch):
-        outputs = model(batch[0])
-        return {
-            "loss": nn.functional.cross_entropy(outputs, batch[1]),
-            "f1": model.f1(outputs, batch[1]),
-        }
+        if model.training == trains:
+            there.f1(model(batch[0]), batch[1])
+        return loss_of(model, batch)
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=2)
-    data = TensorDataset(torch.randn(32, 8), torch.randint(NUM_CLASSES, (32,)))
-    with pytest.raises(RuntimeError, match=r"`model\.f1\._update_count` goes on from shard"):
-        trainer.fit(data, batch_size=16, steps=2)
+    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=2)
+    trainer.fit(data(), batch_size=16, steps=2, validate=data(30))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("holder", ["model", "loss.there"])
+def test_an_object_that_a_loss_calls_is_refused(holder, trains):
+    """It would keep what one worker computes, and `compute` would give another on each."""
+    words = rf"`{holder}\.f1\._update_count` goes on .* to `fit\(validate_metrics=…\)`"
+    with pytest.raises(RuntimeError, match=words):
+        calling(holder, trains=trains)
+
+
+def test_an_object_that_forward_calls_is_refused_on_two_workers():
+    with pytest.raises(RuntimeError, match=r"`forward\.metric\._update_count` goes on"):
+        unisono.launch(predicting, workers=2)
+
+
+def predicting():
+    metric = torchmetrics.MeanMetric()
+
+    def forward(model, batch):
+        outputs = model(batch[0])
+        metric.update(outputs)
+        return outputs
+
+    make().predict(data(30), batch_size=5, forward=forward)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from tests.classified import at_random
 from tests.classified import cross_entropy as loss_of
+from tests.once import computed_once
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -66,7 +67,7 @@ def test_a_sweep_computes_with_the_threads_of_a_run():
         used.append(torch.get_num_threads())
         return loss_of(model, batch)
 
-    with num_threads(2):
+    with computed_once(), num_threads(2):
         make(note).evaluate(data(8), batch_size=8)
         assert (set(used), torch.get_num_threads()) == ({1}, 2)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.loaders import loader_of
+from tests.once import computed_once
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
@@ -35,7 +36,7 @@ def trainer(device, loss=loss):
 def test_the_host_waits_once_in_many_passes(accelerator, loader_workers):
     on_device = trainer("sim")
     expected = trainer("cpu").evaluate(DATA, batch_size=8)
-    with accelerator.synchronizations() as seen:
+    with computed_once(), accelerator.synchronizations() as seen:
         found = on_device.evaluate(loader_of(DATA, 8, num_workers=loader_workers))
     assert found == expected
     assert seen == []  # the copies of losses are asked for, not waited for by torch
@@ -71,7 +72,7 @@ def test_a_negative_weight_is_refused_there_too(accelerator):
 def test_predictions_are_those_of_the_cpu_and_are_never_waited_for(accelerator, loader_workers):
     loader = loader_of(DATA, 8, num_workers=loader_workers)
     on_device = trainer("sim")
-    with accelerator.synchronizations() as seen:
+    with computed_once(), accelerator.synchronizations() as seen:
         found = on_device.predict(loader)
     assert seen == []
     assert found.device.type == "cpu"
@@ -110,7 +111,7 @@ def test_rows_of_another_shape_are_refused_at_their_batch(accelerator):
         num_passes.append(1)
         return model(batch[0])[:, : 2 if len(num_passes) > 3 else 3]
 
-    with pytest.raises(ValueError, match="the same names, dtypes and shapes"):
+    with computed_once(), pytest.raises(ValueError, match="the same names, dtypes and shapes"):
         trainer("sim").predict(DATA, batch_size=8, forward=forward)
     assert len(num_passes) == 4
 

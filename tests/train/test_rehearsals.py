@@ -207,18 +207,21 @@ class Drawing(Inner):
         return self.inner[0](x @ self.matrix)
 
 
-def features_of_the_first(model, batch, kept={}):  # noqa: B006
-    outputs = model(batch[0])
-    if "mean" not in kept:
-        kept["mean"] = outputs.detach().mean(0)
-    return F.cross_entropy(outputs - kept["mean"], batch[1])
+def features_of_the_first():
+    def loss(model, batch, kept={}):  # noqa: B006
+        outputs = model(batch[0])
+        if "mean" not in kept:
+            kept["mean"] = outputs.detach().mean(0)
+        return F.cross_entropy(outputs - kept["mean"], batch[1])
+
+    return loss
 
 
 REFUSED = {
     "least": (Least, net, f"`loss.least[0]` {IN_TIME}"),
     "samples": (samples_seen, net, f"`loss.numbers` {OF_TENSORS}"),
     "drawn": (lambda: cross_entropy, Drawing, f"`model.matrix` {EACH}"),
-    "first": (lambda: features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {EACH}"),
+    "first": (features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {EACH}"),
     "object": (Annealed, net, f"`loss.calls` {IN_TIME}"),
     "bound": (lambda: Annealed().bound, net, f"`loss.calls` {IN_TIME}"),
     "closure": (nonlocal_calls, net, f"`loss.calls` {IN_TIME}"),
@@ -240,8 +243,9 @@ def train(loss, model, data=None, steps=2, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, loss, shards=4, **options)
     how = {} if isinstance(data, DataLoader) else {"batch_size": 16}
-    trainer.fit(by_sign(40) if data is None else data, steps=steps, **how)
-    return trainer.digest()
+    data = by_sign(40) if data is None else data
+    trainer.fit(data, steps=steps, **how)
+    return trainer.digest(), trainer.evaluate(data)
 
 
 def refusals(programs):
@@ -268,6 +272,18 @@ def test_what_goes_on_is_named_on_any_number_of_workers():
     for name, (_, _, words) in REFUSED.items():
         assert words in told.get(name, "nothing"), name
     assert unisono.launch(refusals_of_losses, workers=2) == [told] * 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_only_validations_keep_is_named(name):
+    make_loss, make_model, words = REFUSED[name]
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, make_loss(), shards=4)
+    with pytest.raises(RuntimeError) as caught:
+        trainer.evaluate(by_sign(40), batch_size=8)
+    said = str(caught.value).replace("result 0", "`loss`").replace("result 1", "`noticed`")
+    assert words.partition(EACH)[0] in said
 
 
 class Indexed:

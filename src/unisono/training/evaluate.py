@@ -7,7 +7,7 @@ plain loop over the same batches with ``math.fsum``, whichever worker made a pas
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from unisono.training.first_steps import LabelCounts
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.loss_function import check_forward
 from unisono.training.metrics import Metrics, Rows, written
+from unisono.training.rehearsals import Rehearsals
 from unisono.training.run_context import RunContext
 from unisono.training.several_models import over_cuts
 from unisono.training.sweep import Forward, Sweep
@@ -50,18 +51,23 @@ class Passes:
         self._run, self._computing = run, computing
         self.loss = self.prepared(loss)
         self.embed = None if embed is None else self.prepared(embed)
+        self._to_rehearse: dict[Any, Iterator[int]] = {}
 
     def prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
         """Have a loss or a forward function computed as the program wishes."""
         computed = self._computing.of(compute, self._run.device)
         return over_cuts(self._run.kept.model, computed, to_first=to_first)
 
+    def rehearsed(self, name: str, compute: Forward) -> Forward:
+        """Have a function rehearsed the first times that it runs in passes without training."""
+        return Rehearsals.without_training(self._run, name, compute, self._to_rehearse)
+
     def metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         """Prepare metrics; raises TypeError where they, or `forward`, are none."""
         if metrics is None:
             return None
         check_forward(forward)
-        return Metrics(metrics, self.prepared(forward, to_first=True))
+        return Metrics(metrics, self.rehearsed("forward", self.prepared(forward, to_first=True)))
 
     def sweep(self, name: str, reading: Reading, model: nn.Module | None, *functions: Any) -> Sweep:
         """Make a pass; see :class:`Sweep`."""
@@ -94,9 +100,11 @@ class Passes:
         def compute() -> bytes:
             with self._computing.under_way(self._run.kept.model):
                 used = (self.loss, self.embed, measured)
-                sweep, loss = self.sweep("evaluate", reading, model, *used), self.loss
+                sweep = self.sweep("evaluate", reading, model, *used)
+                loss = self.rehearsed("loss", self.loss)
                 if self.embed is not None:
-                    return json.dumps(evaluate_whole(sweep, self.embed, loss, measured)).encode()
+                    embed = self.rehearsed("embed", self.embed)
+                    return json.dumps(evaluate_whole(sweep, embed, loss, measured)).encode()
                 if sweep.device.is_host:  # else the host would wait in each pass
                     loss = LabelCounts(self._run).watching(loss)
                 return json.dumps(evaluate(sweep, loss, measured)).encode()

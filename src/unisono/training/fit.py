@@ -63,8 +63,9 @@ class FitUnderWay(Observer):
         self._loss, self._embed = loss, embed
         reading = plan.reading
         reads_here = not reading.loader_workers and not is_stream(reading.dataset)
-        self._rehearsals = Rehearsals(self._context, loss, embed, reads_here=reads_here)
-        self._looks = 0
+        functions = {"loss": loss, "embed": embed}
+        self._rehearsals = Rehearsals(self._context, functions, reads_here=reads_here)
+        self._looks = self._next = 0
         self._validation = validation
         self._conclusions = Conclusions(run, schedule, validation, callbacks, self, self._validate)
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
@@ -81,7 +82,6 @@ class FitUnderWay(Observer):
         self._has_begun = self._is_over = False
         self._labels = LabelCounts(self._context)
         self._changed_data = ChangedData(self._context, reading)
-        self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = self.has_ended = False
         self._memory, self._has_memory = MemoryWatch(run.device, team), not run.device.is_host

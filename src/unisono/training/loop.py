@@ -131,7 +131,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         if len(boundary.engine.members) > 1:
             make_step = AlternatingStep
-        rehearsals, looks, has_begun, num_steps = Rehearsals(run), 0, False, 0
+        rehearsals, looks, has_begun, num_steps = Rehearsals(run, {}), 0, False, 0
         while True:
             if not has_begun:
                 with suppress(StepBrokenError):  # likewise, and all go back

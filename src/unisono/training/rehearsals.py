@@ -12,6 +12,9 @@ of another shard may tell only in the second, and in one of 1,024 later: 0.2 % o
 The body of a loop of the program's own is not run again, as what it counts is its own. There the
 first call of each model in a step is rehearsed, with nothing kept for a backward pass, and its
 variables are watched (``loop_body.py``).
+
+In passes without training the first two calls of each function are: what only validations count,
+as objects of torchmetrics do, would be each worker's own, too.
 """
 
 from __future__ import annotations
@@ -19,23 +22,21 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from unisono.engine.state.contents import updated_parameters
+from unisono.engine.state.contents import buffers_put_back, updated_parameters
 from unisono.engine.step.loss import read_loss
 from unisono.runtime.held import Held, hashed
-from unisono.runtime.reach import Holder, reach
+from unisono.runtime.reach import Holder, OwnGenerators, reach
 from unisono.runtime.repeated import Orders, Seen, culprit, difference, what_goes_on
-from unisono.runtime.workers.context import context
-from unisono.runtime.world import World
+from unisono.runtime.workers.context import as_another_worker
 from unisono.training.run_context import RunContext
 from unisono.training.step import Step
 
@@ -57,6 +58,10 @@ _OF_RANKS = (
     "compute the same on every worker; for what one worker alone is to do, write a callback that "
     "asks for `fit.is_leader`."
 )
+_OF_METRICS = (
+    "return means in a dict, and give functions of all rows, or objects of torchmetrics, to "
+    "`fit(validate_metrics=…)` and `evaluate(metrics=…)`."
+)
 
 Compute = Callable[[nn.Module, Any], Any]
 Rehearse = Callable[..., Seen]
@@ -75,16 +80,22 @@ class _Earlier(NamedTuple):
 class Rehearsals:
     """Rehearses passes of one loop. Final.
 
-    `functions` are the loss function, and what gives features where there is such a one. If the
-    process `reads_here`, samples can be read again.
+    `functions` are the program's, by name. If the process `reads_here`, samples can be read again.
+    A `model` is given for passes without training.
     """
 
     def __init__(
-        self, run: RunContext, *functions: Compute | None, reads_here: bool = False
+        self,
+        run: RunContext,
+        functions: Mapping[str, Compute | None],
+        model: nn.Module | None = None,
+        *,
+        reads_here: bool = False,
     ) -> None:
-        self._run, self._model, self._reads_here = run, run.kept.model, reads_here
+        self._run, self._reads_here, self._trains = run, reads_here, model is None
+        self._model = run.kept.model if model is None else model
         self._earlier: dict[str, _Earlier | None] = {}
-        self._functions = [function for function in functions if function is not None]
+        self._functions = {name: _programs(of) for name, of in functions.items() if of is not None}
 
     def close(self) -> None:
         """Keep nothing of the loop any more, where its second step has not come."""
@@ -176,7 +187,7 @@ class Rehearsals:
         ) -> Seen:
             restart()
             seen: Seen = {}
-            with suppress(Exception), _metrics_put_back(before), elsewhere or nullcontext():
+            with suppress(Exception), elsewhere or nullcontext():
                 seen = compute()
             restart()
             return seen
@@ -198,7 +209,7 @@ class Rehearsals:
             orders = Orders(earlier.before, ways, self.look, is_alike)
             one = partial(rehearse, compute=earlier.compute)
             if way := orders.what_goes_on(one, rehearse, once):
-                raise _goes_on(way, self.look())
+                raise self._goes_on(way, self.look())
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -238,11 +249,46 @@ class Rehearsals:
 
         self._rehearse(f"model {name}", call, restart, _spare((args, kwargs)))
 
+    @staticmethod
+    def without_training(
+        run: RunContext, name: str, function: Compute, calls: dict[Any, Iterator[int]]
+    ) -> Compute:
+        """Have the first calls of a function rehearsed that runs in passes without training.
+
+        `calls` are those still to be rehearsed, by functions of the program.
+        """
+        of_program = _programs(function)
+        left = calls.setdefault(getattr(of_program, "__code__", of_program), iter(range(AT_FIRST)))
+        rehearsals: Rehearsals | None = None
+
+        @wraps(function)
+        def call(model: nn.Module, batch: Any) -> Any:
+            nonlocal rehearsals
+            if next(left, None) is not None:
+                rehearsals = rehearsals or Rehearsals(run, {name: function}, model)
+                rehearsals._rehearse_pass(name, function, batch)
+            return function(model, batch)
+
+        return call
+
+    def _rehearse_pass(self, name: str, function: Compute, batch: Any) -> None:
+        if not self.is_exact:
+            return
+        own = OwnGenerators(model=self._model, **self._functions)
+        own.look()
+
+        def call(given: Any) -> Seen:
+            with self._run.device.generators_put_back(), own.put_back():
+                return _leaves_of(function(self._model, given))
+
+        with buffers_put_back(self._model) as restart:
+            self._rehearse(name, call, restart, _spare(batch))
+
     def _compare(self, once: Seen, first: Held, again: Rehearse) -> None:
         """Refuse what goes on from one computation to the next, or differs in them."""
         seen = again(as_another_worker(self._run.team.world))
         if way := what_goes_on(first, self.look, again):
-            raise _goes_on(way, first)
+            raise self._goes_on(way, first)
         differs = difference(once, seen)
         if differs is None:
             return
@@ -295,22 +341,24 @@ class Rehearsals:
     def look(self) -> Held:
         """Look at what the program keeps now, beside the model's parameters and buffers."""
         model, own = self._model, self.own()
-        named = zip(("loss", "embed"), map(_programs, self._functions), strict=False)
-        held = Held(reach({"model": model, **dict(named)}).holders, own, at_most=_WHOLE)
+        holders = reach({"model": model, **self._functions}).holders
+        held = Held(holders, own, at_most=_WHOLE)
         for way, value in held.others.items():
-            if isinstance(value, nn.Module) and not _is_metric(value):  # such as a teacher
+            if isinstance(value, nn.Module):  # such as a teacher
                 for part, parameter in value.named_parameters():
                     if id(parameter) not in own:
                         held.note(Holder(way, lambda: iter(())), f".{part}", parameter)
         return held
 
-
-def _goes_on(way: str, held: Held) -> RuntimeError:
-    """Make the refusal of what is kept from shard to shard."""
-    return RuntimeError(
-        f"{_MUST} `{way}` goes on from shard to shard, and each worker computes others: "
-        f"{_IN_TIME if held.is_plain(way) else _OF_TENSORS}"
-    )
+    def _goes_on(self, way: str, held: Held) -> RuntimeError:
+        """Make the refusal of what is kept from shard to shard."""
+        remedy = _IN_TIME if held.is_plain(way) else _OF_TENSORS
+        if not self._trains or way.endswith("._update_count"):
+            remedy = _OF_METRICS
+        return RuntimeError(
+            f"{_MUST} `{way}` goes on from shard to shard, and each worker computes others: "
+            f"{remedy}"
+        )
 
 
 def _leaves_of(found: Any) -> Seen:
@@ -330,29 +378,6 @@ def _spare(given: Any) -> Any:
     return None
 
 
-@contextmanager
-def as_another_worker(world: World) -> Iterator[None]:
-    """Have `os.environ` say within a block that this is another worker, among one more.
-
-    The process's own environment stays: a library's thread may read it meanwhile.
-    """
-    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-    numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
-    of_python = os.environ._data  # type: ignore[attr-defined]
-    before = dict(of_python)
-    context().held = world  # nobody joins the others under another number
-    try:
-        for name, number in zip(names, numbers, strict=True):
-            of_python[os.environ.encodekey(name)] = os.environ.encodevalue(str(number + 1))
-        yield
-    finally:
-        context().held = None
-        for name in map(os.environ.encodekey, names):
-            of_python.pop(name, None)
-            if name in before:
-                of_python[name] = before[name]
-
-
 def _copied(leaf: Any) -> Any:
     """Copy what a batch consists of, as it lies in memory; without a graph."""
     if not isinstance(leaf, torch.Tensor):
@@ -362,28 +387,6 @@ def _copied(leaf: Any) -> Any:
         return leaf.detach().clone()
     flat = leaf.detach().as_strided((spanned,), (1,)).clone()
     return flat.as_strided(leaf.shape, leaf.stride())
-
-
-@contextmanager
-def _metrics_put_back(held: Held) -> Iterator[None]:
-    """Have objects of torchmetrics count nothing within a block."""
-    found = [value for value in held.others.values() if _is_metric(value)]
-    each = [of.values() if isinstance(of, nn.ModuleDict) else [of] for of in found]
-    before = [
-        (metric, name, copy.deepcopy(getattr(metric, name)))
-        for metric in itertools.chain(*each)
-        if hasattr(metric, "_defaults")
-        for name in [*metric._defaults, "_update_count", "_computed"]
-    ]
-    try:
-        yield
-    finally:
-        for metric, name, value in before:
-            setattr(metric, name, value)
-
-
-def _is_metric(value: Any) -> bool:
-    return type(value).__module__.startswith("torchmetrics.")
 
 
 def _programs(function: Any) -> Any:

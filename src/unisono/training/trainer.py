@@ -341,7 +341,7 @@ class Trainer:
         reading = self._read_in_order(dataset, batch_size)
         predictor = Predictor(
             self._passes.sweep("predict", reading, model, forward),
-            self._passes.prepared(forward),
+            self._passes.rehearsed("forward", self._passes.prepared(forward)),
         )
         with self._computing.under_way(self.run.model):
             return predictor.once(self._context.replicated_calls)

@@ -15,7 +15,8 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from unisono.runtime.faults import Faults
@@ -224,3 +225,26 @@ class ShownWait:
         if self._is_shown:
             self._is_shown = False
             context().supervisor.show_wait("")
+
+
+@contextmanager
+def as_another_worker(world: World) -> Iterator[None]:
+    """Have `os.environ` say within a block that this is another worker, among one more.
+
+    The process's own environment stays: a library's thread may read it meanwhile.
+    """
+    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+    numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
+    of_python = os.environ._data  # type: ignore[attr-defined]
+    before = dict(of_python)
+    context().held = world  # nobody joins the others under another number
+    try:
+        for name, number in zip(names, numbers, strict=True):
+            of_python[os.environ.encodekey(name)] = os.environ.encodevalue(str(number + 1))
+        yield
+    finally:
+        context().held = None
+        for name in map(os.environ.encodekey, names):
+            of_python.pop(name, None)
+            if name in before:
+                of_python[name] = before[name]
