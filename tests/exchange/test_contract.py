@@ -129,6 +129,7 @@ def same_bits(here, there):
 def snapshot(exchange, team, step, optimizer):
     named = dict(model_of(exchange).named_parameters())
     while True:
+        exchange.give_changes()
         tensors, numbers = {}, {}
         if exchange.optimizer_state is None and team.leads_host:
             tensors, numbers = take_state(optimizer, named)

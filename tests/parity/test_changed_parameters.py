@@ -366,6 +366,20 @@ def test_kills_and_resumes_change_nothing_of_it(tmp_path, program, rank):
         assert set(resumed) == {gone_on(program, None)}
 
 
+def with_buffers(optimizer, faults):
+    os.environ["UNISONO_FAULTS"] = faults
+    return by_callback(shifted, "cpu", model=Shifted, optimizer=optimizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [Adam, Langevin])
+def test_a_leader_lost_before_the_last_snapshot_is_described_by_the_next(monkeypatch, optimizer):
+    monkeypatch.setenv("UNISONO_FAULTS", "")
+    expected = with_buffers(optimizer, "")
+    found = unisono.launch(with_buffers, optimizer, "kill:rank=0,step=3,at=commit", workers=3)
+    assert found == [expected] * 3
+
+
 class Written(nn.Module):
     """Writes to its weight in each pass what is there already."""
 

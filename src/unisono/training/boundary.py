@@ -189,6 +189,7 @@ class Boundary:
             return
         if self._keeps and self._team.leads_host:
             self._wait_for_disk()
+            self._exchange.give_changes(alone=True)
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
             self._checkpoint(slot, wait=True, end=LEFT + self.run.loop)

@@ -269,13 +269,21 @@ class Exchange(ABC):
         """See what a whole update elsewhere has changed of parameters without an optimizer."""
         return
 
+    def give_changes(self, *, alone: bool = False) -> None:
+        """Show all what the program has changed since the step, before :meth:`save`. Collective.
+
+        Args:
+            alone: not collective; see :meth:`save`.
+        """
+        self.buffers.publish(self._team, alone=alone)
+
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:
-        """Copy the state into a snapshot, each worker a share.
+        """Copy the state into a snapshot, each worker a share; nobody is met.
 
         Args:
-            facts: what is to be known beside it, plain JSON.
+            facts: what is to be known beside it, plain JSON; of the leader of a host.
             tensors: what is to be kept beside what the exchange has.
             alone: copy all of it; not collective then.
 
@@ -283,7 +291,6 @@ class Exchange(ABC):
             The slot; it is whole once everybody has done so.
         """
         team = self._team
-        self.buffers.publish(team, alone=alone)
         here = team.neighbours
         position, size = (0, 1) if alone else (here.index(team.world.rank), len(here))
         slot = self.memory.snapshots.begin()

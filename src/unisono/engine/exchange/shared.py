@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import nn
@@ -84,13 +83,11 @@ class SharedExchange(Exchange):
             self.is_written_in_passes = True
         return name
 
-    def save(
-        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
-    ) -> int:
+    def give_changes(self, *, alone: bool = False) -> None:
         """See :class:`Exchange`."""
         self.take_changes(alone=alone)
         self._fixed_view.publish_changes(self._team, alone=alone)
-        return super().save(facts, tensors, alone=alone)
+        super().give_changes(alone=alone)
 
     def _fixed_values(self) -> Sequence[torch.Tensor]:
         suspects, places = set(self._fixed_suspects()), self._places[len(self.parameters) :]

@@ -93,6 +93,10 @@ class BetweenSteps:
             The slot; None if meanwhile the leader was lost with what it alone had.
         """
         while not self._exchange.is_lost:
+            self._exchange.give_changes()
+            if self._exchange.is_lost:
+                break
+            # Now: whoever led may have been lost there.
             facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self._exchange.save(facts, tensors)
             self._team.faults.meet("snapshot", step)
