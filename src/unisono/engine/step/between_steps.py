@@ -92,10 +92,11 @@ class BetweenSteps:
         Returns:
             The slot; None if meanwhile the leader was lost with what it alone had.
         """
-        while not self._exchange.is_lost:
-            self._exchange.give_changes()
+        while True:
+            if not self._exchange.is_lost:
+                self._exchange.give_changes()
             if self._exchange.is_lost:
-                break
+                return None
             # Now: whoever led may have been lost there.
             facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self._exchange.save(facts, tensors)
@@ -106,7 +107,6 @@ class BetweenSteps:
             if self._team.meet("snapshot"):
                 self._exchange.memory.snapshots.complete(slot)
                 return slot
-        return None
 
     def go_back(self) -> None:
         """Put back what the exchange has of the newest snapshot. Collective."""
