@@ -103,11 +103,11 @@ _NAMES = {
     'write `Trainer(…, directory="runs/mnist")`, which resumes, and '
     "`unisono.callbacks.BestCheckpoint()`": "ModelCheckpoint",
     "`unisono.callbacks` has `EarlyStopping`, `BestCheckpoint`, loggers, and `Callback`, of which "
-    "to derive others": "BestCheckpoint Callback CSVLog EMA EarlyStopping MLflow TensorBoard "
-    "Trackio WandB EarlyStoppingCallback TrainerCallback TensorBoardLogger CSVLogger WandbLogger "
-    "MLFlowLogger loggers logger",
+    "to derive others": "BestCheckpoint Callback EMA EarlyStopping MLflow TensorBoard Trackio "
+    "WandB EarlyStoppingCallback TrainerCallback TensorBoardLogger WandbLogger MLFlowLogger "
+    "loggers logger",
     "leave it out, as the event file of a run with a `directory` has that": "LearningRateMonitor "
-    "DeviceStatsMonitor TQDMProgressBar RichProgressBar ModelSummary",
+    "DeviceStatsMonitor TQDMProgressBar RichProgressBar ModelSummary CSVLog CSVLogger",
     "it is in `unisono.distributed`, where `init` makes the process group": "init_process_group "
     "DistributedDataParallel DistributedSampler",
     "leave it out, as `fit` and `evaluate` keep the workers together": "barrier wait_for_everyone "
