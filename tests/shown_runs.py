@@ -19,7 +19,8 @@ from tests.warm import processes
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
 INDEX = REPOSITORY / "docs" / "index.md"
-PAGES = [README, INDEX, *sorted((REPOSITORY / "docs" / "problems").glob("*.md"))]
+START = REPOSITORY / "docs" / "start.md"
+PAGES = [README, INDEX, START, *sorted((REPOSITORY / "docs" / "problems").glob("*.md"))]
 HOME = "/home/you"
 MODULES = {"python": [], "unisono": ["-m", "unisono"], "torchrun": ["-m", "torch.distributed.run"]}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.shown_blocks import AROUND, PAGES_THAT_RUN, program_of
-from tests.shown_runs import INDEX, README, agree, digests, programs_of, run_page, runs_of
+from tests.shown_runs import INDEX, README, START, agree, digests, programs_of, run_page, runs_of
 from tests.test_architecture import FILES, PACKAGE, nodes_of
 from tests.warm import processes
 
@@ -206,7 +206,7 @@ def digest(output: str) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page",
-    [README, *(pytest.param(page, marks=pytest.mark.long) for page in PROBLEMS)],
+    [README, *(pytest.param(page, marks=pytest.mark.long) for page in (START, *PROBLEMS))],
     ids=lambda page: page.stem,
 )
 def test_commands_print_what_stands_below_them(page: Path, tmp_path: Path) -> None:
