@@ -43,6 +43,35 @@ def test_what_a_program_changes_is_changed_once(
         assert sorted(said) == sorted(expected * count)
 
 
+LONG = """
+import torch, unisono
+
+class Long(torch.utils.data.Dataset):
+    def __len__(self): return 5_000_000
+    def __getitem__(self, at): return torch.full((4,), at / len(self)), at % 3
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4).fit(
+    Long(), batch_size=16, steps=6
+)
+"""
+
+
+def test_the_order_of_a_long_epoch_is_that_of_one_host(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    script, hosts = tmp_path / "long.py", make_hosts(2)
+    script.write_text(LONG)
+    digests = set()
+    for workers in ([1], [2, 2]):
+        outputs = start(hosts[: len(workers)], workers, [str(script)])
+        all_well(outputs)
+        digests.add(outputs[0].text.split("digest ")[1].split()[0])
+    assert len(digests) == 1
+
+
 OTHER_PROCESSOR = """
 import os, socket, sys
 from runpy import run_path
