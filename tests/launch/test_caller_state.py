@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import unisono
+from unisono.runtime.device import flushes_denormals
 from unisono.runtime.launch.call import caller_modes, set_modes
 
 
@@ -29,6 +30,7 @@ def seen():
         "matmul": torch.get_float32_matmul_precision(),
         "benchmark": torch.backends.cudnn.benchmark,
         "onednn": torch.backends.mkldnn.enabled,
+        "flushes": flushes_denormals(),
     }
 
 
@@ -42,6 +44,7 @@ def test_workers_have_the_callers_modes():
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     torch.backends.mkldnn.enabled = False
+    torch.set_flush_denormal(True)
     assert unisono.launch(seen, workers=2) == [seen()] * 2
     assert {name for name, value in seen().items() if value != before[name]} == (set(before))
     torch.set_deterministic_debug_mode("error")

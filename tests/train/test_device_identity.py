@@ -13,8 +13,8 @@ import unisono
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device, default_generator, host
 from unisono.training import identity as device_fingerprint
-from unisono.training.computing import tf32_in_words
-from unisono.training.identity import compare, fingerprint_of, identity
+from unisono.training.computing import arithmetic_in_words, tf32_in_words
+from unisono.training.identity import compare, fingerprint_of, identity, switches_of
 
 PLAN = SamplePlan(num_samples=8, batch_size=4, shards=2, seed=0, shuffle=False)
 BEFORE = {
@@ -33,9 +33,9 @@ BEFORE = {
 def test_on_the_cpu_a_fingerprint_is_all_that_is_new():
     capability = torch.backends.cpu.get_cpu_capability()
     facts = identity(PLAN, {}, host(), is_kept=True)
-    assert facts.keys() == BEFORE | {"fingerprint"}
+    assert facts.keys() == BEFORE | {"fingerprint", "arithmetic"}
     assert facts["processor"] == f"{capability} {os.uname().machine}"
-    assert identity(PLAN, {}, host(), is_kept=False).keys() == BEFORE
+    assert identity(PLAN, {}, host(), is_kept=False).keys() == BEFORE | {"arithmetic"}
 
 
 @pytest.mark.slow
@@ -88,6 +88,53 @@ def test_tf32_is_told_as_it_is():
         assert "products" not in tf32_in_words()
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
+
+
+@pytest.fixture
+def arithmetic_is_put_back():
+    matmul = torch.backends.mkldnn.matmul
+    before = torch.backends.mkldnn.enabled, matmul.fp32_precision
+    yield
+    torch.backends.mkldnn.enabled, matmul.fp32_precision = before
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("arithmetic_is_put_back")
+def test_what_is_switched_on_the_cpu_is_told_as_it_is():
+    assert arithmetic_in_words() == "as usual"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert arithmetic_in_words() == "products in bf16"
+    torch.backends.mkldnn.enabled = False
+    torch.set_flush_denormal(True)
+    said = "products in bf16, without oneDNN, denormal numbers as 0"
+    assert arithmetic_in_words() == said
+
+
+def loss_of(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def train_in_another_arithmetic(switch):
+    if unisono.world().rank == 1:
+        switch(torch)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss_of, shards=2)
+    samples = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.zeros(8).long())
+    trainer.fit(samples, batch_size=4, epochs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("switch", "words"),
+    [
+        (lambda torch: torch.set_float32_matmul_precision("medium"), "products in bf16"),
+        (lambda torch: torch.set_flush_denormal(True), "denormal numbers as 0"),
+    ],
+)
+def test_another_arithmetic_on_one_worker_is_refused(switch, words):
+    with pytest.raises(unisono.UnisonoError, match=f"torch's arithmetic.*{words}"):
+        unisono.launch(train_in_another_arithmetic, switch, workers=2)
 
 
 OLD = {"processor": "AVX2 x86_64", "torch": "2.13.0", "threads": 1}
@@ -209,7 +256,8 @@ def test_a_run_that_goes_on_elsewhere_is_warned_once(tmp_path, capsys, monkeypat
     train(tmp_path, 1)
     train(tmp_path, 2)
     assert "other bits" not in capsys.readouterr().err
-    monkeypatch.setitem(device_fingerprint._known(), "cpu", "0" * 16)
+    key = f"cpu {switches_of(host())}"
+    monkeypatch.setitem(device_fingerprint._known(), key, "0" * 16)
     train(tmp_path, 3)
     told = capsys.readouterr()
     assert (told.out + told.err).count("this machine computes other bits than the one of") == 1

@@ -365,6 +365,11 @@ def count_of(kind: str) -> int:
         return 0
 
 
+def flushes_denormals() -> bool:
+    """Tell whether this thread takes denormal numbers for 0 (``torch.set_flush_denormal``)."""
+    return not (torch.tensor(1e-40, dtype=torch.float32, device=HOST) * 1.0).item()
+
+
 def seed_generators(seed: int) -> None:
     """Seed every default generator of this process (Python's, numpy's, torch's) from 64 bits.
 

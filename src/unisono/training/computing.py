@@ -12,7 +12,7 @@ times no more. What a shard is computed by would then depend on what this worker
 before. So every shape is compiled for itself, and where that has no end it is an error. Programs
 have their models compiled as torch says, by ``model.compile()`` or ``torch.compile``.
 
-May GPUs round the factors of float32 products to TF32? As the program has set torch's switches.
+How may float32 computations be rounded? As the program has set torch's switches.
 
 Deterministic kernels on accelerators: torch's switches are set for a time, then put back.
 
@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.runtime.device import Device
+from unisono.runtime.device import Device, flushes_denormals
 from unisono.runtime.device import grad_scaler as grad_scaler_of_torch
 from unisono.training.options import DTYPES, Precision
 
@@ -147,6 +147,21 @@ def tf32_in_words() -> str:
         "recurrent layers": backends.cudnn.rnn,
     }
     return ", ".join(n for n, one in switches.items() if one.fp32_precision == "tf32") or "off"
+
+
+def arithmetic_in_words() -> str:
+    """Say what a program has switched of torch's arithmetic on the CPU, for the identity of a run."""
+    onednn: Any = torch.backends.mkldnn
+    switches = {
+        "products": onednn.matmul,
+        "convolutions": onednn.conv,
+        "recurrent layers": onednn.rnn,
+    }
+    precisions = {name: one.fp32_precision for name, one in switches.items()}
+    said = [f"{name} in {kind}" for name, kind in precisions.items() if kind in ("bf16", "tf32")]
+    said += [] if onednn.enabled else ["without oneDNN"]
+    said += ["denormal numbers as 0"] if flushes_denormals() else []
+    return ", ".join(said) or "as usual"
 
 
 @contextmanager

@@ -44,7 +44,11 @@ from unisono.runtime.procfs import read_text
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
 from unisono.runtime.workers.team import Team
 from unisono.runtime.world import threads_per_worker, world
-from unisono.training.computing import deterministic_kernels, tf32_in_words
+from unisono.training.computing import (
+    arithmetic_in_words,
+    deterministic_kernels,
+    tf32_in_words,
+)
 
 _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
 _OTHER_FINGERPRINT = (
@@ -62,7 +66,7 @@ _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 FINGERPRINT = "fingerprint"
 SAMPLES = "samples"  # what a few of them hold, by name; another hash of that needs another name
 # Where one of these differs, another fingerprint is no news.
-_IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32")
+_IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32", "arithmetic")
 
 
 def identity(
@@ -81,13 +85,20 @@ def identity(
         "sampler": plan.sampler,
         "shuffle": plan.shuffle,
         "dataset length": None if plan.is_endless else plan.num_samples,
-        **({} if device.is_host else {"tf32": tf32_in_words()}),
+        **switches_of(device),
         **fixed,
         "threads": threads_per_worker(),
         "torch": torch.__version__,
         "processor": device.facts,
         **({FINGERPRINT: fingerprint_of(device)} if is_kept else {}),
     }
+
+
+def switches_of(device: Device) -> dict[str, str]:
+    """Say what a program has switched of torch's arithmetic."""
+    if device.is_host:
+        return {"arithmetic": arithmetic_in_words()}
+    return {"tf32": tf32_in_words()}
 
 
 def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -175,14 +186,14 @@ _NUM_DRAWS, _KEPT_OF_DRAWS = 2**21, 509
 
 
 def fingerprint_of(device: Device) -> str:
-    """Hash what a worker's device computes, once in a process, or where TF32 is switched.
+    """Hash what a worker's device computes, once in a process for each way to switch it.
 
     Returns:
         16 hexadecimal digits; nothing where it could not be found out.
     """
     if device.is_divided:  # as of one, where they are alike
         return " ".join(dict.fromkeys(map(fingerprint_of, device.parts)))
-    known, key = _known(), device.name if device.is_host else f"{device.name} {tf32_in_words()}"
+    known, key = _known(), f"{device.name} {switches_of(device)}"
     if key not in known:
         known[key] = _fingerprint(device)
     return known[key]

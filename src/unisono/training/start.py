@@ -18,8 +18,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign, default_shards
 from unisono.runtime.device import notices
 from unisono.runtime.world import OPEN_MPI, SLURM, THREADS_VARIABLE, threads_per_worker
-from unisono.training.computing import tf32_in_words
-from unisono.training.identity import compare_devices
+from unisono.training.identity import compare_devices, switches_of
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.resume import resume
 from unisono.training.run_context import RunContext, facts_of_order, samples_now, samples_seen
@@ -185,7 +184,7 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
             "the type of device": run.device.torch.type,
-            "what may be computed in TF32": "" if run.device.is_host else tf32_in_words(),
+            "torch's arithmetic": ", ".join(switches_of(run.device).values()),
             EXCHANGE_VARIABLE: run.exchange,
         },
         known={**known, "samples of an epoch": samples.num_samples},

@@ -38,12 +38,12 @@ from torch.distributed import Work
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.runtime.c10d.meeting import Meeting, Meetings
 from unisono.runtime.c10d.messages import Messages, Receive
+from unisono.runtime.device import flushes_denormals
 
 _PATIENCE_S = 5e-3
 _HELPER_STAYS_S = 1.0
 _LOOK_EVERY_S = 5e-3
 _AT_EXIT_AT_MOST_S = 10.0
-_DENORMAL = 1e-40
 
 
 class Call:
@@ -93,8 +93,7 @@ class Call:
 
     def hand_over(self) -> None:
         """Note what another thread must know to go on with it."""
-        tiny = torch.tensor(_DENORMAL, dtype=torch.float32, device="cpu")
-        self._flushes = (tiny * 1.0).item() == 0.0
+        self._flushes = flushes_denormals()
 
     def give_up(self, error: BaseException) -> None:
         """End the group for this rank: a call that has failed half-way cannot be made again."""

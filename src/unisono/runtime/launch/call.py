@@ -145,6 +145,7 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], object]] = {
     ),
     "get_float32_matmul_precision": lambda torch, name: torch.set_float32_matmul_precision(name),
 }
+_FLUSH = "set_flush_denormal"  # which torch has nothing to read by
 # A switch that others follow comes before them.
 _SWITCHES = (
     "backends.cudnn.enabled",
@@ -221,7 +222,10 @@ def caller_modes() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):
         return {}
+    from unisono.runtime.device import flushes_denormals
+
     modes = {name: _read(torch, name) for name in (*_FUNCTIONS, *_SWITCHES)}
+    modes[_FLUSH] = flushes_denormals()
     return {name: mode for name, mode in modes.items() if mode is not None}
 
 
@@ -230,6 +234,9 @@ def set_modes(modes: dict[str, Any]) -> None:
     import torch
 
     for name, mode in modes.items():
+        if name == _FLUSH:
+            torch.set_flush_denormal(mode)
+            continue
         if _read(torch, name) == mode:
             continue
         if name in _FUNCTIONS:
