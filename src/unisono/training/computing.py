@@ -150,7 +150,7 @@ def tf32_in_words() -> str:
 
 
 def arithmetic_in_words() -> str:
-    """Say what a program has switched of torch's arithmetic on the CPU, for the identity of a run."""
+    """Say what a program has switched of torch's arithmetic on the CPU, for a run's identity."""
     onednn: Any = torch.backends.mkldnn
     switches = {
         "products": onednn.matmul,

@@ -193,7 +193,7 @@ def fingerprint_of(device: Device) -> str:
     """
     if device.is_divided:  # as of one, where they are alike
         return " ".join(dict.fromkeys(map(fingerprint_of, device.parts)))
-    known, key = _known(), f"{device.name} {switches_of(device)}"
+    known, key = _known(), " ".join([device.name, *switches_of(device).values()])
     if key not in known:
         known[key] = _fingerprint(device)
     return known[key]
