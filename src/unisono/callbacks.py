@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from unisono.training.callbacks.ray_train import RayTrain as RayTrain
     from unisono.training.callbacks.trackers import MLflow as MLflow
     from unisono.training.callbacks.trackers import TensorBoard as TensorBoard
-    from unisono.training.callbacks.trackers import Trackio as Trackio
     from unisono.training.callbacks.trackers import WandB as WandB
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
@@ -45,7 +44,6 @@ _HOMES = {
     "RayTrain": "ray_train",
     "TensorBoard": "trackers",
     "Times": "callback",
-    "Trackio": "trackers",
     "WandB": "trackers",
 }
 

@@ -21,7 +21,6 @@ from unisono.callbacks import (
     Progress,
     RayTrain,
     TensorBoard,
-    Trackio,
     WandB,
 )
 
@@ -81,7 +80,7 @@ def test_all_of_them_are_here():
     usual = {Progress, EventLog, EMA, BestCheckpoint, EarlyStopping, TensorBoard}
     public = {getattr(module, name) for name in module.__all__}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Callback)}
-    of_others = {MLflow, RayTrain, Trackio, WandB}
+    of_others = {MLflow, RayTrain, WandB}
     assert kinds - of_others - {Callback} == usual
 
 

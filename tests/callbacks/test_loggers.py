@@ -18,7 +18,7 @@ from tests.classified import by_sign as data
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.callbacks import Callback, MLflow, TensorBoard, Trackio, WandB
+from unisono.callbacks import Callback, MLflow, TensorBoard, WandB
 from unisono.errors import NotPlainFileError
 from unisono.training.callbacks import logger, logger_feed, trackers
 from unisono.training.callbacks.logger import Logger
@@ -88,18 +88,6 @@ def mlflow(directory):
     return curves, num_runs, config
 
 
-def trackio(directory):
-    with sqlite3.connect(directory / "trackio" / "unisono.db") as database:
-        curves = {}
-        for step, values in database.execute("SELECT step, metrics FROM metrics ORDER BY id"):
-            for name, value in json.loads(values).items():
-                curves.setdefault(name, []).append((step, value))
-        ((num_runs,),) = database.execute("SELECT count(DISTINCT run_id) FROM metrics")
-        ((config,),) = database.execute("SELECT config FROM configs")
-    database.close()
-    return curves, num_runs, json.loads(config)
-
-
 def tensorboard(directory):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -124,7 +112,6 @@ def wanted(directory):
 LOGGERS = {
     "wandb": (WandB, wandb),
     "mlflow": (MLflow, mlflow),
-    "trackio": (Trackio, trackio),
     "tensorboard": (TensorBoard, tensorboard),
 }
 
@@ -141,7 +128,7 @@ def other_peoples_warnings(monkeypatch):
 
 def one_of_each(names):
     """Make those that are installed."""
-    takes_config = WandB, MLflow, Trackio
+    takes_config = WandB, MLflow
     installed = [LOGGERS[name][0] for name in names if importlib.util.find_spec(name)]
     return [make(config={"depth": 3}) if make in takes_config else make() for make in installed]
 
@@ -150,7 +137,7 @@ def one_of_each(names):
 @pytest.mark.timeout(300)  # each package is loaded by three processes
 @pytest.mark.parametrize(
     "names",
-    [("tensorboard",), pytest.param(("wandb", "mlflow", "trackio"), marks=pytest.mark.long)],
+    [("tensorboard",), pytest.param(("wandb", "mlflow"), marks=pytest.mark.long)],
     ids="+".join,
 )
 def test_each_step_is_logged_once(tmp_path, monkeypatch, names):
@@ -344,7 +331,7 @@ def test_an_exception_ends_the_loggers_run_as_failed(tmp_path, fake, monkeypatch
     assert lines(tmp_path)[-1] == "end failed"
 
 
-@pytest.mark.parametrize("make", [TensorBoard, WandB, MLflow, Trackio])
+@pytest.mark.parametrize("make", [TensorBoard, WandB, MLflow])
 def test_without_its_package_there_is_a_sentence(monkeypatch, make):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=rf"pip install 'unisono\[{make.package}\]'"):
@@ -367,11 +354,10 @@ def test_what_cannot_be_is_refused(tmp_path, fake):
 def test_nothing_goes_over_the_network_unless_asked(monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if not all(map(importlib.util.find_spec, ("wandb", "mlflow", "trackio"))):
-        pytest.skip("wandb, mlflow and trackio are not all installed")  # to load them takes seconds
+    if not all(map(importlib.util.find_spec, ("wandb", "mlflow"))):
+        pytest.skip("wandb and mlflow are not both installed")  # to load them takes seconds
     assert WandB()._settings["mode"] == "offline"
     assert MLflow()._settings["tracking_uri"] is None
-    assert not {"space_id", "server_url"} & Trackio()._settings.keys()
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ epoch belongs to the seed, too. Tensor datasets and lists draw nothing and are n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -84,41 +83,7 @@ def fetcher(
             return tuple(tensor.index_select(0, places) for tensor in tensors)
 
         return rows
-    return _Reader(leaf, chosen, collator)
-
-
-class SampleReader:
-    """Reads single samples of a map-style dataset, by (number, epoch). Final.
-
-    Args:
-        length: how many there are.
-        seed, stream: those of :func:`fetcher`.
-    """
-
-    def __init__(self, dataset: Any, length: int, *, seed: int, stream: str) -> None:
-        self._dataset = dataset
-        leaf = leaf_of(dataset)
-        self._reader = _Reader(leaf, None, Collator(seed, stream, None, leaf, length))
-
-    def read(self, number: int, epoch: int) -> Any:
-        """Read one; raises as a call of a :class:`Fetch` does."""
-        return self._reader.sample(number, self._place(number), epoch)
-
-    def look(self, number: int, epoch: int) -> None:
-        """Read one twice, if it is read by any code, and compare.
-
-        Raises:
-            LoadingError: it is not the same twice.
-        """
-        with suppress(IndexError):
-            self._reader.look(number, self._place(number), epoch)
-
-    def _place(self, number: int) -> int:
-        within: Any = self._dataset
-        place = number
-        while type(within) is Subset:
-            within, place = within.dataset, int(within.indices[place])
-        return place
+    return Reader(leaf, chosen, collator)
 
 
 def leaf_of(dataset: Any) -> Any:
@@ -133,62 +98,63 @@ def lies_in_memory(leaf: Any) -> bool:
     return type(leaf) in (TensorDataset, list, tuple)
 
 
-class _Reader:
-    """A :class:`Fetch` for datasets that are asked for samples. Final."""
+class Reader:
+    """A :class:`Fetch` for datasets that are asked for samples. Final.
+
+    Args:
+        chosen: the places in `dataset` that samples have by their numbers; None: the numbers.
+
+    Attributes:
+        takes_many: whether the dataset is asked for several samples at once.
+    """
 
     def __init__(self, dataset: Any, chosen: torch.Tensor | None, collator: Collator) -> None:
         self._dataset, self._chosen, self._collator = dataset, chosen, collator
         self._draws = not lies_in_memory(dataset)
-        self._takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
+        self.takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
         self._twice = SecondReading(collator) if self._draws or collator.is_programs else None
 
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
     ) -> Any:
+        """See :class:`Fetch`."""
         numbers = indices.tolist()
         places = numbers if self._chosen is None else self._chosen[indices].tolist()
         again = [0] * len(numbers) if repeats is None else repeats.tolist()
         self._collator.begin_epoch(epoch)
         with num_threads(1):
-            self._look(numbers, places, epoch, again)
-            samples = self._read(numbers, places, epoch, again)
+            self.look(numbers, places, epoch, again)
+            samples = self.read(numbers, places, epoch, again)
             return self._collator.collate(numbers, samples, epoch, again[0])
 
-    def _look(
+    def look(
         self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
     ) -> None:
+        """Read the first samples twice, if that is due and any code reads them, and compare.
+
+        Raises:
+            LoadingError: they are not the same twice.
+        """
         if self._twice is None or not self._twice.is_due():
             return
-        few = _FEW if self._takes_many else 1
+        few = _FEW if self.takes_many else 1
 
         def read(seeds: int) -> Any:
             repeats = [repeat + seeds for repeat in again[:few]]
-            return self._read(numbers[:few], places[:few], epoch, repeats)
+            return self.read(numbers[:few], places[:few], epoch, repeats)
 
         self._twice.look(read, numbers[:few], epoch)
 
-    def _read(
+    def read(
         self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
     ) -> Any:
-        if self._takes_many:
+        """Read samples: a list, or what the dataset makes of it; raises as a call does."""
+        if self.takes_many:
             return self._read_many(numbers, places, epoch, again[0])
         return [
             self._read_one(number, place, epoch, repeat)
             for number, place, repeat in zip(numbers, places, again, strict=True)
         ]
-
-    def sample(self, number: int, place: int, epoch: int) -> Any:
-        """Read one sample that is at `place` in the dataset below; raises as a call does."""
-        self._collator.begin_epoch(epoch)
-        with num_threads(1), self._collator.own.put_back():
-            samples = self._read([number], [place], epoch, [0])
-            return samples if self._takes_many else samples[0]
-
-    def look(self, number: int, place: int, epoch: int) -> None:
-        """Read it twice; raises as a call does."""
-        self._collator.begin_epoch(epoch)
-        with num_threads(1), self._collator.own.put_back():
-            self._look([number], [place], epoch, [0])
 
     def _read_one(self, number: int, place: int, epoch: int, repeat: int) -> Any:
         if self._draws:

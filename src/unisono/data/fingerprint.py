@@ -18,15 +18,17 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import Subset
 
+from unisono.data.collating import Collator
 from unisono.data.data_reading import is_stream
-from unisono.data.fetch import SampleReader, leaf_of, lies_in_memory
+from unisono.data.fetch import Reader, leaf_of, lies_in_memory
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.plan.seeds import seed_of
-from unisono.runtime.device import generators_put_back
+from unisono.runtime.device import generators_put_back, num_threads
 from unisono.runtime.held import hashed
 
 REMEDY = (
@@ -46,63 +48,69 @@ def fingerprint_of_data(
 ) -> dict[str, str]:
     """Look at a data set; gives what must not differ between workers, where both know it, by name.
 
-    Args:
-        stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
-        epoch: in which the loop will read.
-        in_fork: read samples in a loader process, as the loop will.
-
-    Raises:
-        LoadingError: a sample is not the same when it is read twice.
+    `in_fork`: read samples in a loader process, as the loop will. Raises LoadingError if a sample
+    is not the same when it is read twice.
     """
     if is_stream(dataset) or not length:
         return {}
+    leaf = leaf_of(dataset)
+    collator = Collator(seed, stream, None, leaf, length)
+    numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
     try:
         facts = dict(_subsets(dataset))
-        reader = SampleReader(dataset, length, seed=seed, stream=stream)
+        places = [_place(dataset, number) for number in numbers]
+        reader = Reader(leaf, None, collator)
     except Exception:
         return {}
-    numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
 
     def look(_: object = None) -> dict[str, str]:
-        return _samples(reader, epoch, numbers)
+        return _samples(reader, epoch, numbers, places)
 
+    collator.begin_epoch(epoch)
     # Loader processes look at the first samples that they read.
-    if in_fork and not lies_in_memory(leaf_of(dataset)):
+    if in_fork and not lies_in_memory(leaf):
         return facts | _in_fork(look)
-    with generators_put_back():
-        reader.look(numbers[0], epoch)
-    return facts | look()
+    with num_threads(1), generators_put_back(), collator.own.put_back():
+        reader.look(numbers[:1], places[:1], epoch, [0])
+        return facts | look()
+
+
+def _place(dataset: Any, number: int) -> int:
+    """Find where a sample is in the data set below every ``Subset``."""
+    while type(dataset) is Subset:
+        dataset, number = dataset.dataset, int(dataset.indices[number])
+    return number
 
 
 def _in_fork(look: Callable[[object], dict[str, str]]) -> dict[str, str]:
     """Look in a loader process, unless a thread of this one might hold a lock meanwhile."""
-    if threading.active_count() > 1:
-        return {}
-    try:
-        processes = LoaderProcesses(look, 1, iter([None]))
-        try:
-            return processes.take() if processes.is_ready(_FORK_AT_MOST_S) else {}
-        finally:
-            processes.close(grace_s=0.0)
-    except Exception:
-        return {}
+    if threading.active_count() == 1:
+        with suppress(Exception):
+            processes = LoaderProcesses(look, 1, iter([None]))
+            try:
+                return processes.take() if processes.is_ready(_FORK_AT_MOST_S) else {}
+            finally:
+                processes.close(grace_s=0.0)
+    return {}
 
 
-def _samples(reader: SampleReader, epoch: int, numbers: Sequence[int]) -> dict[str, str]:
+def _samples(
+    reader: Reader, epoch: int, numbers: Sequence[int], places: Sequence[int]
+) -> dict[str, str]:
     """Hash samples that are the same twice, as many as can be read soon; one at least."""
     facts: dict[str, str] = {}
     start_s = time.perf_counter()
-    with generators_put_back():
-        for number in numbers:
-            try:
-                once = hashed(reader.read(number, epoch))
-                if hashed(reader.read(number, epoch)) != once:
-                    return {}
-            except Exception:
-                return {}
-            facts[f"sample {number} of the data set"] = f"fingerprint {once[:8]}"
-            if time.perf_counter() - start_s > _ENOUGH_S:
-                break
+    for number, place in zip(numbers, places, strict=True):
+        readings = (reader.read([number], [place], epoch, [0]) for _ in range(2))
+        try:
+            once, again = (hashed(each if reader.takes_many else each[0]) for each in readings)
+        except Exception:
+            return {}
+        if again != once:
+            return {}
+        facts[f"sample {number} of the data set"] = f"fingerprint {once[:8]}"
+        if time.perf_counter() - start_s > _ENOUGH_S:
+            break
     return facts
 
 

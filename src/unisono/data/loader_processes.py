@@ -25,9 +25,9 @@ Send a batch from a loader process to its worker, through a plain pipe.
     length │ pickle: the batch, with dtype, shape and strides of each tensor │ bytes of each tensor
     8 bytes
 
-Tensors are read straight into memory that torch has allocated, so they are aligned as usual. They
-keep their strides, as torch chooses kernels by them. Expanded tensors are sent once, and what lies
-between the elements of a slice is not sent. Unlike shared memory, a pipe cannot be full for good,
+Tensors are read into memory that torch has allocated, so they are aligned as usual. They keep their
+strides, as torch chooses kernels by them. Expanded tensors are sent once, and what lies between the
+elements of a slice is not sent. Unlike shared memory, a pipe cannot be full for good,
 and it ends at once when its only writer dies. Only ever read from a process that this one forked.
 """
 
@@ -56,7 +56,7 @@ import numpy as np
 import torch
 
 from unisono.errors import LoadingError
-from unisono.runtime.device import HOST, array_of, bytes_of, is_on_host
+from unisono.runtime.device import HOST, array_of, bytes_of, in_rows, is_on_host
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import ENDING_SIGNALS
 
@@ -268,23 +268,15 @@ def _died(process: BaseProcess) -> LoadingError:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    advice = (
-        "is there memory enough? Set fewer `num_workers` in its DataLoader, or 0 to read in the "
-        "worker itself"
-        if code == -signal.SIGKILL
-        else "set `num_workers=0` in its DataLoader to see what happens there in the worker itself"
-    )
     return LoadingError(
         f"loader processes must live as long as the loop, but process {process.pid} {how}: "
-        f"{advice}."
+        f"is there memory enough? Set fewer `num_workers` in its DataLoader, or 0 to read in the "
+        f"worker itself."
     )
 
 
 _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
-_NUMPYS = {"bool", "float16", "float32", "float64", "complex64", "complex128"} | {
-    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
-}
 
 
 def write_message(fd: int, content: Any) -> None:
@@ -301,7 +293,7 @@ def write_message(fd: int, content: Any) -> None:
     _write(fd, memoryview(_LENGTH.pack(len(words))))
     _write(fd, words)
     for tensor in packer.tensors:
-        _write(fd, _bytes_of(tensor))
+        _write(fd, in_rows(_elements(tensor)))
 
 
 def read_message(fd: int) -> Any:
@@ -326,15 +318,16 @@ class _Packer(pickle.Pickler):
         self._places: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> Any:
-        # torch and numpy pickle all others: sparse tensors, subclasses.
+        # torch and numpy pickle all others: sparse tensors, subclasses, arrays of texts.
         if type(obj) is torch.Tensor and _is_plain(obj):
-            return self._leave_out(obj)
-        if type(obj) is np.ndarray and _lies_in_its_own_way(obj):
-            return _ARRAY, *self._leave_out(torch.from_numpy(obj))
+            return self._leave_out(obj, obj)
+        if type(obj) is np.ndarray and obj.flags.writeable:
+            with suppress(TypeError, ValueError):
+                return _ARRAY, *self._leave_out(obj, torch.from_numpy(obj))
         return None
 
-    def _leave_out(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        place = self._places.setdefault(id(tensor), len(self.tensors))
+    def _leave_out(self, obj: Any, tensor: torch.Tensor) -> tuple[Any, ...]:
+        place = self._places.setdefault(id(obj), len(self.tensors))
         if place < len(self.tensors):
             return (place,)
         self.tensors.append(tensor)
@@ -356,13 +349,11 @@ class _Unpacker(pickle.Unpickler):
             return self._tensors[pid[0]]
         dtype, shape, stride = pid
         tensor = torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
-        if _has_gaps(tensor):
-            without = _without_repeats(tensor)
-            elements = torch.empty(without.shape, dtype=dtype, device=HOST)
-            _read(self._fd, _bytes_of(elements))
-            without.copy_(elements)
-        else:
-            _read(self._fd, _bytes_of(tensor))
+        elements = _elements(tensor)
+        packed = elements.contiguous()
+        _read(self._fd, bytes_of(packed))
+        if not elements.is_contiguous():
+            elements.copy_(packed)
         self._tensors.append(tensor)
         return tensor
 
@@ -375,43 +366,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _lies_in_its_own_way(array: np.ndarray[Any, Any]) -> bool:
-    """Tell whether numpy would pickle an array in another order than it has."""
-    item_bytes = array.dtype.itemsize
-    return (
-        array.dtype.isnative
-        and array.dtype.name in _NUMPYS
-        and array.flags.writeable
-        and all(step >= 0 and step % item_bytes == 0 for step in array.strides)
-        and array.strides != np.empty(array.shape, array.dtype).strides
-    )
-
-
-def _reach(tensor: torch.Tensor) -> int:
-    """Count the elements of memory from the first of a tensor to its last."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _has_gaps(tensor: torch.Tensor) -> bool:
-    """Tell whether the memory that a tensor reaches is more than its elements, repeated or not."""
-    return _reach(tensor) > _without_repeats(tensor).numel()
-
-
-def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
-    """View what an expanded tensor repeats once."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.as_strided([n if step else min(n, 1) for n, step in steps], tensor.stride())
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """View the bytes of what is sent of a tensor: all that it reaches, or its elements."""
-    if _has_gaps(tensor):
-        flat = _without_repeats(tensor).contiguous().view(-1)
-    else:
-        flat = tensor.as_strided((_reach(tensor),), (1,))
-    return bytes_of(flat)
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor in the order in which it lies in memory, what an expanded one repeats once."""
+    dims = sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True)
+    shape = [n if step else min(n, 1) for step, n in dims]
+    return tensor.as_strided(shape, [step for step, _ in dims])
 
 
 def _write(fd: int, data: memoryview) -> None:

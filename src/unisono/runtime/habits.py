@@ -103,7 +103,7 @@ _NAMES = {
     'write `Trainer(…, directory="runs/mnist")`, which resumes, and '
     "`unisono.callbacks.BestCheckpoint()`": "ModelCheckpoint",
     "`unisono.callbacks` has `EarlyStopping`, `BestCheckpoint`, loggers, and `Callback`, of which "
-    "to derive others": "BestCheckpoint Callback EMA EarlyStopping MLflow TensorBoard Trackio "
+    "to derive others": "BestCheckpoint Callback EMA EarlyStopping MLflow TensorBoard "
     "WandB EarlyStoppingCallback TrainerCallback TensorBoardLogger WandbLogger MLFlowLogger "
     "loggers logger",
     "leave it out, as the event file of a run with a `directory` has that": "LearningRateMonitor "

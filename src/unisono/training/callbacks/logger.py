@@ -1,4 +1,4 @@
-"""Loggers: TensorBoard, W&B, MLflow and Trackio get what the event file has.
+"""Loggers: TensorBoard, W&B and MLflow get what the event file has.
 
 ::
 

@@ -2,7 +2,7 @@
 
 ::
 
-    event file ──► EventReader ──► Sender (run.json) ──► TensorBoard, W&B, MLflow, Trackio
+    event file ──► EventReader ──► Sender (run.json) ──► TensorBoard, W&B, MLflow
                   (one of each a thread)
 
 The file has each step once, but may be read again from its beginning: it is cut when a run goes

@@ -1,4 +1,4 @@
-"""Send numbers to TensorBoard, Weights & Biases, MLflow and Trackio, each step once."""
+"""Send numbers to TensorBoard, Weights & Biases and MLflow, each step once."""
 
 from __future__ import annotations
 
@@ -228,59 +228,3 @@ class MLflow(Logger):
             "tags": dict(tags or {}),
         }
         super().__init__(settings, config, path, every)
-
-
-class _TrackioRun:
-    def __init__(self, opening: Opening) -> None:
-        settings, run_id = opening.settings, opening.run_id
-        os.environ["TRACKIO_DIR"] = str(opening.path)
-        if not settings.get("space_id"):
-            for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-                os.environ.pop(name, None)
-            os.environ["HF_HUB_OFFLINE"] = "1"
-        self._run = importlib.import_module("trackio").init(
-            **{
-                "name": run_id or f"{settings['project']}-{secrets.token_hex(4)}",
-                "resume": "allow" if run_id else "never",
-                "config": opening.config,
-                "embed": False,
-                "auto_log_gpu": False,
-                "auto_log_cpu": False,
-                **settings,
-            }
-        )
-        self.run_id = str(self._run.name)
-
-    def log(self, rows: list[Row]) -> None:
-        for row in rows:
-            self._run.log(row.values, step=row.step)
-
-    def end(self, status: str) -> None:
-        self._run.finish()
-
-
-class Trackio(Logger):
-    """Sends numbers to Trackio; needs ``pip install 'unisono[trackio]'``. Final.
-
-    Names are those of :class:`TensorBoard`, arguments that are not listed those of :class:`WandB`.
-    Nothing leaves the machine unless `options` have ``space_id`` or ``server_url``. A run that is
-    resumed, or whose worker was killed, continues the same Trackio run.
-    ``TRACKIO_DIR=runs/mine/trackio trackio show`` shows it.
-
-    Args:
-        project: the Trackio project.
-        options: more of ``trackio.init``, such as ``space_id`` or ``group``.
-    """
-
-    product, package, opens = "Trackio", "trackio", _TrackioRun
-
-    def __init__(
-        self,
-        project: str = "unisono",
-        *,
-        config: Mapping[str, Any] | None = None,
-        path: str | os.PathLike[str] | None = None,
-        every: int = 1,
-        **options: Any,
-    ) -> None:
-        super().__init__({"project": project, **options}, config, path, every)
