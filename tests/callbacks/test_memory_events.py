@@ -25,7 +25,7 @@ TIMES = [Times(*[0.5] * 7), None]
 
 
 def test_few_lines_have_more():
-    line = step_line(FACTS, TIMES, {"allocated_bytes": [2**40, None], "delayed_s": [0.25, None]})
+    line = step_line(FACTS, TIMES, allocated_bytes=[2**40, None], delayed_s=[0.25, None])
     event = read_event(line)
     assert (event.allocated_bytes, event.delayed_s) == ((2**40, None), (0.25, None))
 

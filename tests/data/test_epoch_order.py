@@ -78,14 +78,13 @@ def test_every_kind_of_row_of_whole_numbers_is_taken(kind):
         ([], ValueError, "must give one index at least"),
         ([0, 5], ValueError, "must give indices from 0 to 4, but said gives 5 for epoch 0"),
         ([-1, 0], ValueError, "but said gives -1"),
-        ([0, 1.0], TypeError, "must give whole numbers in one row.* gives 1.0 among others"),
-        ([True, 0], TypeError, "gives True among others"),
-        ([[0], [1]], TypeError, r"gives \[0\] among others"),
-        (torch.tensor([0.5]), TypeError, "gives float32"),
-        (torch.tensor([[0]]), TypeError, r"of shape \(1, 1\)"),
-        (torch.tensor([True]), TypeError, "gives bool"),
+        ([0, 1.0], TypeError, r"must give whole numbers in one row.* but said gives \[0, 1.0\]"),
+        ([[0], [1, 2]], TypeError, r"gives \[\[0\], \[1, 2\]\]"),
+        (torch.tensor([0.5]), TypeError, "gives tensor"),
+        (torch.tensor([[0]]), TypeError, r"gives tensor"),
+        ([True], TypeError, r"gives \[True\]"),
         (None, TypeError, "gives None"),
-        ("01", TypeError, "gives '0' among others"),
+        ("01", TypeError, "gives '01'"),
     ],
 )
 def test_anything_else_is_refused_in_words(said, error, message):
@@ -126,7 +125,7 @@ def test_epochs_of_another_length_are_refused_in_words():
             ValueError,
             "gives those of one replica: leave it out",
         ),
-        (BatchSampler(range(9), 3, False), TypeError, r"gives \[0, 1, 2\] among others"),
+        (BatchSampler(range(9), 3, False), TypeError, "must give whole numbers in one row"),
     ],
 )
 def test_samplers_that_cannot_be_exact_are_refused_with_the_remedy(sampler, error, message):

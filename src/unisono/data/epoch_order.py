@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import json
 import mmap
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -134,30 +133,18 @@ def _ask(sampler: Any, epoch: int, seed: int) -> Any:
 
 def _as_array(said: Any, name: str) -> Indices:
     """Read what a sampler gives, whatever holds the whole numbers."""
-    wanted = (
-        f"`sampler` must give whole numbers in one row: a list, a tensor or an array, but {name} "
-        f"gives"
-    )
-    if isinstance(said, torch.Tensor):
-        said = array_of(said)
-    if isinstance(said, np.ndarray):
-        indices: Indices = said
-    elif isinstance(said, Iterable):
-        indices = np.array([_as_whole(number, wanted) for number in said], dtype=np.int64)
-    else:
-        raise TypeError(f"{wanted} {said!r}.")
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise TypeError(f"{wanted} {indices.dtype} of shape {indices.shape}.")
-    return indices
-
-
-def _as_whole(number: Any, wanted: str) -> int:
     try:
-        if isinstance(number, bool):
-            raise TypeError
-        return operator.index(number)
-    except TypeError:
-        raise TypeError(f"{wanted} {number!r} among others.") from None
+        indices = array_of(said) if isinstance(said, torch.Tensor) else np.asarray(said)
+        if not indices.ndim:  # an iterator
+            indices = np.array(list(said))
+    except (TypeError, ValueError):
+        indices = np.array(None)
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+        raise TypeError(
+            f"`sampler` must give whole numbers in one row: a list, a tensor or an array, but "
+            f"{name} gives {said!r:.200}."
+        )
+    return indices
 
 
 def order_on_host(plan: SamplePlan, epoch: int, team: Team | None) -> torch.Tensor:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import itertools
 import math
 import os
@@ -116,15 +117,14 @@ class Journal:
         is_mine = self._fd >= 0
         if not is_mine and not (os.path.exists(self._path) and self._opens()):
             return b""
-        lines: list[bytes] = []
         try:
-            lines = self._tail(self._end_of_whole_lines(os.fstat(self._fd).st_size))[1]
+            return next((line for _, line in self._backwards() if line.endswith(b"\n")), b"")[:-1]
         except OSError as error:
             self._complain(error)
+            return b""
         finally:
             if not is_mine:
                 self._let_go()
-        return lines[-1] if lines else b""
 
     def cut(self, step: int) -> None:
         """Remove the lines of `step` and of all after it."""
@@ -190,7 +190,7 @@ class Journal:
                 if is_anew and size == 0:
                     self._append(self._anew(min([math.inf, *(place for place, _ in held)])))
                 elif size != end:
-                    self._last = self._place_of_last(size)
+                    self._last = self._place_of_last()
                     for place, make in self._known:
                         if place > self._last:
                             self._append(make())  # one may depend on what is in the file
@@ -205,8 +205,6 @@ class Journal:
                 self._end = os.fstat(self._fd).st_size
         except OSError as error:
             self._complain(error)
-        except MemoryError:  # a file of gigabytes without a line of the run
-            self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
     def _let_go_of_lost(self) -> None:
         """Close a file that was removed or replaced."""
@@ -234,63 +232,44 @@ class Journal:
             with suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _place_of_last(self, end: int) -> float:
-        """Find the last place in a file of some length; cut a torn line."""
-        whole = self._end_of_whole_lines(end)
-        if whole != end:
-            os.ftruncate(self._fd, whole)
-        return max(map(self._place, self._tail(whole)[1]), default=-1.0)
+    def _backwards(self) -> Iterator[tuple[int, bytes]]:
+        """Read the lines from the last one on, each with where it begins; the last may be torn."""
+        begin, rest = os.fstat(self._fd).st_size, b""
+        while begin:
+            start = max(0, begin - _BLOCK_BYTES)
+            lines = io.BytesIO(os.pread(self._fd, begin - start, start) + rest).readlines()
+            begin, rest = start, b""
+            if start and lines:
+                rest = lines.pop(0)  # it may be the end of a longer one
+            at = start + len(rest) + sum(map(len, lines))
+            for line in reversed(lines):
+                at -= len(line)
+                yield at, line
 
-    def _place(self, line: bytes) -> float:
-        place = self._place_of(line)
-        return -1.0 if place is None else place
-
-    def _end_of_whole_lines(self, end: int) -> int:
-        while end > 0:
-            start = max(0, end - _BLOCK_BYTES)
-            at = os.pread(self._fd, end - start, start).rfind(b"\n")
-            if at >= 0:
-                return start + at + 1
-            end = start
-        return 0
-
-    def _tail(self, end: int, before: float = math.inf) -> tuple[int, list[bytes]]:
-        """Read the last lines: at least one that has a place below `before`, if there is one.
-
-        Returns:
-            Where they begin, and the lines without their ends.
-        """
-        start, tail, size = end, b"", _BLOCK_BYTES
-        while start > 0:
-            # Twice as much each time, as all of it is looked at anew.
-            size = min(start, 1 << 30, 2 * size if tail else size)
-            start -= size
-            tail = os.pread(self._fd, size, start) + tail
-            lines = tail.split(b"\n")[:-1]
-            # The first may be the end of a longer one.
-            places = map(self._place_of, lines[1:] if start else lines)
-            if any(place is not None and place < before for place in places):
-                break
-        if start:
-            first = tail.index(b"\n") + 1
-            start, tail = start + first, tail[first:]
-        return start, tail.split(b"\n")[:-1]
+    def _place_of_last(self) -> float:
+        """Find the last place in the file; cut a torn line."""
+        for at, line in self._backwards():
+            if not line.endswith(b"\n"):
+                os.ftruncate(self._fd, at)
+            elif (place := self._place_of(line)) is not None:
+                return place
+        return -1.0
 
     def _cut(self, step: int) -> None:
-        start, lines = self._tail(os.fstat(self._fd).st_size, before=step)
-        stay, at = [], start
-        first: int | None = None
-        for line in lines:
-            if self._place(line) < step:
+        """Take out what belongs to `step` or comes after it."""
+        stay: list[bytes] = []
+        first, num_stay = None, 0
+        for at, line in self._backwards():
+            place = self._place_of(line)
+            if place is None:
                 stay.append(line)
-            elif first is None:
-                first, stay = at, []
-            at += len(line) + 1
-        if first is None:
-            return
-        os.ftruncate(self._fd, first)
-        if stay:
-            self._append(b"\n".join(stay) + b"\n")
+            elif place < step:
+                break
+            else:
+                first, num_stay = at, len(stay)
+        if first is not None:
+            os.ftruncate(self._fd, first)
+            self._append(b"".join(reversed(stay[:num_stay])))
 
     def _append(self, data: bytes) -> None:
         if not data:
