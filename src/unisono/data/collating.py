@@ -20,9 +20,7 @@ _NAMED_AT_MOST = 8
 class Collator:
     """Makes batches, and seeds generators for what is read. Final; see :func:`fetch.fetcher`.
 
-    Attributes:
-        own: those generators.
-        is_programs: whether batches are made by the program.
+    `own`: those of the program; `is_programs`: whether batches are made by the program.
     """
 
     def __init__(
@@ -36,9 +34,7 @@ class Collator:
     def seed_for(self, what: str, epoch: int, number: int = 0, repeat: int = 0) -> None:
         """Seed every generator for a sample, or for several, of which this is the first.
 
-        Args:
-            number: the sample's, below the dataset's length.
-            repeat: how often the sample came before in the epoch.
+        `repeat`: how often the sample came before in the epoch.
         """
         place = epoch * self._length + number
         word = seed_of(f"{self._stream} {what}", self._seed, place, repeat)
@@ -55,11 +51,7 @@ class Collator:
     def collate(
         self, numbers: Sequence[int], samples: Any, epoch: int, first_repeat: int = 0
     ) -> Any:
-        """Make a batch of the samples with these numbers, at least one.
-
-        Raises:
-            LoadingError: they do not fit together.
-        """
+        """Make a batch of the samples with these numbers, at least one."""
         if self._collate_fn is not None:
             self.seed_for("collate", epoch, numbers[0], first_repeat)
         try:

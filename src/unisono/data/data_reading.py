@@ -58,18 +58,9 @@ class Reading:
         *,
         drop_last: bool = False,
     ) -> Reading:
-        """Read the arguments of a program.
+        """Read the arguments of a program: a dataset, or a DataLoader, which has its own.
 
-        Args:
-            dataset: a dataset, or a DataLoader of torch.
-            batch_size: samples of a global batch; a loader has its own, and its own order.
-            shuffle, sampler: the order.
-            drop_last: whether a short last batch of an epoch is left out.
-
-        Raises:
-            TypeError: there is no batch size.
-            ValueError: a loader has what cannot be kept, or an argument is given besides; or
-                `drop_last` does not fit.
+        Raises TypeError without a batch size, ValueError for what cannot be kept or does not fit.
         """
         if isinstance(dataset, DataLoader):
             for name, value in (
@@ -100,11 +91,7 @@ class Reading:
         return replace(self, dataset=dataset, sampler=None)
 
     def in_dataset_order(self) -> Reading:
-        """Read the whole dataset in its order, as evaluation does.
-
-        Raises:
-            ValueError: a loader takes some of the samples only, or some twice.
-        """
+        """Read the whole dataset in its order, as evaluation does; refuses samplers."""
         if self.sampler is not None:
             name = getattr(self.sampler, "__name__", type(self.sampler).__name__)
             raise ValueError(

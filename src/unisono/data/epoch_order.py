@@ -39,20 +39,9 @@ _CHUNK_BYTES = 32 << 20  # whole pages, of whatever size
 
 
 class EpochOrder:
-    """A sampler whose answers are checked. Final.
+    """A sampler whose answers are checked; it gives `num_samples` each epoch. Final.
 
-    Args:
-        sampler: takes (epoch, seed) to indices, or one of torch's samplers.
-        seed: the run's.
-        dataset_length: what indices must be below.
-
-    Attributes:
-        name: the sampler's.
-        num_samples: how many indices it gives for the first epoch, and so for each.
-
-    Raises:
-        TypeError: it is no sampler, or gives something else than whole numbers.
-        ValueError: it cannot be used with several workers, or gives indices out of range.
+    Raises TypeError for what gives no whole numbers, and ValueError for what cannot be exact.
     """
 
     def __init__(self, sampler: Sampler, seed: int, dataset_length: int) -> None:
@@ -65,11 +54,7 @@ class EpochOrder:
         self.num_samples = len(self(0))
 
     def __call__(self, epoch: int) -> torch.Tensor:
-        """Give the indices of an epoch: int64 of shape (num_samples,).
-
-        Raises:
-            TypeError, ValueError: the sampler gives others than it may.
-        """
+        """Give the indices of an epoch: int64 of shape (num_samples,)."""
         return self._order(epoch)
 
     def _work_out(self, epoch: int) -> torch.Tensor:

@@ -42,8 +42,7 @@ class Fetch(Protocol):
     ) -> Any:
         """Read and collate; `repeats`: how often each sample came before in the epoch.
 
-        Raises:
-            LoadingError: the dataset raised; names the sample.
+        Raises LoadingError where the dataset raises.
         """
 
 
@@ -130,11 +129,7 @@ class Reader:
     def look(
         self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
     ) -> None:
-        """Read the first samples twice, if that is due and any code reads them, and compare.
-
-        Raises:
-            LoadingError: they are not the same twice.
-        """
+        """Read the first samples twice, if that is due and any code reads them, and compare."""
         if self._twice is None or not self._twice.is_due():
             return
         few = _FEW if self.takes_many else 1
@@ -194,11 +189,7 @@ def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
 
 
 def _counted_from_the_start(chosen: torch.Tensor, length: int) -> torch.Tensor:
-    """Turn indices below 0 into those that they mean in a dataset of this length.
-
-    Raises:
-        LoadingError: there is no such index.
-    """
+    """Turn indices below 0 into those that they mean in a dataset of this length."""
     counted = torch.where(chosen < 0, chosen + length, chosen)
     (outside,) = torch.where((counted < 0) | (counted >= length))
     if len(outside):

@@ -1,15 +1,13 @@
 """Have all workers the same data set? Each says what of it can be seen in some milliseconds.
 
-Compared are the indices of ``Subset``, and a few samples, chosen by the seed. Samples are read as
-the loop is about to read them: seeded for (seed, epoch, index), by the worker itself or, where
-loader processes read, in one more, so that files which a data set opens late are not shared. A
-stream is not touched. What is not the same when it is read twice here, as the data set has random
-numbers of its own, says nothing; neither does what cannot be read, as the loop will say so.
+Compared are the indices of ``Subset``, and a few samples, chosen by the seed, read as the loop is
+about to read them: seeded for (seed, epoch, index), by the worker itself or, where loader processes
+read, in one more, so that files which a data set opens late are not shared. What is not the same
+when it is read twice says nothing; neither does a stream, or what cannot be read, as the loop will
+say so.
 
-The first one is read as the loop reads its first (``second_reading.py``): a data set may keep here
-what it draws, and the loop would find it kept.
-
-Invariant: nothing else that is raised here reaches the program, and no generator has moved.
+The first sample is read as the loop reads its first (``second_reading.py``): a data set may keep
+here what it draws, and the loop would find it kept. Nothing else is raised, and no generator moves.
 """
 
 from __future__ import annotations

@@ -52,11 +52,9 @@ def progress_at(
 ) -> Callable[[ShardPosition], At]:
     """Give what says for each place where the run is when it comes there.
 
-    Args:
-        first: the step at the first batch of epoch 0, if all epochs were like those of the plan.
-        done: steps and epochs that are done, if the loop does not train.
-        in_order: whether samples are those of a stream, of which processes read also those of
-            other places.
+    `first`: the step at the first batch of epoch 0, if all epochs were like those of the plan;
+    `done`: steps and epochs that are done, if the loop does not train; `in_order`: samples are
+    those of a stream, of which processes read also those of other places.
     """
     per_epoch = plan.steps_per_epoch
 
@@ -108,12 +106,9 @@ class EarlyBatch:
 
 
 class Loader:
-    """Gives out batches; ends its processes when its block ends. Final.
+    """Gives out batches, of which `num_processes` prefetch; ends these when its block ends. Final.
 
-    Args:
-        num_processes: how many prefetch; 0: the worker reads for itself.
-        num_batches: how many global batches the run has in total.
-        progress: says where the run is when it comes to a place, for :func:`unisono.progress`.
+    `num_batches`: global batches of the run in total; `progress`: see :func:`progress_at`.
     """
 
     def __init__(
@@ -138,11 +133,7 @@ class Loader:
         self.copies_early = num_processes > 0 and not device.is_host
 
     def batch(self, place: ShardPosition, shards: Sequence[int]) -> Any:
-        """Give the batch of a place that has samples; `shards` are those of this worker in order.
-
-        Raises:
-            LoadingError: a sample cannot be read, or a loader process has died.
-        """
+        """Give the batch of a place that has samples; `shards` are this worker's, in order."""
         if self._early is not None and place.shard in shards:
             early, self._early = self._early, None
             if early.place == place:

@@ -5,6 +5,8 @@
     worker   ── request k ──►  pipe  ──► process k mod N:  work(request)
              ◄── result k ───  pipe  ◄──
 
+    message:  length │ pickle, with dtype, shape and strides of each tensor │ bytes of each tensor
+
 Requests take a few bytes and each process has at most two, so sending never blocks; a result waits
 in its pipe until it is wanted. Each pipe has one writer: if that dies, the reader sees the end at
 once. Invariant: no process outlives the worker (the kernel sees to that) or
@@ -18,17 +20,8 @@ The worker may use a GPU when it forks. A fork of such a process cannot use one,
 reads samples, and batches go to the GPU in the worker. What belongs to the GPU (streams, events,
 tensors) is never freed in a loader process, not even when its turn comes to look for garbage.
 
-Send a batch from a loader process to its worker, through a plain pipe.
-
-::
-
-    length │ pickle: the batch, with dtype, shape and strides of each tensor │ bytes of each tensor
-    8 bytes
-
-Tensors are read into memory that torch has allocated, so they are aligned as usual. They keep their
-strides, as torch chooses kernels by them. Expanded tensors are sent once, and what lies between the
-elements of a slice is not sent. Unlike shared memory, a pipe cannot be full for good,
-and it ends at once when its only writer dies. Only ever read from a process that this one forked.
+Tensors keep their strides, as torch chooses kernels by them. Expanded ones are sent once, and what
+lies between the elements of a slice is not sent.
 """
 
 from __future__ import annotations
@@ -93,18 +86,12 @@ class _Loader:
 
 
 class LoaderProcesses:
-    """N processes that work ahead on requests. Final; :meth:`close` ends them.
+    """N processes that work ahead on requests, in the order of results. Final.
 
-    Args:
-        work: takes a request to its result; both can be pickled. It is inherited, not pickled.
-        num_processes: N, at least 1.
-        requests: in the order in which results are wanted.
+    `work` takes a request to its result; both can be pickled. It is inherited, not pickled.
 
     Attributes:
         under_way: the requests whose results have not been taken, the next one first.
-
-    Raises:
-        LoadingError: a process has died.
     """
 
     def __init__(
@@ -123,11 +110,7 @@ class LoaderProcesses:
             raise
 
     def take(self) -> Any:
-        """Wait for the result of the next request.
-
-        Raises:
-            LoadingError: the work raised, or a process has died.
-        """
+        """Wait for the next result; LoadingError: the work raised, or a process has died."""
         loader = self._next_loader()
         try:
             result = read_message(loader.results_fd)
@@ -280,12 +263,7 @@ _ARRAY = "array"
 
 
 def write_message(fd: int, content: Any) -> None:
-    """Write anything that can be pickled; blocks while nobody reads.
-
-    Raises:
-        OSError: nobody will read.
-        Exception: whatever pickling raises; nothing is written then.
-    """
+    """Write anything that can be pickled; blocks while nobody reads."""
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(content)
@@ -297,11 +275,7 @@ def write_message(fd: int, content: Any) -> None:
 
 
 def read_message(fd: int) -> Any:
-    """Read what :func:`write_message` wrote; blocks until it is all there.
-
-    Raises:
-        EOFError: the writer has ended before it was all there.
-    """
+    """Read what was written; blocks until it is all there. EOFError: the writer has ended."""
     length = bytearray(_LENGTH.size)
     _read(fd, memoryview(length))
     words = bytearray(_LENGTH.unpack(length)[0])

@@ -63,14 +63,9 @@ class SecondReading:
         return time.perf_counter() >= self._due_at_s
 
     def look(self, read: Callable[[int], Any], numbers: Sequence[int], epoch: int) -> None:
-        """Read samples twice.
+        """Read samples with these `numbers` twice; raises LoadingError if they are not the same.
 
-        Args:
-            read: gives a list of them; seeds generators before, otherwise for another number.
-            numbers: the samples'.
-
-        Raises:
-            LoadingError: they are not the same twice.
+        `read` gives a list of them; it seeds generators before, otherwise for another number.
         """
         begun_at_s, is_first = time.perf_counter(), self._due_at_s == -math.inf
         self._due_at_s = math.inf
@@ -95,11 +90,7 @@ class SecondReading:
             self._due_at_s = now_s + (now_s - begun_at_s) / _PART_OF_TIME
 
     def _reason(self, before: Held, once: Seen, reading: Callable[..., Seen]) -> str:
-        """Say what is not the same when a sample is read again; empty if all is.
-
-        Args:
-            reading: reads once more, with other seeds for another number.
-        """
+        """Say what is not the same when a sample is read again, or with other seeds; or nothing."""
         first = self._held()
         again = reading()
         if way := what_goes_on(first, self._held, reading):

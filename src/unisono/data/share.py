@@ -92,8 +92,7 @@ def share(make: Callable[[], Value]) -> Value:
 def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[int, tuple[int, int]]:
     """Have one worker of each host make the value. Collective: every rank calls it.
 
-    Returns:
-        The memory's descriptor, which is the caller's; its size, and where contents begin in it.
+    Gives the memory's descriptor, which is the caller's; its size, and where contents begin in it.
     """
     while True:
         maker = team.neighbours[0] if len(team.hosts) > 1 else team.membership.leader
@@ -150,15 +149,8 @@ class _Place(NamedTuple):
 class ArraysLayout(pickle.Pickler):
     """The places of all tensors and arrays in a value. Final.
 
-    Args:
-        value: what can be pickled.
-
-    Attributes:
-        packed: the value, pickled with places in the place of contents.
-        num_bytes: how large the block must be.
-
-    Raises:
-        TypeError: it cannot be pickled, or has a tensor that cannot be shared.
+    `packed` is the value, pickled with places in the place of contents; `num_bytes` is how large
+    the block must be. Raises TypeError for what cannot be pickled or shared.
     """
 
     def __init__(self, value: Any) -> None:

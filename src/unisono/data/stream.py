@@ -34,10 +34,7 @@ _END = object()
 class StreamPass:
     """A way through a stream, or through one shard's part of it, again and again. Final.
 
-    Args:
-        dataset: an iterable; its method ``set_epoch``, if it has one, is called before each epoch.
-        length: how many samples the whole stream gives each time.
-        num_shards: of how many; 1: it is the whole.
+    Its method ``set_epoch``, if it has one, is called before each epoch. `length`: of the whole.
     """
 
     def __init__(
@@ -55,11 +52,7 @@ class StreamPass:
         return self._place == (epoch, os.getpid()) and self.next <= position
 
     def begin(self, epoch: int) -> None:
-        """Go to the start of an epoch.
-
-        Raises:
-            LoadingError: the dataset raised.
-        """
+        """Go to the start of an epoch."""
         self._collator.begin_epoch(epoch)
         self._collator.seed_for("stream", epoch)
         try:
@@ -76,11 +69,7 @@ class StreamPass:
         self.next = self._shard
 
     def read(self, position: int) -> Any:
-        """Read on to a position, and give its sample.
-
-        Raises:
-            LoadingError: the dataset raised, or gives more or fewer samples than it says.
-        """
+        """Read on to a position, and give its sample."""
         try:
             while True:
                 sample = self._ask()
@@ -140,11 +129,7 @@ class StreamPass:
 
 
 class StreamReader:
-    """A `Fetch` for streams. Final.
-
-    Args:
-        shards: S, the parts of each.
-    """
+    """A `Fetch` for streams of as many parts as `shards`. Final."""
 
     def __init__(
         self, dataset: Any, length: int, batch_size: int, shards: int, collator: Collator
@@ -159,11 +144,7 @@ class StreamReader:
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
     ) -> Any:
-        """Read on to these positions, which are one shard's of one global batch, and collate them.
-
-        Raises:
-            LoadingError: the stream raised, or gives more or fewer samples than it says.
-        """
+        """Read on to these positions, one shard's of one global batch, and collate them."""
         positions = indices.tolist()
         with num_threads(1):
             read = self._read_of_part if self._has_parts else self._read_of_whole

@@ -15,7 +15,7 @@ _LOW = 2**32 - 1
 
 
 def seed_of(stream: str, seed: int, number: int = 0, repeat: int = 0) -> int:
-    """Derive the seed of one place in a run.
+    """Derive the seed of one place in a run: 64 bits, evenly spread.
 
     Args:
         stream: what the numbers are for (``"train"``, ``"evaluate"``), at most 16 bytes.
@@ -23,9 +23,6 @@ def seed_of(stream: str, seed: int, number: int = 0, repeat: int = 0) -> int:
         number: which place of the stream, such as step · S + shard; not negative. 2³² places in a
             row have different seeds, of which also the low 32 bits differ.
         repeat: how often the place came before, as a sample that is taken several times.
-
-    Returns:
-        64 bits, evenly spread (BLAKE2b of all else, the low half permuted by `number`).
     """
     word = _word_of(stream, seed, repeat, number >> 32)
     return (word & ~_LOW) | _permuted((word ^ number) & _LOW)

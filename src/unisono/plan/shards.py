@@ -1,15 +1,11 @@
-"""Who computes what: each worker a contiguous range of shards.
+"""Who computes what: each worker a contiguous range of shards; sizes differ by at most one.
 
-Sizes differ by at most one.
+Who updates what: every parameter cut into pieces, each worker a contiguous run of them. Cuts lie at
+multiples of 1,024 elements from a parameter's start, so that every element keeps its place in the
+kernels' vectors and a piece computes the bits that the whole would.
 
-Who updates what: every parameter cut into pieces, each worker a contiguous run of them.
-
-Cuts lie at multiples of 1,024 elements from a parameter's start, so that every element keeps its
-place in the kernels' vectors and a piece computes the bits that the whole would.
-
-How many parts does each host add up, and which number of shards makes it one?
-
-Each host adds up the maximal sub-trees inside of its shards; these parts cross the network::
+How many parts each host adds up, the maximal sub-trees inside of its shards, which cross the
+network::
 
     8 shards on 2 hosts     [0, 4) │ [4, 8)                  one part a host
     6 shards on 2 hosts     [0, 2) 2 │ 3 [4, 6)              two
@@ -43,17 +39,9 @@ def assign(
     *,
     because: str = "",
 ) -> list[range]:
-    """Divide shards among workers.
+    """Divide shards among the workers that are alive: one range each, the first ones longer.
 
-    Args:
-        num_workers: W, those alive now, at most S.
-
-    Returns:
-        One range a worker, in rank order, each with at least one shard; together they are
-        0 … S − 1. The first ones get the longer ranges.
-
-    Raises:
-        ValueError: there are fewer shards than workers, or no worker.
+    Raises ValueError if there are fewer shards than workers, or no worker.
     """
     if num_workers < 1:
         raise ValueError(f"the number of workers must be at least 1, but is {num_workers}.")
@@ -72,17 +60,11 @@ Held = dict[int, list[range]]
 
 
 def take_over(held: Held, ranks: Sequence[int]) -> tuple[Held, Held]:
-    """Divide the shards of workers that were lost in the midst of a step among those left.
+    """Divide the shards of workers that were lost in the midst of a step among `ranks`, ascending.
 
     What the others have computed stays theirs, run by run, so that no sum that is already there
-    changes.
-
-    Args:
-        held: by rank, the runs of shards that each worker computes in this step.
-        ranks: those who are left, ascending.
-
-    Returns:
-        The same for those who are left, and what of it is new.
+    changes. `held`: by rank, the runs of shards that each computes. Gives that for those who are
+    left, and what of it is new.
     """
     lost = sorted(
         shard for rank, runs in held.items() if rank not in ranks for run in runs for shard in run

@@ -83,15 +83,10 @@ def additions_after(part: Node) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def additions_over(num_shards: int, parts: tuple[Node, ...] = ()) -> tuple[tuple[int, int], ...]:
-    """List the additions that make one sum of one value per part.
+    """List the additions that make one sum of one value per part; by default each shard is one.
 
-    Args:
-        parts: which part each value is, in any order; together they are shards 0 … S − 1. By
-            default each shard is a part.
-
-    Returns:
-        Pairs (into, other) of positions in `parts`: value `into` becomes `into` + `other`. The
-        last pair's `into` is then the whole sum.
+    Gives pairs (into, other) of positions in `parts`, which come in any order: value `into` becomes
+    `into` + `other`. The last pair's `into` is then the whole sum.
     """
     parts = parts or tuple(Node(shard, shard + 1) for shard in range(num_shards))
     position = {part: at for at, part in enumerate(parts)}
@@ -115,10 +110,7 @@ def tree_sum(
 ) -> Value:
     """Add values in the canonical order: the sums of steps, all_reduce and DDP are made here.
 
-    Args:
-        values: one per shard, at least one; or one per part.
-        add: the addition. It may write to the memory of either value: none is read again.
-        parts: as for :func:`additions_over`.
+    One value per shard, or per one of `parts`. `add` may write to the memory of either value.
     """
     sums, into = list(values), 0
     num_shards = max(part.hi for part in parts) if parts else len(sums)

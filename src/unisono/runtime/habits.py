@@ -134,11 +134,7 @@ _OF_A_TRAINER = ("callbacks", "precision", "schedule", "validate")
 
 
 def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a function answer arguments that it lacks with what to write instead.
-
-    Args:
-        example: of a call of it, such as ``"launch(main, workers=2)"``.
-    """
+    """Have a function answer arguments that it lacks with what to write, as in `example`."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)

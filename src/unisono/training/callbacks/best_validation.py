@@ -22,11 +22,7 @@ BETTER = ("lower", "higher")
 
 
 def rule_of(monitor: str, better: str, min_delta: float) -> list[Any]:
-    """Check how a callback judges validations, and give it as plain JSON.
-
-    Raises:
-        ValueError: `min_delta` does not fit, or `better` is something else.
-    """
+    """Check how a callback judges validations, and give it as plain JSON."""
     if better not in BETTER:
         raise ValueError(f"`better` must be one of {BETTER}, but is {better!r}.")
     if not min_delta >= 0.0:
@@ -49,11 +45,7 @@ def is_better(value: float, best: float | None, rule: Sequence[Any]) -> bool:
 
 
 def monitored(means: Mapping[str, Any], name: str) -> float:
-    """Look up the mean that `monitor` names.
-
-    Raises:
-        ValueError: there is no such mean.
-    """
+    """Look up the mean that `monitor` names."""
     numbers = sorted(n for n, value in means.items() if not isinstance(value, (list, dict)))
     if name not in numbers:
         meant = [each for each in numbers if name.endswith(each)] or numbers

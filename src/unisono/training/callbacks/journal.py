@@ -49,14 +49,10 @@ _Line = tuple[float, Callable[[], bytes]]
 
 
 class Journal:
-    """One file; the leader writes it. Final.
+    """One file; the leader writes it, and makes it and its folder with the first line. Final.
 
-    Args:
-        path: the file; it and its folder are made when the first line is written.
-        place_of: where a line of it belongs; lines that have a place ascend.
-        fit: the call of ``fit`` under way; troubles are told there.
-        anew: gives the lines with which a file begins in the place of one that was removed while
-            it was written, from the place of the first line that follows.
+    Lines for which `place_of` tells a place ascend. `anew` gives the lines with which a file begins
+    in the place of one that was removed while it was written, from the next line's place.
     """
 
     def __init__(
@@ -80,11 +76,8 @@ class Journal:
     def add(self, place: float, make: Callable[[], bytes], *, may_wait: bool = False) -> None:
         """Add a line; every worker does, so that whoever leads next knows it.
 
-        Args:
-            place: where it belongs; above that of the line before.
-            make: gives the line, with its end, now or later.
-            may_wait: whether it may be held back, until the eighth, or the next after a tenth of a
-                second.
+        `place`: where it belongs, above that of the line before; `make` gives it, now or later;
+        `may_wait`: it may be held back, until the eighth, or the next after a tenth of a second.
         """
         writes = self._fit.is_leader
         if not writes:
@@ -291,11 +284,7 @@ class Journal:
 
 
 def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
-    """Return where a callback writes, whatever the working directory becomes during ``fit``.
-
-    Raises:
-        ValueError: it writes into the run directory, but the run has none.
-    """
+    """Return where a callback writes, whatever the working directory becomes during ``fit``."""
     path = callback.writes_to(fit.directory)
     if path is None:
         raise ValueError(

@@ -56,12 +56,6 @@ _FACTS = ("batch_size", "shards", "seed", "world_size", "num_samples", "num_para
 class Logger(Callback):
     """Has the numbers of steps sent to a logger, each once. Abstract.
 
-    Args:
-        settings: for the logger, as JSON.
-        config: hyperparameters, beside those that are known.
-        path: the folder; None: one of the logger's name in the run directory.
-        every: of how many steps one is sent.
-
     Attributes:
         product: what it is called in messages.
         package: what must be installed; also the extra and the folder.
@@ -173,8 +167,8 @@ class Loggers(Callback):
     def _started(self, fit: Fit, from_step: int | None) -> subprocess.Popen[bytes]:
         """Start the process.
 
-        The lock file is locked here if it can be at once, so that the process of the first leader
-        has it before that of the next one, however long they take to start.
+        The lock file is locked here if it can be at once: the first leader's process has it before
+        the next one's, however long they take to start.
         """
         work = {
             "events": str(self._events),

@@ -51,12 +51,8 @@ class Row(NamedTuple):
 class Opening(NamedTuple):
     """What a logger is opened with.
 
-    Attributes:
-        path: the folder.
-        every: of how many steps one is sent.
-        settings, config: what the program has given.
-        from_step: where the call of ``fit`` begins, 0 for another run; None: it is under way.
-        run_id: finds the logger's run again; None: it begins.
+    `from_step`: where the call of ``fit`` begins, 0 for another run, None if it is under way;
+    `run_id` finds the logger's run again.
     """
 
     path: Path
@@ -152,11 +148,7 @@ def no_numbers(product: str, why: str) -> str:
 
 
 class _Feed:
-    """The threads of the loggers, and what ends them. Final.
-
-    Args:
-        lock_fd: of the lock file, which shows whether its folder is where it was.
-    """
+    """The threads of the loggers, and what ends them, as when the lock file is moved. Final."""
 
     def __init__(self, work: dict[str, Any], lock_fd: int, said_fd: int) -> None:
         self._work, self._said_fd = work, said_fd

@@ -49,11 +49,7 @@ class _Output(Console):
 
 
 def display(console: Console | None = None) -> Display:
-    """Choose what a run is shown on: a bar, or lines.
-
-    Args:
-        console: where to; the notebook's cell, or standard output, by default.
-    """
+    """Choose what a run is shown on: the notebook's cell, a bar, or lines."""
     if console is None and (in_cell := _in_cell()) is not None:
         return in_cell
     console = _Output() if console is None else console
