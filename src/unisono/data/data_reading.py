@@ -167,22 +167,14 @@ def _without_last(reading: Reading) -> Reading:
             f"`drop_last=True` must leave one batch of {reading.batch_size} at least, but the "
             f"dataset has only {length} samples: leave it out."
         )
-    return replace(reading, shuffle=None, sampler=_Kept(length, kept, reading.shuffle is not False))
 
-
-class _Kept:
-    """The first indices of an epoch's order. Final."""
-
-    __name__ = "drop_last"
-
-    def __init__(self, length: int, kept: int, shuffles: bool) -> None:
-        self._length, self._kept, self._shuffles = length, kept, shuffles
-
-    def __call__(self, epoch: int, seed: int) -> torch.Tensor:
-        """Give the indices of an epoch: int64 of shape (kept,)."""
+    def order(epoch: int, seed: int) -> torch.Tensor:
         # The generator is seeded for the epoch by whoever asks.
-        order = torch.randperm(self._length) if self._shuffles else torch.arange(self._length)
-        return order[: self._kept]
+        whole = torch.arange(length) if reading.shuffle is False else torch.randperm(length)
+        return whole[:kept]
+
+    order.__name__ = "drop_last"
+    return replace(reading, shuffle=None, sampler=order)
 
 
 def _refusal(has: str, remedy: str) -> ValueError:

@@ -40,7 +40,16 @@ def mnist(folder: str | os.PathLike[str], train: bool = True) -> TensorDataset:
     names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
     images_path, labels_path = (_find(folder, name) for name in names)
     images, labels = _read_idx(images_path), _read_idx(labels_path)
-    _check(images, images_path, labels, labels_path)
+    if (
+        images.shape != (len(labels), 28, 28)
+        or labels.shape != (len(labels),)
+        or int(labels.max()) > 9
+    ):
+        raise DataFormatError(
+            f"images must be of shape (n, 28, 28) and labels of (n,), 0 … 9, but {images_path} has "
+            f"{tuple(images.shape)} and {labels_path} {tuple(labels.shape)} up to "
+            f"{int(labels.max())}: take both from the same data set of MNIST's form."
+        )
     pixels = images.unsqueeze(1).to(torch.float32).div_(255)
     return TensorDataset(pixels, labels.to(torch.int64))
 
@@ -98,23 +107,3 @@ def _read_idx(path: Path) -> torch.Tensor:
         raise DataFormatError(
             f"{path} must be a whole IDX file of bytes, but “{error}”: copy or download it again."
         ) from error
-
-
-def _check(
-    images: torch.Tensor, images_path: Path, labels: torch.Tensor, labels_path: Path
-) -> None:
-    if images.shape[1:] != (28, 28):
-        raise DataFormatError(
-            f"{images_path}: the images must be of shape (n, 28, 28), but are of "
-            f"{tuple(images.shape)}: check that this is MNIST's file."
-        )
-    if labels.dim() != 1 or int(labels.max()) > 9:
-        raise DataFormatError(
-            f"{labels_path}: the labels must be of shape (n,), 0 … 9, but are of "
-            f"{tuple(labels.shape)} up to {labels.max().item()}: check that this is MNIST's file."
-        )
-    if len(images) != len(labels):
-        raise DataFormatError(
-            f"Images and labels must be equally many, but {images_path} has {len(images):,} and "
-            f"{labels_path} has {len(labels):,}: take both from the same data set."
-        )

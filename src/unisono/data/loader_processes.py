@@ -40,10 +40,9 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,8 +61,7 @@ _NO_GPU_HERE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(NamedTuple):
     """What a process says when it has no result: the error, and the traceback there."""
 
     message: str
@@ -71,15 +69,7 @@ class _Failed:
     traceback: str
 
 
-class _TracebackThere(Exception):
-    """Shows the traceback of another process as the cause of an error in this one."""
-
-    def __str__(self) -> str:
-        return f"in a loader process\n\n{self.args[0]}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Loader:
+class _Loader(NamedTuple):
     process: BaseProcess
     requests_fd: int
     results_fd: int
@@ -118,7 +108,7 @@ class LoaderProcesses:
             raise _died(loader.process) from None
         self.under_way.popleft()
         if isinstance(result, _Failed):
-            cause = _TracebackThere(result.traceback)
+            cause = Exception(f"in a loader process\n\n{result.traceback}")
             raise LoadingError(result.message, indices=result.indices) from cause
         self._send()
         return result
@@ -227,7 +217,10 @@ def _take_over(not_mine: list[int]) -> None:
 def _failed(error: Exception) -> _Failed:
     if isinstance(error, LoadingError):
         cause = error.__cause__ or error
-        message = str(error) + (f" {_NO_GPU_HERE}" if _wanted_a_gpu(cause) else "")
+        # torch's error for who wants to use a GPU in a fork, by its words or by its class
+        is_of_gpu = "in forked subprocess" in str(cause)
+        is_of_gpu = is_of_gpu or isinstance(cause, torch.AcceleratorError)
+        message = f"{error} {_NO_GPU_HERE}" if is_of_gpu else str(error)
         return _Failed(message, error.indices, _traceback_of(cause))
     name = type(error).__name__
     message = (
@@ -235,12 +228,6 @@ def _failed(error: Exception) -> _Failed:
         f"{error}: set `num_workers=0` in its DataLoader to read in the worker itself."
     )
     return _Failed(message, (), _traceback_of(error))
-
-
-def _wanted_a_gpu(error: BaseException) -> bool:
-    """Tell torch's error for who wants to use a GPU in a fork, by its words or by its class."""
-    is_of_gpu = isinstance(error, torch.AcceleratorError)
-    return is_of_gpu or "in forked subprocess" in str(error)
 
 
 def _traceback_of(error: BaseException) -> str:

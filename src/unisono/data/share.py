@@ -96,38 +96,27 @@ def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[in
     """
     while True:
         maker = team.neighbours[0] if len(team.hosts) > 1 else team.membership.leader
-        made = _Made(make) if team.world.rank == maker else None
-        sizes = b"" if made is None else json.dumps(made.sizes).encode()
+        layout, sizes = None, b""
+        if team.world.rank == maker:
+            with generators_put_back():
+                layout = ArraysLayout(make())
+            start = aligned(len(layout.packed))
+            sizes = json.dumps([start + max(1, layout.num_bytes), start]).encode()
         heard = team.gather(sizes, _PURPOSE)
         if maker not in heard:
             continue  # lost while it made it: the next one does
         num_bytes, start = json.loads(heard[maker])
         fd = team.memory_fd(key, num_bytes)
-        if made is not None:
-            made.write(fd)
-            del made
+        if layout is not None:
+            memory = Memory.map(fd, num_bytes)
+            memory.write(0, layout.packed)
+            layout.write(memory, start)
+            del layout, memory
             gc.collect()
             give_freed_memory_back()  # workers keep what they free, for their next step
         if maker in team.gather(b"", _PURPOSE):
             return fd, (num_bytes, start)
         os.close(fd)
-
-
-class _Made:
-    """What `make` has returned, until it is in shared memory. Final."""
-
-    def __init__(self, make: Callable[[], object]) -> None:
-        with generators_put_back():
-            self._layout = ArraysLayout(make())
-        self._head = self._layout.packed
-        start = aligned(len(self._head))
-        self.sizes = start + max(1, self._layout.num_bytes), start
-
-    def write(self, fd: int) -> None:
-        num_bytes, start = self.sizes
-        memory = Memory.map(fd, num_bytes)
-        memory.write(0, self._head)
-        self._layout.write(memory, start)
 
 
 class _Place(NamedTuple):

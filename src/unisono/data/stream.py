@@ -59,11 +59,15 @@ class StreamPass:
             set_epoch = getattr(self._dataset, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
-            self._iterator = iter(self._part())
+            part: Any = self._dataset
+            if self._num_shards > 1:
+                part = part.shard(index=self._shard, num_shards=self._num_shards)
+            self._iterator = iter(part)
         except Exception as error:
             raise LoadingError(
                 f"a stream must be readable from its start in every epoch, but that of epoch "
-                f"{epoch} raised {said(error)}: {self._remedy}."
+                f"{epoch} raised {said(error)}: mend it; where `shard(index=…, num_shards="
+                f"{self._num_shards})` of it failed, `to_iterable_dataset(num_shards=…)` has one."
             ) from error
         self._place = (epoch, os.getpid())
         self.next = self._shard
@@ -84,21 +88,6 @@ class StreamPass:
             self._place = None
             raise
         return sample
-
-    def _part(self) -> Any:
-        if self._num_shards == 1:
-            return self._dataset
-        return self._dataset.shard(index=self._shard, num_shards=self._num_shards)
-
-    @property
-    def _remedy(self) -> str:
-        if self._num_shards == 1:
-            return "mend it"
-        num = self._num_shards
-        return (
-            f"let `shard(index=…, num_shards={num})` of it give a part, as that of "
-            f"`to_iterable_dataset(num_shards={num})` does"
-        )
 
     def _ask(self) -> Any:
         assert self._place is not None
@@ -147,14 +136,14 @@ class StreamReader:
         """Read on to these positions, one shard's of one global batch, and collate them."""
         positions = indices.tolist()
         with num_threads(1):
-            read = self._read_of_part if self._has_parts else self._read_of_whole
-            return self._collator.collate(positions, read(positions, epoch), epoch)
-
-    def _read_of_part(self, positions: list[int], epoch: int) -> list[Any]:
-        part = self._part(positions[0] % self._shards)
-        if not part.leads_to(positions[0], epoch):
-            part.begin(epoch)
-        return [part.read(position) for position in positions]
+            if self._has_parts:
+                part = self._part(positions[0] % self._shards)
+                if not part.leads_to(positions[0], epoch):
+                    part.begin(epoch)
+                samples = [part.read(position) for position in positions]
+            else:
+                samples = self._read_of_whole(positions, epoch)
+            return self._collator.collate(positions, samples, epoch)
 
     def _read_of_whole(self, positions: list[int], epoch: int) -> list[Any]:
         start = positions[0] // self._batch_size * self._batch_size

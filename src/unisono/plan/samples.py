@@ -103,7 +103,18 @@ class SamplePlan:
 
     def repeats(self, epoch: int) -> torch.Tensor | None:
         """Count how often each sample of the order came before in it; None if none repeats."""
-        return None if self.order_of is None else _repeats(self.order_of(epoch))
+        if self.order_of is None:
+            return None
+        # order: 7 3 7 7 → sorted: 3 7 7 7, runs begin at 0 1 1 1 → in the run: 0 0 1 2 → 0 0 1 2
+        order = self.order_of(epoch)
+        ascending, places = torch.sort(order, stable=True)
+        _, lengths = torch.unique_consecutive(ascending, return_counts=True)
+        if len(lengths) == len(order):
+            return None
+        begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        repeats = torch.empty_like(order)
+        repeats[places] = torch.arange(len(order), device=order.device) - begins
+        return repeats
 
     def digest(self, epoch: int) -> str:
         """Hash the order that a sampler defines for an epoch; empty without a sampler."""
@@ -171,15 +182,3 @@ class SamplePlan:
         """Count the samples of one global batch, all shards together."""
         start, stop = self.bounds(batch)
         return stop - start
-
-
-def _repeats(order: torch.Tensor) -> torch.Tensor | None:
-    # order: 7 3 7 7 → sorted: 3 7 7 7, runs begin at 0 1 1 1 → in the run: 0 0 1 2 → 0 0 1 2
-    ascending, places = torch.sort(order, stable=True)
-    _, lengths = torch.unique_consecutive(ascending, return_counts=True)
-    if len(lengths) == len(order):
-        return None
-    begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    repeats = torch.empty_like(order)
-    repeats[places] = torch.arange(len(order), device=order.device) - begins
-    return repeats

@@ -49,17 +49,14 @@ class Summary(list[dict[str, Any]]):
         """The rate of all workers together."""
         return self.samples / self.seconds if self.seconds else 0.0
 
-    @property
-    def _pace(self) -> str:
-        if math.isnan(self.seconds):
-            return "in a time that nobody knows"
-        return f"in {self.seconds:.1f} s: {self.samples_per_second:,.0f} samples/s"
-
     def __str__(self) -> str:
         left = self.workers_at_end or self.workers
         lost = f" ({left} at the end)" if left < self.workers else ""
+        pace = f"in {self.seconds:.1f} s: {self.samples_per_second:,.0f} samples/s"
+        if math.isnan(self.seconds):
+            pace = "in a time that nobody knows"
         return (
-            f"{self.steps:,} steps, {self.samples:,} samples {self._pace}, "
+            f"{self.steps:,} steps, {self.samples:,} samples {pace}, "
             f"{plural(self.shards, 'shard')} on {plural(self.workers, 'worker')}{lost}, "
             f"digest {self.digest[:16]}"
         )
