@@ -31,6 +31,8 @@ def seen():
         "benchmark": torch.backends.cudnn.benchmark,
         "onednn": torch.backends.mkldnn.enabled,
         "flushes": flushes_denormals(),
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
     }
 
 
@@ -45,6 +47,8 @@ def test_workers_have_the_callers_modes():
     torch.backends.cudnn.benchmark = True
     torch.backends.mkldnn.enabled = False
     torch.set_flush_denormal(True)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     assert unisono.launch(seen, workers=2) == [seen()] * 2
     assert {name for name, value in seen().items() if value != before[name]} == (set(before))
     torch.set_deterministic_debug_mode("error")

@@ -47,7 +47,7 @@ def train(mixed, exact):
     """Train as one of several workers, whose updates differ as mixed devices' do."""
     sim.install()
     rank = unisono.world().rank
-    identity._known()[f"sim:{rank} {tf32_in_words()}"] = f"{rank if mixed else 0:016}"
+    identity._known()[f"sim:{rank} as usual {tf32_in_words()}"] = f"{rank if mixed else 0:016}"
     torch.manual_seed(1)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

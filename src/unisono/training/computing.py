@@ -150,8 +150,9 @@ def tf32_in_words() -> str:
 
 
 def arithmetic_in_words() -> str:
-    """Say what a program has switched of torch's arithmetic on the CPU, for a run's identity."""
-    onednn: Any = torch.backends.mkldnn
+    """Say what a program has switched of torch's arithmetic, for a run's identity."""
+    backends: Any = torch.backends
+    onednn = backends.mkldnn
     switches = {
         "products": onednn.matmul,
         "convolutions": onednn.conv,
@@ -161,6 +162,9 @@ def arithmetic_in_words() -> str:
     said = [f"{name} in {kind}" for name, kind in precisions.items() if kind in ("bf16", "tf32")]
     said += [] if onednn.enabled else ["without oneDNN"]
     said += ["denormal numbers as 0"] if flushes_denormals() else []
+    # The switch has another device's name, but is the CPU's, too.
+    said += [] if backends.cuda.flash_sdp_enabled() else ["attention without flash kernels"]
+    said += [] if backends.mha.get_fastpath_enabled() else ["attention without its fast path"]
     return ", ".join(said) or "as usual"
 
 

@@ -96,9 +96,8 @@ def identity(
 
 def switches_of(device: Device) -> dict[str, str]:
     """Say what a program has switched of torch's arithmetic."""
-    if device.is_host:
-        return {"arithmetic": arithmetic_in_words()}
-    return {"tf32": tf32_in_words()}
+    said = {"arithmetic": arithmetic_in_words()}
+    return said if device.is_host else {**said, "tf32": tf32_in_words()}
 
 
 def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

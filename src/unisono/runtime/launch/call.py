@@ -143,6 +143,12 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], object]] = {
     "get_deterministic_debug_mode": lambda torch, mode: torch.use_deterministic_algorithms(
         mode > 0, warn_only=mode == 1
     ),
+    "backends.cuda.flash_sdp_enabled": lambda torch, is_enabled: (
+        torch.backends.cuda.enable_flash_sdp(is_enabled)
+    ),
+    "backends.mha.get_fastpath_enabled": lambda torch, is_enabled: (
+        torch.backends.mha.set_fastpath_enabled(is_enabled)
+    ),
     "get_float32_matmul_precision": lambda torch, name: torch.set_float32_matmul_precision(name),
 }
 _FLUSH = "set_flush_denormal"  # which torch has nothing to read by
