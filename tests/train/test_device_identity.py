@@ -144,6 +144,19 @@ def test_another_arithmetic_on_one_worker_is_refused(switch, words):
         unisono.launch(train_in_another_arithmetic, switch, workers=2)
 
 
+@pytest.mark.usefixtures("arithmetic_is_put_back")
+def test_another_arithmetic_in_the_midst_of_a_loop_is_refused(tmp_path):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = unisono.Run(model, optimizer, shards=1, directory=tmp_path)
+    with pytest.raises(RuntimeError, match="was 'as usual' and is 'denormal numbers as 0' now"):
+        for step in run.steps(torch.randn(8, 3), batch_size=4, epochs=1):
+            with step:
+                for batch in step.shards:
+                    step.backward(model(batch).square().mean())
+            torch.set_flush_denormal(True)
+
+
 OLD = {"processor": "AVX2 x86_64", "torch": "2.13.0", "threads": 1}
 
 

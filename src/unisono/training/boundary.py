@@ -39,7 +39,7 @@ from unisono.runtime.timeouts import NOTICE
 from unisono.runtime.workers.launcher_messages import NoRecovery
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import per_process
-from unisono.training.identity import SAMPLES, identity
+from unisono.training.identity import SAMPLES, check_switches, identity
 from unisono.training.interrupts import Interrupts
 from unisono.training.run_context import RunContext
 
@@ -294,6 +294,7 @@ class Boundary:
             self._checkpoints.keep(self._memory.snapshots, slot, step, wait=wait, end=end)
 
     def _snapshot(self, *, wait: bool) -> int | None:
+        check_switches(self._identity, self.run.device)
         self.run.observer.before_snapshot()
         start_s = time.monotonic()
         if not self._team.leads_host:

@@ -100,6 +100,17 @@ def switches_of(device: Device) -> dict[str, str]:
     return said if device.is_host else {**said, "tf32": tf32_in_words()}
 
 
+def check_switches(identity: Mapping[str, Any], device: Device) -> None:
+    """Refuse, with a RuntimeError, what was switched in a loop: whoever joins it begins without."""
+    for name, value in switches_of(device).items():
+        if identity[name] != value:
+            raise RuntimeError(
+                f"torch's arithmetic must stay as it is while a loop runs, since a worker that "
+                f"joins it, or a run that resumes, begins with that of the program's start, but "
+                f"was {identity[name]!r} and is {value!r} now: switch it before the loop."
+            )
+
+
 def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Say what of an optimizer belongs to a run's identity: what it is, and what it updates."""
     names = list(updated_parameters(model, optimizer))
