@@ -15,9 +15,8 @@ from unisono.runtime.hangs.stacks import (
     Frame,
     Owner,
     folded,
-    holder_stack,
-    main_stack,
     own_place,
+    read_dump,
     sample,
     sample_in,
 )
@@ -137,21 +136,16 @@ def thread(number: int, name: str, **more: object) -> dict[str, object]:
 
 def test_the_first_thread_is_the_one_with_the_number_of_the_process() -> None:
     expected = (Frame("main", "a.py", 3, {"index": "7"}),)
-    assert main_stack([thread(11, "other"), thread(10, "main")], 10) == expected
-    assert main_stack([thread(99, "main")], 10) == expected  # a fork of C code's
-    without_locals = [
-        {
-            **thread(10, "main"),
-            "frames": [{"name": "f", "filename": "a.py", "line": 1, "locals": None}],
-        }
-    ]
-    assert main_stack(without_locals, 10) == (Frame("f", "a.py", 1),)
+    assert read_dump([thread(11, "other"), thread(10, "main")], 10).stack == expected
+    assert read_dump([thread(99, "main")], 10).stack == expected  # a fork of C code's
+    without_locals = {**thread(10, "main"), "frames": [called("f")]}
+    assert read_dump([without_locals], 10).stack == (Frame("f", "a.py", 1),)
 
 
 @pytest.mark.parametrize("dump", [[], [thread(11, "a"), thread(12, "b")], [{"os_thread_id": 10}]])
 def test_what_makes_no_sense_is_refused(dump: list[dict[str, object]]) -> None:
     with pytest.raises((ValueError, KeyError)):
-        main_stack(dump, 10)
+        read_dump(dump, 10)
 
 
 def called(name, line=1):
@@ -161,8 +155,8 @@ def called(name, line=1):
 def test_whoever_holds_pythons_lock_is_told_apart_from_the_first_thread():
     first = {"os_thread_id": 10, "owns_gil": False, "frames": [called("waits")]}
     other = {"os_thread_id": 11, "owns_gil": True, "frames": [called("f", 7)]}
-    assert holder_stack([first, other], 10) == (Frame("f", "a.py", 7),)
-    assert holder_stack([{**first, "owns_gil": True}], 10) == ()
+    assert read_dump([first, other], 10).holder == (Frame("f", "a.py", 7),)
+    assert read_dump([{**first, "owns_gil": True}], 10).holder == ()
 
 
 HOLDING = """

@@ -187,8 +187,6 @@ def test_a_failure_is_not_hidden_by_what_follows_in_the_group(
             r"\(port \d+\) within 1 s, but rank 2 has not",
         ),
         ("wrong size", ValueError, "`rank` must be below `world_size`, but is 2 of 2"),
-        ("same rank", unisono.errors.MismatchError, "both say that they are rank 0"),
-        ("apart", unisono.errors.MismatchError, "they wait for each other apart"),
     ],
 )
 def test_every_wait_for_the_others_of_a_group_ends(

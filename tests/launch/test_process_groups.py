@@ -14,26 +14,26 @@ ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_P
 
 def wanted(url: str, **environ: str) -> GroupRequest | None:
     environ = {**ENVIRON, **environ}
-    return group_request(url, 9.0, environ)
+    return group_request(url, environ)
 
 
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("env://", GroupRequest("port 77", 1, 3, 9.0)),
-        ("env://?rank=0&world_size=2", GroupRequest("port 77", 0, 2, 9.0)),
-        ("env://?world_size=2", GroupRequest("port 77", 1, 2, 9.0)),
+        ("env://", GroupRequest("port 77", 1, 3)),
+        ("env://?rank=0&world_size=2", GroupRequest("port 77", 0, 2)),
+        ("env://?world_size=2", GroupRequest("port 77", 1, 2)),
         (
             "tcp://localhost:12355?rank=0&world_size=2",
-            GroupRequest("port 12355", 0, 2, 9.0),
+            GroupRequest("port 12355", 0, 2),
         ),
         (
             "tcp://[::1]:12355?rank=0&world_size=2",
-            GroupRequest("port 12355", 0, 2, 9.0),
+            GroupRequest("port 12355", 0, 2),
         ),
         (
             "file:///a b/c?rank=0&world_size=2",
-            GroupRequest("file /a b/c", 0, 2, 9.0),
+            GroupRequest("file /a b/c", 0, 2),
         ),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_rank_beyond_the_group_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["::1", "127.0.0.1", "0.0.0.0", socket.gethostname()])
 def test_names_of_this_host_are_known(name: str) -> None:
-    assert wanted("env://", MASTER_ADDR=name) == GroupRequest("port 77", 1, 3, 9.0)
+    assert wanted("env://", MASTER_ADDR=name) == GroupRequest("port 77", 1, 3)
 
 
 def test_a_reserved_port_may_be_used_by_the_program_and_by_no_other() -> None:

@@ -15,21 +15,20 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from unisono.runtime.hangs.stacks import folded
 from unisono.runtime.hangs.whereabouts import (
     ProcessLook,
     RankLook,
-    Waits,
     Whereabouts,
-    is_loader,
     is_stuck,
-    own_part,
+    loader_part,
     place_in_words,
     whereabouts,
 )
 from unisono.runtime.notices import duration, listed
+from unisono.runtime.workers.launcher_messages import IN_INIT
 
 _STACKS_AT_MOST = 4
 _CHILDREN_AT_MOST = 8
@@ -52,8 +51,8 @@ class Hang:
 def explain(looks: Sequence[RankLook], hang: Hang) -> str:
     """Say who holds up whom, and where; empty if nobody waits and no step is under way."""
     here = {look.rank: whereabouts(look) for look in looks}
-    waiting = [place for place in here.values() if place.waits is not Waits.FOR_NOBODY]
-    late = [look for look in looks if here[look.rank].waits is Waits.FOR_NOBODY]
+    waiting = [place for place in here.values() if place.name]
+    late = [look for look in looks if not here[look.rank].name]
     late = _awaited(late, looks, waiting)
     if not waiting and not any(look.step is not None for look in looks):
         return ""
@@ -62,8 +61,8 @@ def explain(looks: Sequence[RankLook], hang: Hang) -> str:
     sentences = [_opening(waiting, looks, hang), *_late(late, waiting, hang.missing)]
     if waiting:
         ranks = [place.rank for place in waiting]
-        wait, them = ("waits", "them") if len(ranks) == 1 else ("wait", "them")
-        them = "it" if len(late) + len(hang.missing) == 1 else them
+        wait = "waits" if len(ranks) == 1 else "wait"
+        them = "it" if len(late) + len(hang.missing) == 1 else "them"
         sentences.append(f"{listed('Rank', ranks, ' and ')} {wait} for {them}{_sites(waiting)}.")
     return "\n".join([" ".join(sentences), *_details(late, hang)])
 
@@ -86,10 +85,10 @@ def describe(looks: Sequence[RankLook], hang: Hang) -> str:
     for look in looks:
         place = whereabouts(look)
         step = "" if look.step is None else f", step {look.step}"
-        if place.waits is Waits.FOR_NOBODY:
-            words = place_in_words(look.process, look.children)
-        else:
+        if place.name:
             words = f"waits for others in {place.sight}"
+        else:
+            words = place_in_words(look.process, look.children)
         lines.append(f"rank {look.rank} (process {look.process.pid}{step}) {words}")
         lines += _details([look], hang, is_titled=False)
     return "\n".join(lines)
@@ -98,11 +97,10 @@ def describe(looks: Sequence[RankLook], hang: Hang) -> str:
 def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Hang) -> str:
     """Say what waits, and for how long."""
     steps = [look.step for look in looks if look.step is not None]
-    kinds = {place.waits for place in waiting}
     purposes = " ".join(look.meeting for look in looks)
-    if Waits.TO_MAKE_A_GROUP in kinds:
-        what = "`init_process_group`"
-    elif Waits.IN_A_COLLECTIVE in kinds:
+    if any(place.name == IN_INIT for place in waiting):
+        what = f"`{IN_INIT}`"
+    elif not all(place.is_meeting for place in waiting):
         what = "A collective of torch.distributed"
     elif steps and (not waiting or "step" in purposes):
         what = f"Step {max(steps)}"
@@ -126,21 +124,19 @@ def _late(
     if missing:
         has = "has" if len(missing) == 1 else "have"
         yield f"{listed('Rank', missing, ' and ')} {has} ended."
-    if not late:
-        return
-    ranks = [look.rank for look in late]
-    if len(late) == 1:
-        words = place_in_words(late[0].process, late[0].children)
-        yield f"Rank {ranks[0]} has not {goal}: it {words}."
-        return
-    yield f"{listed('Rank', ranks, ' and ')} have not {goal}:"
-    places = [f"rank {look.rank} {place_in_words(look.process, look.children)}" for look in late]
-    yield f"{'; '.join(places)}."
+    if late:
+        one = len(late) == 1
+        ranks = listed("Rank", [look.rank for look in late], " and ")
+        words = (
+            f"{'it' if one else f'rank {look.rank}'} {place_in_words(look.process, look.children)}"
+            for look in late
+        )
+        yield f"{ranks} {'has' if one else 'have'} not {goal}: {'; '.join(words)}."
 
 
 def _sites(waiting: Sequence[Whereabouts]) -> str:
     """Say where those are who wait, if a program's own lines say more than a meeting does."""
-    if any(place.waits is Waits.AT_A_MEETING for place in waiting):
+    if any(place.is_meeting for place in waiting):
         return ""
     sites = list(dict.fromkeys(place.site.words for place in waiting if place.site))
     return f", in {' and '.join(sites[:2])}" if sites else ""
@@ -148,32 +144,20 @@ def _sites(waiting: Sequence[Whereabouts]) -> str:
 
 def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: Hang) -> str:
     """Say where each waits, if all wait for each other."""
-    opening = _opening(waiting, looks, hang)
-    if len(waiting) == 1:
-        return "\n".join(
-            [f"{opening} Rank {waiting[0].rank} is in {waiting[0].sight}.", *_details(looks, hang)]
-        )
     groups: dict[str, list[int]] = {}
     for place in waiting:
         groups.setdefault(place.sight, []).append(place.rank)
-    if len(groups) == 1:
-        return _all_in_one(opening, waiting, looks, hang)
     places = "; ".join(
         f"{listed('rank' if n else 'Rank', ranks, ' and ')} {'is' if len(ranks) == 1 else 'are'} "
         f"in {sight}"
         for n, (sight, ranks) in enumerate(groups.items())
     )
-    text = f"{opening} Ranks wait for each other. {places}. {_SAME_CALLS}"
-    return "\n".join([text, *_details(looks, hang)])
-
-
-def _all_in_one(
-    opening: str, waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Hang
-) -> str:
-    """Say that all are in one call, and whether it is not the same one for all."""
-    sentences = [opening, f"All ranks are in {waiting[0].sight}."]
+    sentences = [_opening(waiting, looks, hang), f"{places}."]
     counts = {look.rank: look.num_calls for look in looks}
-    if len(set(counts.values())) > 1:
+    if len(groups) > 1:
+        sentences[1:1] = ["Ranks wait for each other."]
+        sentences.append(_SAME_CALLS)
+    elif len(set(counts.values())) > 1:
         made = ", ".join(f"for rank {rank} call {count}" for rank, count in counts.items())
         sentences.append(f"But it is not the same one: {made}. {_SAME_CALLS}")
     return "\n".join([" ".join(sentences), *_details(looks, hang)])
@@ -189,18 +173,17 @@ def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -
             yield f"{indent}{line}"
         for child in look.children[:_CHILDREN_AT_MOST]:
             yield f"{indent}{_child(child)}"
-            for line in folded(own_part(child.stack), hang.folder) if is_stuck(child) else ():
+            own = loader_part(child.stack) if is_stuck(child) else None
+            for line in folded(own or (), hang.folder):
                 yield f"{indent}  {line}"
 
 
 def _child(child: ProcessLook) -> str:
-    if not is_loader(child):
-        does = "computes" if child.computes else "runs"
-        does = place_in_words(child) if child.stack else does
+    if loader_part(child.stack) is None:
+        does = place_in_words(child) if child.stack else "runs"
         return f"child process {child.pid} ({child.command}) {does}"
-    if not is_stuck(child):
-        return f"loader process {child.pid} is idle"
-    return f"loader process {child.pid} {place_in_words(child)}"
+    does = place_in_words(child) if is_stuck(child) else "is idle"
+    return f"loader process {child.pid} {does}"
 
 
 LEAST_S = 3.0
@@ -209,15 +192,11 @@ GROWTH = 2.0
 _REMEMBERED = 101
 
 
-@dataclass(slots=True)
 class Usual:
     """How long something takes, by the newest hundred times."""
 
-    durations: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-
-    def note(self, seconds: float) -> None:
-        """Take one more time into account."""
-        self.durations.append(seconds)
+    def __init__(self) -> None:
+        self.durations: deque[float] = deque(maxlen=_REMEMBERED)
 
     @property
     def median_s(self) -> float | None:

@@ -18,17 +18,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
-import functools
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -101,34 +100,11 @@ class Frame:
 Stack = tuple[Frame, ...]
 
 
-def main_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
-    """Read the stack of a process's first thread from what py-spy has written as JSON."""
-    for thread in dump:
-        # A fork that Python has not seen keeps the numbers of the process before.
-        if thread.get("os_thread_id") == pid or len(dump) == 1:
-            return _within_program(tuple(map(_read_frame, thread["frames"])))
-    raise ValueError(f"no stack of thread {pid}")
-
-
-def holder_stack(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
-    """Read the stack of the thread that holds Python's lock, if that is not the first one."""
-    for thread in dump:
-        if thread.get("owns_gil") and thread.get("os_thread_id") != pid:
-            return _within_program(tuple(map(_read_frame, thread["frames"])))
-    return ()
-
-
-def _read_frame(given: Mapping[str, Any]) -> Frame:
-    local = given.get("locals") or ()
-    arguments = {str(v["name"]): str(v["repr"]) for v in local if v.get("arg") and v.get("repr")}
-    return Frame(str(given["name"]), str(given["filename"]), int(given["line"]), arguments)
-
-
 def _within_program(stack: Stack) -> Stack:
     """Leave out the frames that started the program, as far as one has been."""
-    for count, frame in enumerate(stack):
-        if frame.name == AT_THE_END:
-            return stack[: count + 1]
+    names = [frame.name for frame in stack]
+    if AT_THE_END in names:
+        return stack[: names.index(AT_THE_END) + 1]
     for count, frame in enumerate(stack):
         if frame.is_in(*_STARTERS):
             return stack[:count] or stack
@@ -180,7 +156,6 @@ def _line(frame: Frame, folder: str) -> str:
 
 TIMEOUT_S = 1.5
 _TRIES = 3  # a stack that changes while it is read may make no sense
-_NOT_THERE = "py-spy is not installed: `pip install py-spy`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,34 +169,24 @@ class Sample:
 
 def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sample]:
     """Read the stacks of some processes, all at the same time."""
-    program = find_sampler()
-    if program is None:
-        return {pid: Sample(trouble=_NOT_THERE) for pid in pids}
     until_s = time.monotonic() + timeout_s
     found = {pid: Sample(trouble="nobody has looked") for pid in pids}
     for _ in range(_TRIES):
         wanted = [pid for pid, one in found.items() if one.trouble]
         if wanted and time.monotonic() < until_s:
-            found.update(_sample_once(program, wanted, until_s))
+            found.update(_sample_once(wanted, until_s))
     return found
 
 
-@functools.cache
-def find_sampler() -> str | None:
-    """Find py-spy beside this Python, or on the path."""
-    folders = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
-    beside = shutil.which("py-spy", path=os.pathsep.join(folders))
-    return beside or shutil.which("py-spy")
-
-
-def _sample_once(program: str, pids: Collection[int], until_s: float) -> dict[int, Sample]:
+def _sample_once(pids: Collection[int], until_s: float) -> dict[int, Sample]:
+    beside = shutil.which("py-spy", path=sysconfig.get_path("scripts"))
+    command = [beside or "py-spy", "dump", "--nonblocking", "--locals", "--json", "--pid"]
     started: dict[int, subprocess.Popen[bytes]] = {}
     found: dict[int, Sample] = {}
     for pid in pids:
-        arguments = ["dump", "--nonblocking", "--locals", "--json", "--pid", str(pid)]
         try:
             started[pid] = subprocess.Popen(
-                [program, *arguments],
+                [*command, str(pid)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -245,15 +210,35 @@ def _outcome(process: subprocess.Popen[bytes], pid: int, until_s: float) -> Samp
     if process.returncode:
         return Sample(trouble=_reason(said.decode(errors="replace")))
     try:
-        dump = json.loads(out)
-        return Sample(main_stack(dump, pid), holder=holder_stack(dump, pid))
+        return read_dump(json.loads(out), pid)
     except (ValueError, KeyError, TypeError):
         return Sample(trouble="what py-spy has written makes no sense")
 
 
+def read_dump(dump: Sequence[Mapping[str, Any]], pid: int) -> Sample:
+    """Read what py-spy has written as JSON of a process's threads."""
+    stack: Stack | None = None
+    holder: Stack = ()
+    for thread in dump:
+        frames = _within_program(tuple(map(_read_frame, thread["frames"])))
+        # A fork that Python has not seen keeps the numbers of the process before.
+        if thread["os_thread_id"] == pid or len(dump) == 1:
+            stack = frames
+        elif thread.get("owns_gil"):
+            holder = frames
+    if stack is None:
+        raise ValueError(f"no stack of thread {pid}")
+    return Sample(stack, holder=holder)
+
+
+def _read_frame(given: Mapping[str, Any]) -> Frame:
+    local = given.get("locals") or ()
+    arguments = {str(v["name"]): str(v["repr"]) for v in local if v.get("arg") and v.get("repr")}
+    return Frame(str(given["name"]), str(given["filename"]), int(given["line"]), arguments)
+
+
 def _reason(said: str) -> str:
     """Take the reason from what py-spy says, which is followed by a trace of its own stack."""
-    said = said.partition("Stack backtrace")[0]
     if "ermission denied" in said or "not permitted" in said:
         return "the kernel does not let you read that process's memory: ask as root"
     first = said.strip().partition("\n")[0].removeprefix("Error: ")
@@ -265,13 +250,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 def let_launcher_look(server_pid: int) -> None:
     """Let the launcher, `server_pid`'s parent, look into this process and its forks."""
-    server = read_stat(server_pid)
-    if server is None or server.parent <= 1:
-        return
-    launcher_pid = server.parent
-
-    def allow() -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, launcher_pid, 0, 0, 0)
-
-    allow()
-    os.register_at_fork(after_in_child=allow)
+    if (server := read_stat(server_pid)) is not None:
+        allow = partial(ctypes.CDLL(None).prctl, _PR_SET_PTRACER, server.parent, 0, 0, 0)
+        allow()
+        os.register_at_fork(after_in_child=allow)

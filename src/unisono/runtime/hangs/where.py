@@ -10,7 +10,7 @@ The launcher has no part in it: it may be stopped, or be another one's.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unisono.runtime import procfs
@@ -21,9 +21,8 @@ from unisono.runtime.workers.control_block import (
     ControlBlock,
     control_block_bytes,
 )
-from unisono.runtime.workers.meeting_point import Departure
 
-_ENVIRONMENT_AT_MOST = 1 << 20
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,8 @@ def find_job(pid: int) -> FoundJob:
         control.close()
         if not set(below).isdisjoint(with_pids.pids.values()):
             return with_pids
-    ranks = dict(_ranks_by_environment(below))
-    others = dict(_ranks_by_environment(_siblings(pid))) if pid in ranks.values() else {}
+    ranks = _ranks_by_environment(below)
+    others = _ranks_by_environment(_siblings(pid)) if pid in ranks.values() else {}
     if not ranks and any(procfs.memories_of(pid, MEMORY_NAME)):  # a launcher's
         raise ValueError(
             f"PID must be of a job whose workers run, but those of {pid} start, or have ended: ask "
@@ -106,38 +105,29 @@ def _world_size(num_bytes: int) -> int:
 
 
 def _of_control(control: ControlBlock) -> FoundJob:
-    ranks = range(control.world_size)
-    pids = {}
-    for rank in ranks:
-        pid, started = control.lines[rank].process
-        if pid and procfs.started_at(pid) == started:
-            pids[rank] = pid
-    members = [rank for rank in pids if control.departure(rank) is Departure.PRESENT]
-    ended = tuple(rank for rank in ranks if rank not in pids and any(control.lines[rank].process))
-    return FoundJob(pids, notes_of(control, members), ended)
+    processes = {rank: control.lines[rank].process for rank in range(control.world_size)}
+    pids = {
+        rank: pid for rank, (pid, at) in processes.items() if pid and procfs.started_at(pid) == at
+    }
+    ended = tuple(rank for rank, one in processes.items() if rank not in pids and any(one))
+    return FoundJob(pids, notes_of(control, pids), ended)
 
 
-def _ranks_by_environment(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
+def _ranks_by_environment(pids: Sequence[int]) -> dict[int, int]:
     """Tell the ranks that torchrun and others have given processes; the first of each rank."""
-    seen = set()
-    for pid in pids:
-        rank = _rank_of(pid)
-        if rank is not None and rank not in seen and procfs.look_at(pid).letter:
-            seen.add(rank)
-            yield rank, pid
+    ranks = {pid: _rank_of(pid) for pid in pids if procfs.look_at(pid).letter}
+    return {rank: pid for pid, rank in reversed(ranks.items()) if rank is not None}
 
 
 def _rank_of(pid: int) -> int | None:
+    import psutil
+
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read(_ENVIRONMENT_AT_MOST).split(b"\0")
-    except OSError:
+        environ = psutil.Process(pid).environ()
+    except psutil.Error:
         return None
-    values = dict(entry.partition(b"=")[::2] for entry in entries)
-    for name in (b"RANK", b"SLURM_PROCID", b"OMPI_COMM_WORLD_RANK"):
-        if values.get(name, b"").isdigit():
-            return int(values[name])
-    return None
+    told = (environ.get(name, "") for name in _RANKS)
+    return next((int(text) for text in told if text.isdecimal()), None)
 
 
 def _siblings(pid: int) -> list[int]:

@@ -12,7 +12,6 @@ A look takes a tenth of a second, at most about two, and changes nothing in the 
 
 from __future__ import annotations
 
-import enum
 import linecache
 import re
 import time
@@ -45,7 +44,6 @@ _TORCHS_CALLS = "torch/distributed/distributed_c10d.py"
 _TORCHS_RENDEZVOUS = "torch/distributed/rendezvous.py"
 _TORCHS_DDP = "torch/nn/parallel/distributed.py"
 _AUTOGRAD = "torch/autograd/graph.py"
-_RENDEZVOUS_CALLS = ("init_process_group", "rendezvous")
 _TORCHS_LOADER = "torch/utils/data/dataloader.py"
 _LOADER_WAITS = ("_next_data", "_get_data", "_try_get_data")
 _OUR_LOADER = "unisono/data/loader_processes.py"
@@ -56,16 +54,6 @@ _OUR_LINK = "unisono/runtime/workers/supervisor.py"
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
 _PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
 _NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of one, or of one of its updates
-_WAITS_FOR_WORK = re.compile(r"\.wait\(")
-
-
-class Waits(enum.Enum):
-    """What a rank waits for."""
-
-    FOR_NOBODY = enum.auto()
-    AT_A_MEETING = enum.auto()
-    IN_A_COLLECTIVE = enum.auto()
-    TO_MAKE_A_GROUP = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +99,10 @@ class Whereabouts:
     """Where a rank is."""
 
     rank: int  # which one
-    waits: Waits  # for what
-    name: str = ""  # of the collective or the meeting that it waits in
+    name: str = ""  # of the collective or the meeting that it waits in; empty: it waits for nobody
     call: str = ""  # the collective with shape and dtype, as far as they are known
     site: Frame | None = None  # the user's line that it is at
+    is_meeting: bool = False  # it is a meeting of Unisono's workers
 
     @property
     def peers(self) -> frozenset[int]:
@@ -133,25 +121,27 @@ class Whereabouts:
 def whereabouts(look: RankLook) -> Whereabouts:
     """Tell where a rank is."""
     stack, site = look.process.stack, own_place(look.process.stack)
-    here = Whereabouts(look.rank, Waits.FOR_NOBODY, site=site)
+    here = Whereabouts(look.rank, site=site)
     if look.process.kernel.is_stopped:
         return here
     if look.meeting and not look.is_behind:
-        return replace(here, waits=Waits.AT_A_MEETING, name=meeting_in_words(look.meeting))
+        return replace(here, name=meeting_in_words(look.meeting), is_meeting=True)
     found = _call_in(stack)
-    if look.shown_wait == IN_INIT or found in _RENDEZVOUS_CALLS:
-        return replace(here, waits=Waits.TO_MAKE_A_GROUP, name=IN_INIT)
+    if IN_INIT in (look.shown_wait, found):
+        return replace(here, name=IN_INIT)
     if look.shown_wait:
         name = found or look.shown_wait.removeprefix("in ").partition("(")[0].strip()
-        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=name, call=look.shown_wait)
+        return replace(here, name=name, call=look.shown_wait)
     if look.process.computes:
         return here
+    noted = look.call.partition(" ")[0]
     if found:
-        call = look.call if _is_note_of(look.call, found) else ""
-        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=found, call=call)
-    if look.call and _waits_for_work(look.process):
-        name = look.call.partition(" ")[0]
-        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=name, call=look.call)
+        # A note is of the call that the stack shows, such as of all_gather in all_gather_object.
+        is_of_call = noted and (found.startswith(noted) or noted.startswith(found))
+        return replace(here, name=found, call=look.call if is_of_call else "")
+    is_there = bool(stack) and stack[0].owner in (Owner.USER, Owner.TORCH)
+    if noted and is_there and ".wait(" in look.process.source:
+        return replace(here, name=noted, call=look.call)
     return here
 
 
@@ -159,7 +149,7 @@ def _call_in(stack: Stack) -> str:
     """Name the call of torch.distributed that a stack is in, as the program made it."""
     for frame in reversed(stack):
         if frame.is_in(_TORCHS_RENDEZVOUS):
-            return "init_process_group"
+            return IN_INIT
         if frame.is_in(_TORCHS_CALLS) and not frame.name.startswith(("_", "wrapper")):
             return frame.name
         if frame.is_in(_TORCHS_DDP):
@@ -173,18 +163,6 @@ def _call_in(stack: Stack) -> str:
     if stack and stack[0].is_in(_AUTOGRAD):
         return SUM_OF_GRADIENTS
     return ""
-
-
-def _is_note_of(call: str, name: str) -> bool:
-    """Tell whether a note is of the call that a stack shows: of all_gather in all_gather_object."""
-    noted = call.partition(" ")[0]
-    return bool(noted) and (name.startswith(noted) or noted.startswith(name))
-
-
-def _waits_for_work(process: ProcessLook) -> bool:
-    innermost = process.stack[0] if process.stack else None
-    is_there = innermost is not None and innermost.owner in (Owner.USER, Owner.TORCH)
-    return is_there and bool(_WAITS_FOR_WORK.search(process.source))
 
 
 def meeting_in_words(purpose: str) -> str:
@@ -206,13 +184,10 @@ def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -
         return "has ended"
     if process.stack and process.stack[-1].name == AT_THE_END:
         return "has come to the end of its program, and waits for its threads and exit handlers"
-    if _waits_for_loader(process.stack) and not process.kernel.is_stopped:
-        busy = list(filter(is_stuck, children))
-        if busy:
-            loaders = " and ".join(
-                f"{child.pid}, which {place_in_words(child)}" for child in busy[:2]
-            )
-            return f"waits for its loader process {loaders}"
+    busy = list(filter(is_stuck, children))
+    if busy and _waits_for_loader(process.stack) and not process.kernel.is_stopped:
+        loaders = " and ".join(f"{child.pid}, which {place_in_words(child)}" for child in busy[:2])
+        return f"waits for its loader process {loaders}"
     site = own_place(process.stack)
     where = "is in code that cannot be seen" if site is None else f"is in {site.words}"
     remarks = "; ".join(_remarks(process))
@@ -250,28 +225,21 @@ def _waits_for_loader(stack: Stack) -> bool:
     )
 
 
-def is_loader(process: ProcessLook) -> bool:
-    """Tell whether a process loads samples for another one."""
-    return any(map(_is_loop_of_loader, process.stack))
-
-
-def _is_loop_of_loader(frame: Frame) -> bool:
-    is_ours = frame.is_in(_OUR_LOADER) and frame.name == "_serve"
-    return is_ours or frame.is_in(_TORCHS_LOADER_LOOP)
+def loader_part(stack: Stack) -> Stack | None:
+    """Give a loader process's part of its stack, without its worker's; None: it is no loader."""
+    for count, frame in enumerate(stack):
+        is_ours = frame.is_in(_OUR_LOADER) and frame.name == "_serve"
+        if is_ours or frame.is_in(_TORCHS_LOADER_LOOP):
+            return stack[:count]
+    return None
 
 
 def is_stuck(process: ProcessLook) -> bool:
     """Tell whether a process is a loader at work, and not one that waits for something to load."""
-    is_fetching = any(frame.is_in(*_FETCHES) for frame in own_part(process.stack))
-    return is_loader(process) and (is_fetching or process.kernel.is_stopped)
-
-
-def own_part(stack: Stack) -> Stack:
-    """Leave out what a loader process has of its worker's stack, from before the fork."""
-    for count, frame in enumerate(stack):
-        if _is_loop_of_loader(frame):
-            return stack[:count]
-    return stack
+    own = loader_part(process.stack)
+    if own is None:
+        return False
+    return process.kernel.is_stopped or any(frame.is_in(*_FETCHES) for frame in own)
 
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
@@ -297,43 +265,36 @@ def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
     before = {pid: thread_time_ns(pid) for pid in pids}
     began_s = time.monotonic()
     samples = sample(pids)
-    passed_ns = max(1.0, 1e9 * (time.monotonic() - began_s))
-    shares = {pid: (thread_time_ns(pid) - before[pid]) / passed_ns for pid in pids}
-    return {pid: _process(pid, samples[pid], shares[pid]) for pid in pids}
-
-
-def _process(pid: int, seen: Sample, share: float) -> ProcessLook:
-    """Put together what was seen of a process, which has run for a share of the time."""
-    kernel = look_at(pid)
-    innermost = seen.stack[0] if seen.stack else None
-    source = linecache.getline(innermost.file, innermost.line) if innermost else ""
-    # One that has run may be between two waits when it is looked at.
-    computes = kernel.computes or share > _COMPUTES_ABOVE
-    return ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
+    busy_ns = _COMPUTES_ABOVE * 1e9 * (time.monotonic() - began_s)
+    found = {}
+    for pid, seen in samples.items():
+        kernel = look_at(pid)
+        # One that has run may be between two waits when it is looked at.
+        computes = kernel.computes or thread_time_ns(pid) - before[pid] > busy_ns
+        source = linecache.getline(seen.stack[0].file, seen.stack[0].line) if seen.stack else ""
+        found[pid] = ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
+    return found
 
 
 def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNotes]:
     """Read what ranks have left on their control block."""
     present = [rank for rank in ranks if control.departure(rank) is Departure.PRESENT]
     arrivals = {rank: control.lines[rank].arrivals for rank in present}
-    counts = set(arrivals.values())
-    return {rank: _notes_of(control, rank, mine, counts) for rank, mine in arrivals.items()}
-
-
-def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[int]) -> RankNotes:
-    is_behind = any(is_before(mine, count) for count in counts)
-    waits = any(is_before(count, mine) for count in counts)
-    _, wait = control.wait_of(rank)
-    purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace").rstrip("\0 ")
-    num_calls, call = control.call_of(rank)
-    return RankNotes(
-        step=control.step_under_way(rank),
-        meeting=(purpose or "a meeting") if waits else "",
-        is_behind=is_behind,
-        shown_wait="" if wait is None else wait.decode(errors="replace"),
-        call=call.decode(errors="replace"),
-        num_calls=num_calls,
-    )
+    notes = {}
+    for rank, mine in arrivals.items():
+        _, wait = control.wait_of(rank)
+        purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace")
+        num_calls, call = control.call_of(rank)
+        waits = any(is_before(count, mine) for count in arrivals.values())
+        notes[rank] = RankNotes(
+            step=control.step_under_way(rank),
+            meeting=(purpose.rstrip("\0 ") or "a meeting") if waits else "",
+            is_behind=any(is_before(mine, count) for count in arrivals.values()),
+            shown_wait="" if wait is None else wait.decode(errors="replace"),
+            call=call.decode(errors="replace"),
+            num_calls=num_calls,
+        )
+    return notes
 
 
 def is_before(count: int, other: int) -> bool:

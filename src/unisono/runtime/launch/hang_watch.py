@@ -128,7 +128,7 @@ class HangWatch:
         # At the last look nobody had begun, so what is done since has taken no longer.
         before, since_s = self._step or (1, now_s - LOOK_EVERY_S)
         if begun > before:
-            self._steps.note((now_s - since_s) / (begun - before))
+            self._steps.durations.append((now_s - since_s) / (begun - before))
         if begun != before or self._step is None:
             self._step = begun, now_s
 
@@ -171,7 +171,8 @@ class HangWatch:
             quiet_since_s = now_s if seen is None or seen.mark[1] != pid else seen.quiet_since_s
             seen = _Seen(mark, now_s - late_s, seen.ran_ns if seen else ran_ns, quiet_since_s)
         if ran_ns - seen.ran_ns > _QUIET_BELOW * LOOK_EVERY_S * 1e9:
-            self._quiets.note(max(0.0, now_s - seen.quiet_since_s - 2 * LOOK_EVERY_S))
+            quiet_s = now_s - seen.quiet_since_s - 2 * LOOK_EVERY_S
+            self._quiets.durations.append(max(0.0, quiet_s))
             seen.quiet_since_s = now_s
         seen.ran_ns = ran_ns
         return seen

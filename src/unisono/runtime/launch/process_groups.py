@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import os
 import socket
 import weakref
@@ -29,8 +28,6 @@ from urllib.parse import parse_qsl, urlparse
 
 from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.launch.job import ADDRESS
-from unisono.runtime.notices import listed
-from unisono.runtime.procfs import started_at
 from unisono.runtime.workers.context import ShownWait, context
 from unisono.runtime.workers.gathering import Gathering
 from unisono.runtime.workers.launcher_messages import IN_INIT, MakesGroup
@@ -44,8 +41,7 @@ if TYPE_CHECKING:
 
 # What programs write for this host, beside its name; torch itself serves its other addresses.
 _LOCAL_NAMES = ("localhost", ADDRESS, "::1", "0.0.0.0")
-# So long a replacement of a lost worker may take to be forked.
-_REPLACED_WITHIN_S = 5.0
+_ENDED = (Departure.FINISHED, Departure.FAILED)  # one that was lost is replaced
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
@@ -57,10 +53,9 @@ class GroupRequest:
     place: str  # where ranks meet, in words; whoever names another one waits for others
     rank: int  # which rank of the group this worker is to be
     world_size: int  # how many there are to be
-    timeout_s: float  # how long to wait, in seconds
 
 
-def group_request(url: str, timeout_s: float, environ: Mapping[str, str]) -> GroupRequest | None:
+def group_request(url: str, environ: Mapping[str, str]) -> GroupRequest | None:
     """Read what a program has asked torch for (``env://?rank=0``); None if torch must answer."""
     parts = urlparse(url)
     given = dict(parse_qsl(parts.query))
@@ -84,7 +79,7 @@ def group_request(url: str, timeout_s: float, environ: Mapping[str, str]) -> Gro
             f"`rank` must be below `world_size`, but is {rank} of {world_size}: pass neither to "
             "`init_process_group`, or both as RANK and WORLD_SIZE say."
         )
-    return GroupRequest(place, rank, world_size, timeout_s)
+    return GroupRequest(place, rank, world_size)
 
 
 def _at_port(host: str | None, port: int | None) -> str:
@@ -94,10 +89,6 @@ def _at_port(host: str | None, port: int | None) -> str:
 
 def use_launchers_store() -> None:
     """Have torch's rendezvous take the launcher's store, in this process."""
-    import torch.distributed
-
-    if not torch.distributed.is_available():
-        return
     # `torch.distributed.rendezvous` is the function of that name, so not by attribute.
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, Handler] = module._rendezvous_handlers
@@ -109,139 +100,69 @@ def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
     def meet(
         url: str, timeout: timedelta = default_timeout, **options: Any
     ) -> Iterator[tuple[Any, int, int]]:
-        link, timeout_s = context().launcher, timeout.total_seconds()
+        link, wanted = context().launcher, None
         if link is not None and link.ranks_of_host:
             link.tell(MakesGroup())
-            yield from torchs_own(url, timeout=timeout, **options)
-            return
-        wanted = None if link is None else group_request(url, timeout_s, os.environ)
+        elif link is not None:
+            wanted = group_request(url, os.environ)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
             yield from torchs_own(url, timeout=timeout, **options)
             return
-        yield _Attempt(link, wanted).gather(), wanted.rank, wanted.world_size
+        store = _gathered(link, wanted, timeout.total_seconds())
+        yield store, wanted.rank, wanted.world_size
         raise RuntimeError(f"ranks must meet anew for another group, not again by {url!r}.")
 
     return meet
 
 
-class _Attempt:
-    """A worker's attempt to make a group with others. Final.
+def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Store:
+    """Wait for the other ranks; return the part of the launcher's store that is the group's.
 
-    It has come to the n-th group of its rank at a place, and waits for those who come to theirs.
+    A worker has come to the n-th group of its rank at a place, and meets those who come to theirs.
     """
+    where = f"`init_process_group` ({wanted.place})"
+    me, everybody = link.world.rank, set(range(link.world.world_size))
+    base, shown = context().rendezvous().store, ShownWait()
+    number = base.add(f"{wanted.place}/arrivals of {wanted.rank}", 1)
+    store = prefixed(f"{wanted.place}/{number}", base)
 
-    def __init__(self, link: LauncherLink, wanted: GroupRequest) -> None:
-        self._link, self._wanted = link, wanted
-        self._worker = link.world.rank
-        self._base = context().rendezvous().store
-        self._number = self._base.add(f"{wanted.place}/arrivals of {wanted.rank}", 1)
-        self._shown = ShownWait()
-
-    def gather(self) -> Store:
-        """Wait for the others; return the part of the launcher's store that is the group's."""
-        wanted, place = self._wanted, f"waits/{self._worker}"
-        if wanted.world_size > 1:
-            self._link.tell(MakesGroup())
-        store = self._group_store(wanted.place, self._number)
-        gathering = Gathering(
-            *(store, wanted.rank, wanted.world_size),
-            where=f"`init_process_group` ({wanted.place})",
-            timeout_s=wanted.timeout_s,
-            look=self._look,
-            advice="look what the other workers do; every rank must call it.",
-            speaks=False,
-        )
-        self._base.set(place, json.dumps([wanted.place, self._number, wanted.world_size]))
-        try:
-            with closing(self._shown):
-                came = gathering.gather("worker", [self._worker, wanted.world_size])
-        finally:
-            self._base.set(place, "null")
-        self._check_sizes(dict(enumerate(came)))
-        return prefixed("group", store)
-
-    def _group_store(self, place: str, number: int) -> Store:
-        return prefixed(f"{place}/{number}", self._base)
-
-    def _look(self, heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
-        """Refuse to wait for what can never be."""
-        self._shown.look(waited_s, lambda: IN_INIT)
-        self._check_sizes(heard)
-        self._check_rank()
-        workers = {worker for worker, _ in heard.values()}
-        ended = {
-            one for one in range(self._link.world.world_size) if self._has_ended(one, waited_s)
-        }
-        idle = self._link.world.world_size - len(workers | ended)
-        if ended and (ended & workers or idle < len(missing)):
-            lost = min(ended & workers or ended)
-            raise PeerLostError(
-                f"all {self._wanted.world_size} ranks must come to `init_process_group` "
-                f"({self._wanted.place}), but worker {lost} has ended, so that not all of them "
-                f"ever will: make the same calls on every worker.",
-                rank=lost,
-            )
-        self._check_others(ended)
-
-    def _has_ended(self, worker: int, waited_s: float) -> bool:
-        how = self._link.control.departure(worker)
-        if how is not Departure.LOST:
-            return how is not Departure.PRESENT
-        pid, started = self._link.control.lines[worker].process  # 0: it was gone at once
-        return waited_s >= _REPLACED_WITHIN_S and started_at(pid) != started
-
-    def _check_sizes(self, heard: Mapping[int, Any]) -> None:
+    def check_sizes(heard: Mapping[int, Any]) -> None:
         for worker, world_size in heard.values():
-            if world_size != self._wanted.world_size:
+            if world_size != wanted.world_size:
                 raise MismatchError(
-                    f"all ranks must come to `init_process_group` ({self._wanted.place}) with the "
-                    f"same `world_size`, but worker {worker} says {world_size} and worker "
-                    f"{self._worker} says {self._wanted.world_size}: pass "
+                    f"all ranks must come to {where} with the same `world_size`, but worker "
+                    f"{worker} says {world_size} and worker {me} says {wanted.world_size}: pass "
                     f'`world_size=int(os.environ["WORLD_SIZE"])`, or nothing.'
                 )
 
-    def _check_rank(self) -> None:
-        """Refuse another worker of this rank, which has come to the group before or after this."""
-        wanted = self._wanted
-        for number in (self._number - 1, self._number + 1):
-            store = self._group_store(wanted.place, number)
-            if not store.check([f"worker/{wanted.rank}"]):
-                continue
-            other, world_size = json.loads(store.get(f"worker/{wanted.rank}"))
-            first, size = min((number, world_size), (self._number, wanted.world_size))
-            is_whole = self._is_whole(wanted.place, first, size)
-            if other != self._worker and not is_whole:
-                raise MismatchError(
-                    f"each rank must come to `init_process_group` ({wanted.place}) once, but "
-                    f"workers {min(other, self._worker)} and {max(other, self._worker)} both say "
-                    f"that they are rank {wanted.rank}: pass "
-                    f'`rank=int(os.environ["RANK"])`, or nothing.'
-                )
+    def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
+        """Refuse to wait for what can never be."""
+        shown.look(waited_s, lambda: IN_INIT)
+        check_sizes(heard)
+        workers = {worker for worker, _ in heard.values()}
+        ended = {one for one in everybody if link.control.departure(one) in _ENDED}
+        if ended & workers or (ended and len(everybody - workers - ended) < len(missing)):
+            lost = min(ended & workers or ended)
+            raise PeerLostError(
+                f"all {wanted.world_size} ranks must come to {where}, but worker {lost} has ended, "
+                f"so that not all of them ever will: make the same calls on every worker.",
+                rank=lost,
+            )
 
-    def _check_others(self, ended: set[int]) -> None:
-        """Refuse to wait where all wait for each other at different places."""
-        waits: dict[tuple[str, int, int], list[int]] = {}
-        for worker in set(range(self._link.world.world_size)) - ended:
-            key = f"waits/{worker}"
-            where = json.loads(self._base.get(key)) if self._base.check([key]) else None
-            if where is None:
-                return
-            waits.setdefault(tuple(where), []).append(worker)
-        if len(waits) == 1 or any(self._is_whole(*where) for where in waits):
-            return
-        places = "; ".join(
-            f"{listed('worker', workers)} at {place} for {size} ranks"
-            for (place, _, size), workers in waits.items()
-        )
-        raise MismatchError(
-            f"all ranks of a group must come to `init_process_group` at one place, but they wait "
-            f"for each other apart: {places}. Use the same `init_method` and `world_size` on every "
-            f"worker."
-        )
-
-    def _is_whole(self, place: str, number: int, world_size: int) -> bool:
-        keys = [f"worker/{rank}" for rank in range(world_size)]
-        return self._group_store(place, number).check(keys)
+    if wanted.world_size > 1:
+        link.tell(MakesGroup())
+    gathering = Gathering(
+        *(store, wanted.rank, wanted.world_size),
+        where=where,
+        timeout_s=timeout_s,
+        look=look,
+        advice="look what the other workers do; every rank must call it.",
+        speaks=False,
+    )
+    with closing(shown):
+        came = gathering.gather("worker", [me, wanted.world_size])
+    check_sizes(dict(enumerate(came)))
+    return prefixed("group", store)
 
 
 def free_group_last(model: Any) -> None:

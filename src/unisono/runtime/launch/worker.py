@@ -49,6 +49,7 @@ from unisono.runtime.workers.supervisor import (
     LauncherLink,
 )
 
+_PLAIN = (io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
 _LAUNCHER_HEARS_WITHIN_S = 1.0  # else a signal was meant for this worker alone, which it ends
 
@@ -142,8 +143,8 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
 
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
-        use_launchers_store()
         if torch.distributed.is_available():
+            use_launchers_store()
             free_groups_of_torchs_ddp_last()
             note_collectives(link.control, rank)
         if job.backend != GLOO:
@@ -167,14 +168,10 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
 
 def _exit_status(ended: BaseException | None) -> tuple[int, str]:
     """Say what Python's exit status would be, and what it would print for a ``SystemExit``."""
-    if ended is None:
-        return 0, ""
     if not isinstance(ended, SystemExit):
-        return 1, ""
-    if ended.code is None:
-        return 0, ""
-    if isinstance(ended.code, int):
-        return ended.code & 0xFF, ""
+        return int(ended is not None), ""
+    if isinstance(ended.code, int | None):
+        return (ended.code or 0) & 0xFF, ""
     return 1, str(ended.code)
 
 
@@ -219,43 +216,28 @@ def _finish_as_python_does() -> None:
 
 
 def _close_files() -> None:
-    """Close files that the program left open: `os._exit` would lose what they still hold."""
+    """Write out files that the program left open: `os._exit` would lose what they still hold."""
+    streams = (sys.stdout, sys.stderr)
+    ours = {id(owner) for one in streams for owner in (one, getattr(one, "buffer", None))}
     # The class under the abstract one, as asking an abstract class about every object is slow.
     files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    ours = {id(owner) for stream in streams for owner in (stream, getattr(stream, "buffer", None))}
-    files = [file for file in files if id(file) not in ours and _may_hold_something(file)]
-    # Wrappers first: closing one writes what it holds into what it wraps.
-    for file in sorted(files, key=_depth_of_wrapping):
-        _and_go_on(partial(_write_out, file))
+    # What holds text, then what Python code implements, such as a GzipFile, then plain files.
+    files.sort(key=lambda file: (not isinstance(file, io.TextIOBase), type(file) in _PLAIN))
+    for file in files:
+        if id(file) not in ours:
+            _and_go_on(partial(_write_out, file))
 
 
 def _write_out(file: Any) -> None:
-    if not file.closed:  # with its wrapper
-        (file.flush if _is_plain(file) else file.close)()
-
-
-def _may_hold_something(file: Any) -> bool:
-    """Tell whether a file has what is to be written; closing others may wait for their readers."""
-    if isinstance(file, io.RawIOBase | io.BytesIO | io.StringIO):
-        return False
+    """Flush or, where that does not write all, close a file; a thread may still read others."""
     try:
-        return bool(file.writable())
+        writes = file.writable() and not isinstance(file, io.RawIOBase | io.BytesIO)
     except Exception:  # closed, or half made
-        return False
-
-
-def _is_plain(file: Any) -> bool:
-    """Tell whether a flush writes all; closing it may close what a thread reads beside it."""
-    plain = io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair
-    return type(file) in plain or (type(file) is io.TextIOWrapper and type(file.buffer) in plain)
-
-
-def _depth_of_wrapping(file: object) -> int:
-    # text → what Python code implements, such as a GzipFile → the plain file
-    if isinstance(file, io.TextIOBase):
-        return 0
-    return 2 if type(file) in (io.BufferedWriter, io.BufferedRandom, io.BufferedReader) else 1
+        return
+    if writes and (isinstance(file, io.TextIOBase) or type(file) in _PLAIN):
+        file.flush()
+    elif writes:
+        file.close()
 
 
 def _and_go_on(act: Callable[[], object]) -> None:
