@@ -55,19 +55,6 @@ def test_what_is_called_is_never_shown_in_full():
     assert len(str(raised.value)) < 400
 
 
-def test_an_error_of_the_callers_own_code_keeps_its_traceback():
-    class Refuses:
-        def __reduce__(self) -> Any:
-            raise OSError("not today")
-
-    with pytest.raises(TypeError, match=r"argument 1 .*not today") as raised:
-        pack_call(print, (Refuses(),))
-    assert isinstance(raised.value.__cause__, OSError)
-    with pytest.raises(TypeError, match="but argument 1 ") as raised:
-        pack_call(print, (LOCK,))
-    assert raised.value.__cause__ is None
-
-
 @pytest.mark.slow
 def test_a_result_that_cannot_travel_is_named():
     with pytest.raises(

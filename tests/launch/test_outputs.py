@@ -43,18 +43,6 @@ def test_what_grows_without_a_pause_is_shown_too():
     assert stream.due_s == pytest.approx(10.22)
 
 
-def test_a_line_that_a_pipe_does_not_take_at_once_is_waited_for():
-    stream = LineBuffer("utf-8")
-    assert stream.feed(b"." * 3000, 10.0) == ""
-    assert stream.due_s == pytest.approx(10.1)
-    assert stream.feed(b"." * 3000, 10.05) == ""
-    assert stream.due_s == pytest.approx(12.0)
-    assert stream.feed(b"\n" * 5000 + b"the next", 11.0) == "." * 6000 + "\n" * 5000
-    assert stream.due_s == pytest.approx(13.0)
-    assert stream.feed(b" one", 11.5) == ""
-    assert stream.due_s == pytest.approx(11.1)
-
-
 def test_a_progress_bar_that_writes_over_itself_is_shown_frame_by_frame():
     stream = LineBuffer("utf-8")
     assert stream.feed(b"\r 1%", 0.0) == "\r"
@@ -68,12 +56,6 @@ def test_characters_that_are_cut_by_a_read_are_whole_again():
     assert stream.feed(b"\xff\n", 0.0) == "\ufffd\n"
     assert stream.feed("€".encode()[:2], 0.0) == ""
     assert stream.end() == "\ufffd"
-
-
-def test_a_line_beyond_all_measure_is_shown_in_parts():
-    stream = LineBuffer("utf-8")
-    assert len(stream.feed(b"x" * (1 << 20), 0.0)) == 0
-    assert len(stream.feed(b"x", 0.0)) == (1 << 20) + 1
 
 
 @pytest.mark.slow

@@ -77,13 +77,13 @@ def test_workers_and_their_variables(
             ONE,
             {},
             {"workers": 4},
-            "there must be at most 1 worker here, one for each GPU (0), but 4 are asked for: start "
+            "there must be at most 1 worker here, 1 for each GPU (0), but 4 are asked for: start "
             "fewer, share GPUs with `UNISONO_WORKERS_PER_GPU=4` in the environment, or compute on "
             "the CPU with `CUDA_VISIBLE_DEVICES=` there.",
         ),
         (FOUR, {}, {"workers": 5}, "(0,1,2,3), but 5 are asked for: start fewer, share"),
         (FOUR, {}, {"workers": 9}, "share GPUs with `UNISONO_WORKERS_PER_GPU=3` in"),
-        (FOUR, {"CUDA_VISIBLE_DEVICES": "3"}, {"workers": 2}, "one for each GPU (3), but"),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "3"}, {"workers": 2}, "1 for each GPU (3), but"),
         (
             FOUR,
             {},
@@ -109,10 +109,10 @@ def test_workers_and_their_variables(
             {},
             {"workers_per_gpu": 2},
             "`--workers-per-gpu` or `workers_per_gpu` must be left out where workers get no GPU, "
-            "but is 2, and NVIDIA's driver knows of none here: leave it out, and the workers "
-            "compute on the CPU.",
+            "but is 2, and of the 0 GPUs that NVIDIA's driver knows, CUDA_VISIBLE_DEVICES shows "
+            "none: leave it out, and the workers compute on the CPU.",
         ),
-        (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {"workers_per_gpu": 2}, "CUDA_VISIBLE_DEVICES is ''"),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {"workers_per_gpu": 2}, "of the 4 GPUs that NVIDIA"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_way_out(

@@ -22,7 +22,6 @@ import linecache
 import os
 import reprlib
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from operator import attrgetter
@@ -60,7 +59,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, tup
         raise TypeError(
             f"`fn` and its arguments must be picklable, but {_culprit(fn, args)} not ({error}): "
             "open files, locks and the like inside the function instead of passing them in."
-        ) from (error if _is_of_the_caller(error) else None)
+        ) from error
     return file.getvalue(), tuple(buffers)
 
 
@@ -74,7 +73,7 @@ def pack_result(result: Any) -> bytes:
         raise TypeError(
             f"what a worker returns must be picklable, but a `{type(result).__qualname__}` is not "
             f"({error}): return numbers, tensors, or what is made of them, or nothing."
-        ) from (error if _is_of_the_caller(error) else None)
+        ) from error
 
 
 def _culprit(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
@@ -89,13 +88,6 @@ def _culprit(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
             # Classes may raise anything while they are pickled.
             return f"{name} is"
     return "are"
-
-
-def _is_of_the_caller(error: BaseException) -> bool:
-    """Tell whether the caller's code, such as a ``__reduce__``, raised it, and not a pickler."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    name = str(frame.f_globals.get("__name__", ""))
-    return name.split(".")[0] not in ("cloudpickle", "pickle", __name__.split(".")[0])
 
 
 def unpack_result(packed: bytes, rank: int) -> Any:
@@ -202,19 +194,12 @@ def start_generators(states: dict[str, Any], seed: int) -> None:
     if "torch" in states:
         torch.set_rng_state(_as_tensor(states["torch"]))
         seed = torch.initial_seed()
+    # On every GPU, once it is used; none begins to be used here. A worker has one of them.
     if WORKERS_PER_GPU_VARIABLE in os.environ:
-        _start_on_gpus(states, seed)
-
-
-def _start_on_gpus(states: dict[str, Any], seed: int) -> None:
-    """Do so on every GPU, once it is used, but begin to use none. A worker has one of them."""
-    import torch
-
-    if "cuda" not in states:
-        torch.cuda.manual_seed_all(seed)  # as `torch.manual_seed` would have done in the caller
-        return
-    for place in range(torch.cuda.device_count()):
-        torch.cuda.set_rng_state(_as_tensor(states["cuda"]), place)
+        if "cuda" not in states:
+            torch.cuda.manual_seed_all(seed)  # as `torch.manual_seed` would have in the caller
+        else:
+            torch.cuda.set_rng_state_all([_as_tensor(states["cuda"])] * torch.cuda.device_count())
 
 
 def _as_tensor(state: bytes) -> Any:

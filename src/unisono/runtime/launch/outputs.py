@@ -18,17 +18,14 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from unisono.runtime.launch.cell import Cell, DisplayState, in_notebook
 from unisono.runtime.workers.launcher_messages import ShowProgress
 
-_CHUNK_BYTES = 1 << 16
-_CHUNKS_A_TURN = 64
-# An unfinished line is shown after so long, or if it is longer. What a pipe does not take at once
-# may be a line whose end is still being written, by a worker that has no core at the moment.
-_UNFINISHED_S, _BEING_WRITTEN_S = 0.1, 2.0
-_UNFINISHED_AT_MOST = 1 << 20
+_PIPE_BYTES = 1 << 20  # what a pipe holds at most, with pages of 64 KiB
+_UNFINISHED_S = 0.1  # an unfinished line is shown after so long
 
 
 class LineBuffer:
@@ -37,27 +34,23 @@ class LineBuffer:
     def __init__(self, encoding: str) -> None:
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
         self._text = ""
-        self._since_s, self._waits_s = 0.0, _UNFINISHED_S
+        self._since_s = 0.0
 
     def feed(self, data: bytes, now_s: float) -> str:
         """Add bytes that came at `now_s`, and return the whole lines."""
         text = self._text + self._decoder.decode(data)
         # A carriage return ends a line too: progress bars write over what they have written.
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
-        if len(text) - end > _UNFINISHED_AT_MOST:
-            end = len(text)
         if end or not self._text:
             # Otherwise it is as old as its beginning: a line that keeps growing is shown, too.
             self._since_s = now_s
         self._text = text[end:]
-        is_much = max(len(data), len(self._text)) >= select.PIPE_BUF
-        self._waits_s = _BEING_WRITTEN_S if is_much else _UNFINISHED_S
         return text[:end]
 
     @property
     def due_s(self) -> float:
         """When to show the unfinished line; never if there is none."""
-        return self._since_s + self._waits_s if self._text else math.inf
+        return self._since_s + _UNFINISHED_S if self._text else math.inf
 
     def take(self) -> str:
         """Return the unfinished line."""
@@ -81,40 +74,35 @@ class OutputStream:
 
     def write(self, text: str) -> None:
         """Write what workers have printed."""
-        if not text:
-            return
-        try:
-            self._encode_and_write(text)
-        except Exception as error:
-            self._report(error)
+        with self._failures_reported():
+            try:
+                if text:
+                    self._stream.write(text)
+            except UnicodeEncodeError as error:
+                encoded = text.encode(error.encoding, "backslashreplace")
+                self._stream.write(encoded.decode(error.encoding))
 
     def flush(self) -> None:
         """Flush it, so that a notebook shows the text below this cell."""
-        try:
+        with self._failures_reported():
             self._stream.flush()
-        except Exception as error:
-            self._report(error)
 
-    def _encode_and_write(self, text: str) -> None:
+    @contextlib.contextmanager
+    def _failures_reported(self) -> Iterator[None]:
         try:
-            self._stream.write(text)
-        except UnicodeEncodeError as error:
-            encoded = text.encode(error.encoding, "backslashreplace")
-            self._stream.write(encoded.decode(error.encoding))
-
-    def _report(self, error: Exception) -> None:
-        if self._is_reported:
-            return
-        self._is_reported = True
-        # The process's own stderr may be gone as well.
-        with contextlib.suppress(Exception):
-            print(
-                f"unisono: {self._name} must take what workers print, but its `write` or `flush` "
-                f"has raised {type(error).__name__}: {error}. The job goes on; what they print is "
-                f"lost until {self._name} can be written again.",
-                file=sys.__stderr__,
-                flush=True,
-            )
+            yield
+        except Exception as error:
+            # The process's own stderr may be gone as well.
+            with contextlib.suppress(Exception):
+                if not self._is_reported:
+                    print(
+                        f"unisono: {self._name} must take what workers print, but its `write` or "
+                        f"`flush` has raised {type(error).__name__}: {error}. The job goes on; "
+                        f"what they print is lost until {self._name} can be written again.",
+                        file=sys.__stderr__,
+                        flush=True,
+                    )
+            self._is_reported = True
 
 
 class Outputs:
@@ -171,8 +159,7 @@ class Outputs:
 
     def close(self) -> None:
         """Write what is left and close the pipes, also those of programs that outlive workers."""
-        for fd, _ in self._epoll.poll(0):
-            self._read(fd)
+        self.pump()
         for fd in list(self._pipes):
             self._close(fd)
         self._epoll.close()
@@ -182,7 +169,6 @@ class Outputs:
 
     def _pipe_to(self, target: OutputStream) -> int:
         reading, writing = os.pipe()
-        os.set_blocking(reading, False)
         # The encoding of workers' prints is the one that this process started with.
         encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
         self._pipes[reading] = target, LineBuffer(encoding)
@@ -191,15 +177,10 @@ class Outputs:
 
     def _read(self, fd: int) -> None:
         target, buffer = self._pipes[fd]
-        for _ in range(_CHUNKS_A_TURN):
-            try:
-                data = os.read(fd, _CHUNK_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                self._close(fd)
-                return
+        if data := os.read(fd, _PIPE_BYTES):
             target.write(buffer.feed(data, time.monotonic()))
+        else:
+            self._close(fd)
 
     def _close(self, fd: int) -> None:
         target, buffer = self._pipes.pop(fd)

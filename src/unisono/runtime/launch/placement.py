@@ -18,8 +18,7 @@ kernel.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -70,58 +69,38 @@ def place_workers(
     By default there is one worker for each GPU that the environment shows, and without one, one
     for each core, at most 8. Raises a ValueError with the way out where that does not fit.
     """
-    _refuse_too_many(workers or 1)
     gpus = visible_gpus(environ, machine.gpus)
-    if not gpus:
-        if workers_each is not None:
-            raise ValueError(_no_gpu_to_share(workers_each, environ, machine))
-        return Placement(workers or machine.num_cores)
-    each = workers_per_gpu(environ) if workers_each is None else workers_each
-    num_workers = workers or len(gpus) * each
-    _refuse_too_many(num_workers)
-    if num_workers > len(gpus) * each:
-        raise ValueError(_too_few_gpus(gpus, num_workers, each))
-    return Placement(num_workers, gpus, _variables(each, environ))
-
-
-def _refuse_too_many(num_workers: int) -> None:
+    if not gpus and workers_each is not None:
+        raise ValueError(
+            f"`--workers-per-gpu` or `workers_per_gpu` must be left out where workers get no GPU, "
+            f"but is {workers_each}, and of the {len(machine.gpus)} GPUs that NVIDIA's driver "
+            f"knows, {VISIBLE_VARIABLE} shows none: leave it out, and the workers compute on the "
+            f"CPU."
+        )
+    each = workers_per_gpu(environ) if gpus and workers_each is None else workers_each or 1
+    num_workers = workers or len(gpus) * each or machine.num_cores
     if num_workers > _WORKERS_AT_MOST:
         raise ValueError(
             f"there must be at most {_WORKERS_AT_MOST:,} workers, but {num_workers:,} are asked "
             f"for: start about one for each core."
         )
-
-
-def _variables(each: int, environ: Mapping[str, str]) -> dict[str, str]:
-    found = dict(environ)
-    fix_workspaces(found)
-    found[WORKERS_PER_GPU_VARIABLE] = str(each)
-    return {name: value for name, value in found.items() if environ.get(name) != value}
-
-
-def _too_few_gpus(gpus: tuple[str, ...], num_workers: int, each: int) -> str:
-    sharing = f"{WORKERS_PER_GPU_VARIABLE}={-(-num_workers // len(gpus))}"
-    workers = "one" if each == 1 else str(each)
-    return (
-        f"there must be at most {plural(len(gpus) * each, 'worker')} here, {workers} for each GPU "
-        f"({','.join(gpus)}), but {num_workers} are asked for: start fewer, share GPUs with "
-        f"`{sharing}` in the environment, or compute on the CPU with `{ON_CPU}` there."
-    )
-
-
-def _no_gpu_to_share(workers_each: int, environ: Mapping[str, str], machine: Machine) -> str:
-    if not machine.gpus:
-        why = "NVIDIA's driver knows of none here"
-    else:
-        why = f"{VISIBLE_VARIABLE} is {environ.get(VISIBLE_VARIABLE, '')!r}"
-    return (
-        f"`--workers-per-gpu` or `workers_per_gpu` must be left out where workers get no GPU, but "
-        f"is {workers_each}, and {why}: leave it out, and the workers compute on the CPU."
-    )
+    if not gpus:
+        return Placement(num_workers)
+    if num_workers > len(gpus) * each:
+        raise ValueError(
+            f"there must be at most {plural(len(gpus) * each, 'worker')} here, {each} for each GPU "
+            f"({','.join(gpus)}), but {num_workers} are asked for: start fewer, share GPUs with "
+            f"`{WORKERS_PER_GPU_VARIABLE}={-(-num_workers // len(gpus))}` in the environment, or "
+            f"compute on the CPU with `{VISIBLE_VARIABLE}=` there."
+        )
+    variables = dict(environ)
+    fix_workspaces(variables)
+    variables[WORKERS_PER_GPU_VARIABLE] = str(each)
+    changed = {name: value for name, value in variables.items() if environ.get(name) != value}
+    return Placement(num_workers, gpus, changed)
 
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-ON_CPU = f"{VISIBLE_VARIABLE}="  # how to ask for workers that see no GPU
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:
@@ -138,18 +117,14 @@ def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, 
             is_there = int(name) < len(gpus)
         else:
             is_there = name.startswith("MIG-") or sum(gpu.startswith(name) for gpu in gpus) == 1
-            is_there = is_there or (name.startswith("GPU-") and not all(gpus))
         if not (name and is_there):
             break
         seen.append(name)
     return tuple(seen) if len(set(seen)) == len(seen) else ()
 
 
-_LIBRARY = "libnvidia-ml.so.1"
-
-
 class DriverGpu(NamedTuple):
-    """What the driver says of a GPU; 0 and empty where it does not."""
+    """What the driver says of a GPU; 0 where it does not."""
 
     uuid: str
     name: str = ""
@@ -163,35 +138,24 @@ def gpus_of_driver() -> tuple[DriverGpu, ...]:
     All of them, while ``ddp.init_checks.num_gpus`` counts those that one process sees; none
     without NVIDIA's driver.
     """
-    try:
-        ctypes.CDLL(_LIBRARY)  # without it, its bindings need not be loaded, for 15 ms
-    except OSError:
-        return ()
     import pynvml
 
-    try:
+    gpus = []
+    with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return tuple(_gpus(pynvml))
-    finally:
-        pynvml.nvmlShutdown()
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                # One that this user may not have is counted, and so is one that is broken.
+                with suppress(pynvml.NVMLError):
+                    gpus.append(_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)))
+        finally:
+            pynvml.nvmlShutdown()
+    return tuple(gpus)
 
 
-def _gpus(nvml: Any) -> Iterator[DriverGpu]:
-    def told(ask: Callable[[Any], Any], gpu: Any, otherwise: Any) -> Any:
-        with suppress(nvml.NVMLError):
-            return ask(gpu)
-        return otherwise
-
-    for index in range(told(lambda _: nvml.nvmlDeviceGetCount(), None, 0)):
-        # One that this user may not have is counted, and so is one that is broken.
-        gpu = told(nvml.nvmlDeviceGetHandleByIndex, index, None)
-        if gpu is not None:
-            memory = told(nvml.nvmlDeviceGetMemoryInfo, gpu, None)
-            yield DriverGpu(
-                told(nvml.nvmlDeviceGetUUID, gpu, ""),
-                told(nvml.nvmlDeviceGetName, gpu, "a GPU"),
-                *((memory.total, memory.used) if memory else (0, 0)),
-            )
+def _gpu(nvml: Any, handle: Any) -> DriverGpu:
+    gpu = DriverGpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle))
+    with suppress(nvml.NVMLError):  # one that uses the host's memory does not say how much
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return gpu._replace(memory=memory.total, memory_used=memory.used)
+    return gpu

@@ -16,11 +16,6 @@ from unisono.runtime.notices import listed
 from unisono.runtime.workers.control_block import ControlBlock
 
 PLACE = "This was in "  # as what was noted of an exception begins
-_WITHOUT_GPU = (  # as torch says it
-    "Torch not compiled with CUDA enabled",
-    "Found no NVIDIA driver on your system",
-    "No CUDA GPUs are available",
-)
 # The exit status of one of several hosts where another start may help (EX_TEMPFAIL of sysexits.h).
 TRY_AGAIN = 75
 _FEW_LINES = 480  # characters
@@ -71,18 +66,25 @@ def failure_message(state: JobState, num_workers: int) -> str:
     if cause.exit_code == 0:
         how = "left with exit status 0 in the middle of its program (by `os._exit`?)"
         return _missed(state, cause.rank, num_workers, how)
-    same = _same_on(state, cause)
+    same = [
+        other.rank
+        for other in state.failures
+        if other.rank is not None
+        and (other.said.summary, other.exit_code) == (cause.said.summary, cause.exit_code)
+    ]
+    who = f"worker {cause.rank} of {num_workers}"
+    if same := sorted(set(same) - {cause.rank}):
+        who += f" (the same on {listed('rank', same)})"
     alone = [failure for failure in state.failures if failure.said.waited_for is None]
     ended = len(alone) + len(state.done) + len(state.quiet)
     others = "; the others were ended" if ended < num_workers else ""
-    who = f"worker {cause.rank} of {num_workers}"
     if not cause.said.traceback:
         note = f" It could not be replaced: {cause.note}." if cause.note else ""
-        return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
+        return f"{who} {cause.how or ending(cause.exit_code)}{others}.{note}"
     if cause.said.summary.startswith("SystemExit"):
-        return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
+        return f"{who} {ending(cause.exit_code)}{others}:\n{cause.said.traceback}"
     in_short = "\n".join(_in_short(state, cause))
-    return f"{in_short}\nIt was raised on {who}{same}{others}:\n\n{cause.said.traceback}"
+    return f"{in_short}\nIt was raised on {who}{others}:\n\n{cause.said.traceback}"
 
 
 def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
@@ -99,19 +101,14 @@ def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
         # One that would fill a terminal stands in full at the traceback's end.
         yield line if len(line) <= _FEW_LINES else f"{line[:_FEW_LINES]} …"
     last = cause.said.traceback.splitlines()[-3:]
-    yield from (places := [line for line in last if line.startswith(PLACE)])
-    if not places and any(words in summary[-1] for words in _WITHOUT_GPU):
-        yield (
-            'There is no GPU here that torch can use: leave out `.cuda()` and `.to("cuda")`; '
-            "unisono moves model and batches to where they are computed."
-        )
+    yield from (line for line in last if line.startswith(PLACE))
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:
     """Say in one line that the job was interrupted."""
     assert state.interrupted_by is not None
-    by_ctrl_c = state.interrupted_by == signal.SIGINT
-    by = "Ctrl-C" if by_ctrl_c else signal.Signals(state.interrupted_by).name
+    name = signal.Signals(state.interrupted_by).name
+    by = "Ctrl-C" if state.interrupted_by == signal.SIGINT else name
     ended = "its worker was" if num_workers == 1 else f"all {num_workers} workers were"
     return f"interrupted by {by}; {ended} ended."
 
@@ -188,18 +185,6 @@ def ending(exit_code: int) -> str:
     is_planned = signum in (signal.SIGKILL, signal.SIGSEGV) and os.environ.get(FAULTS_VARIABLE)
     hint = f"as {FAULTS_VARIABLE} is set" if is_planned else _SIGNAL_HINTS.get(signum)
     return f"was killed by {signum.name}" + (f" ({hint})" if hint else "")
-
-
-def _same_on(state: JobState, cause: WorkerFailure) -> str:
-    """Name the other workers with the same failure; empty if there are none."""
-    ranks = sorted(
-        failure.rank
-        for failure in state.failures
-        if failure is not cause
-        and failure.rank is not None
-        and (failure.said.summary, failure.exit_code) == (cause.said.summary, cause.exit_code)
-    )
-    return f" (the same on {listed('rank', ranks)})" if ranks else ""
 
 
 def calls_apart(control: ControlBlock) -> str:

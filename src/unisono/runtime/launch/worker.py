@@ -231,12 +231,13 @@ def _close_files() -> None:
 def _write_out(file: Any) -> None:
     """Flush or, where that does not write all, close a file; a thread may still read others."""
     try:
-        writes = file.writable() and not isinstance(file, io.RawIOBase | io.BytesIO)
+        if isinstance(file, io.RawIOBase | io.BytesIO | io.StringIO) or not file.writable():
+            return
     except Exception:  # closed, or half made
         return
-    if writes and (isinstance(file, io.TextIOBase) or type(file) in _PLAIN):
+    if isinstance(file, io.TextIOBase) or type(file) in _PLAIN:
         file.flush()
-    elif writes:
+    else:
         file.close()
 
 
