@@ -8,10 +8,10 @@ from unisono.runtime.launch.cell import (
     Count,
     DisplayState,
     Observed,
-    environment_of_workers,
     in_notebook,
     launcher_draws,
 )
+from unisono.runtime.launch.job import launch_environment
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 
@@ -85,9 +85,10 @@ def test_another_run_is_told_from_another_worker(before, sight, is_another):
     assert sight.begins_another_than(before) == is_another
 
 
-def test_nobody_draws_in_cells_without_a_notebook():
+def test_nobody_draws_in_cells_without_a_notebook(monkeypatch):
     assert not in_notebook()
-    assert not launcher_draws({})
-    there = environment_of_workers({"A": "1"}, launcher_draws=True)
-    assert launcher_draws(there)
-    assert environment_of_workers(there, launcher_draws=False) == {"A": "1"}
+    assert not launcher_draws()
+    there = launch_environment({}, [], launcher_draws=True)
+    monkeypatch.setenv("UNISONO_PROGRESS", there["UNISONO_PROGRESS"])
+    assert launcher_draws()
+    assert "UNISONO_PROGRESS" not in launch_environment(there, [])

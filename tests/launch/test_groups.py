@@ -18,7 +18,7 @@ import pytest
 from tests.warm import processes
 
 import unisono
-from unisono.runtime.launch import supervise
+from unisono.runtime.launch import job
 from unisono.runtime.launch.job import ADDRESS, reserved_port
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,9 @@ def test_a_program_may_have_a_store_of_its_own_at_the_port_it_was_given() -> Non
 
 
 def test_without_a_network_ranks_meet_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "reserved_port", lambda: None)
+    monkeypatch.setattr(job, "ADDRESS", "192.0.2.1")
+    with reserved_port() as port:
+        assert port.getsockname()[1] == 0
     done = unisono.launch(run_script, "groups.py", CLASSICS, "unisono", workers=2)
     assert done == ["done\n"] * 2
 
@@ -253,9 +255,8 @@ def test_plain_python_spawns_ranks_with_either_backend(tmp_path: Path) -> None:
 def own_ports(count: int) -> Iterator[str]:
     """Keep ports that a program may listen at and nobody else is given."""
     with contextlib.ExitStack() as stack:
-        ports = [reserved_port() for _ in range(count)]
-        found = [stack.enter_context(port) for port in ports if port is not None]
-        yield ",".join(str(port.getsockname()[1]) for port in found)
+        ports = [stack.enter_context(reserved_port()) for _ in range(count)]
+        yield ",".join(str(port.getsockname()[1]) for port in ports)
 
 
 def test_an_interrupt_ends_a_rendezvous() -> None:

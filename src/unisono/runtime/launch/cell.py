@@ -15,14 +15,13 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from unisono.runtime.notices import duration
 
 # Set in the environment of workers whose launcher draws how far they are.
-_VARIABLE = "UNISONO_PROGRESS"
-_LAUNCHER = "launcher"
+PROGRESS_VARIABLE = "UNISONO_PROGRESS"
 
 
 def in_notebook() -> bool:
@@ -32,16 +31,9 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def launcher_draws(environ: Mapping[str, str] | None = None) -> bool:
-    """Tell whether the launcher of a worker with these variables draws its progress."""
-    environ = os.environ if environ is None else environ
-    return environ.get(_VARIABLE) == _LAUNCHER
-
-
-def environment_of_workers(environ: Mapping[str, str], *, launcher_draws: bool) -> dict[str, str]:
-    """Set for workers whether their launcher draws their progress, whatever it inherited itself."""
-    others = {name: value for name, value in environ.items() if name != _VARIABLE}
-    return {**others, _VARIABLE: _LAUNCHER} if launcher_draws else others
+def launcher_draws() -> bool:
+    """Tell whether the launcher of this worker draws its progress."""
+    return PROGRESS_VARIABLE in os.environ
 
 
 class Observed:

@@ -12,11 +12,12 @@ import pickle
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from unisono.runtime.launch.cell import environment_of_workers
+from unisono.runtime.launch.cell import PROGRESS_VARIABLE
 from unisono.runtime.workers.memory import aligned
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE
 from unisono.runtime.world import HOSTS_VARIABLE
@@ -97,7 +98,10 @@ class Job:
 
 ADDRESS = "127.0.0.1"
 """Where the ranks of process groups are."""
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREAD_VARIABLES = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    "UNISONO_THREADS",
+)
 # Set by another launcher around this one, they would be wrong about these workers.
 _NOT_TRUE_HERE = (
     "TORCHELASTIC_",
@@ -116,59 +120,33 @@ _LOOPBACK_ONLY = {
 
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
-    if job.hosts:
-        return {**job.environ, **_own(job, rank), **_of_several(job, rank), **link_fds}
-    kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
-    return {
-        **_LOOPBACK_ONLY,
-        **kept,
-        **_own(job, rank),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(job.num_workers),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": ADDRESS,
-        "MASTER_PORT": str(job.master_port),
-        **link_fds,
-    }
-
-
-def _own(job: Job, rank: int) -> dict[str, str]:
-    return {
+    own = {
         **{name: str(job.threads) for name in _THREAD_VARIABLES},
-        "UNISONO_THREADS": str(job.threads),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(job.num_workers),
-    }
-
-
-def _of_several(job: Job, rank: int) -> dict[str, str]:
-    """Say who a worker is among those of several hosts; torchrun has said where they meet."""
-    return {
         "RANK": str(job.first_rank + rank),
-        "WORLD_SIZE": str(sum(job.hosts)),
+        "WORLD_SIZE": str(sum(job.hosts) or job.num_workers),
         "GROUP_RANK": str(job.host),
-        "GROUP_WORLD_SIZE": str(len(job.hosts)),
-        HOSTS_VARIABLE: ",".join(map(str, job.hosts)),
+        "GROUP_WORLD_SIZE": str(len(job.hosts) or 1),
+        **link_fds,
     }
+    if job.hosts:  # torchrun has said where they meet
+        return {**job.environ, **own, HOSTS_VARIABLE: ",".join(map(str, job.hosts))}
+    kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
+    place = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(job.master_port)}
+    return {**_LOOPBACK_ONLY, **kept, **own, **place}
 
 
-def reserved_port() -> socket.socket | None:
+def reserved_port() -> socket.socket:
     """Have the system choose a port on loopback and give it to no other program until it is closed.
 
     Nothing listens there. A program of the job may, with a ``TCPStore`` of its own
-    (``SO_REUSEADDR``). None where there is no network.
+    (``SO_REUSEADDR``). Where there is no network, the port is 0.
     """
-    try:
-        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    except OSError:
-        return None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with suppress(OSError):
         bound.bind((ADDRESS, 0))
-    except OSError:
-        bound.close()
-        return None
     return bound
 
 
@@ -180,5 +158,6 @@ def launch_environment(
     launcher_draws: bool = False,
 ) -> dict[str, str]:
     """Return the variables that a job starts with: the launcher's, and what the user has chosen."""
-    told = {**environ, COMMAND_VARIABLE: shlex.join(command)}
-    return {**environment_of_workers(told, launcher_draws=launcher_draws), **of_gpus}
+    told = {name: value for name, value in environ.items() if name != PROGRESS_VARIABLE}
+    draws = {PROGRESS_VARIABLE: "launcher"} if launcher_draws else {}
+    return {**told, COMMAND_VARIABLE: shlex.join(command), **draws, **of_gpus}

@@ -85,9 +85,7 @@ class _Supervision:
         self._signals = signals
         self._outputs = Outputs()
         self._port = reserved_port()
-        if self._port is not None:
-            job = replace(job, master_port=self._port.getsockname()[1])
-        self._job_fd = job.write()
+        self._job_fd = replace(job, master_port=self._port.getsockname()[1]).write()
         self._store_fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         self._control = ControlBlock.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
@@ -189,8 +187,7 @@ class _Supervision:
 
     def close(self) -> None:
         self._hangs.close()
-        if self._port is not None:
-            self._port.close()
+        self._port.close()
         self._requests.close(self._is_asked_again)
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
