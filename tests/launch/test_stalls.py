@@ -17,7 +17,6 @@ from unisono.runtime.launch.stall_watch import (
     StallWatch,
     look,
     processor_time,
-    stalled,
 )
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.launcher_messages import Membership
@@ -77,21 +76,6 @@ def test_one_that_is_not_there_any_more_is_forgotten() -> None:
     seen = Observation((1,), is_stopped=True)
     before = replace(seen, quiet_s=59.0)
     assert look({0: before, 1: before}, {1: seen}, 1.0) == {1: replace(seen, quiet_s=60.0)}
-
-
-@pytest.mark.parametrize(
-    ("quiet_s", "expected"),
-    [
-        ({}, []),
-        ({0: 0.0, 1: 59.9}, []),
-        ({0: 0.0, 1: 60.0}, [1]),
-        ({0: 61.0, 1: 60.0, 2: 0.0}, [0, 1]),
-    ],
-)
-def test_quiet_for_so_long_is_stalled(quiet_s: dict[int, float], expected: list[int]) -> None:
-    seen = Observation((1,), is_stopped=True)
-    workers = {rank: replace(seen, quiet_s=seconds) for rank, seconds in quiet_s.items()}
-    assert stalled(workers, 60.0) == expected
 
 
 # The kernel's word.

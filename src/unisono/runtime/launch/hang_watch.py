@@ -90,7 +90,7 @@ class HangWatch:
     def close(self) -> None:
         """Wait for a look under way, which ends by itself."""
         if self._answer is not None:
-            self._answer.thread.join(_ANSWER_WITHIN_S)
+            self._answer.join(_ANSWER_WITHIN_S)
 
     def _look(self, scene: Scene, now_s: float) -> None:
         slept_s = now_s - self._looked_at_s - LOOK_EVERY_S
@@ -104,20 +104,18 @@ class HangWatch:
         if wait is None or wait.key != self._key:
             self._said_at_s = 0.0
         self._key = () if wait is None else wait.key
-        if self._answer is not None:
-            self._take_answer(self._answer)
-        elif wait is not None and is_due(wait.waited_s, wait.long_s, self._said_at_s):
-            self._said_at_s = wait.waited_s
-            hang = Hang(wait.waited_s, wait.usual_s, self._folder, scene.ended)
-            self._answer = _Answer(wait.key, scene, notes, hang)
-
-    def _take_answer(self, answer: _Answer) -> None:
-        if answer.thread.is_alive():
-            return
-        self._answer = None
-        if answer.key == self._key and answer.text:
-            again = f"`unisono where {os.getpid()}` shows where every rank is, at any time."
-            self._say(f"{answer.text}\n  {again}")
+        answer = self._answer
+        if answer is None:
+            if wait is not None and is_due(wait.waited_s, wait.long_s, self._said_at_s):
+                self._said_at_s = wait.waited_s
+                hang = Hang(wait.waited_s, wait.usual_s, self._folder, scene.ended)
+                self._answer = _Answer(wait.key, scene, notes, hang)
+                self._answer.start()
+        elif not answer.is_alive():
+            self._answer = None
+            if answer.key == self._key and answer.text:
+                again = f"`unisono where {os.getpid()}` shows where every rank is, at any time."
+                self._say(f"{answer.text}\n  {again}")
 
     def _note_step(self, notes: Mapping[int, RankNotes], now_s: float) -> None:
         """Note how long steps take: those between two looks, on average."""
@@ -178,8 +176,8 @@ class HangWatch:
         return seen
 
 
-class _Answer:
-    """A look at all processes, in a thread of its own: the launcher has other things to do.
+class _Answer(threading.Thread):
+    """A look at all processes: the launcher has other things to do meanwhile.
 
     Its text says what there is to say of the wait `key`; empty: nothing, or nothing yet.
     """
@@ -187,15 +185,13 @@ class _Answer:
     def __init__(
         self, key: tuple[object, ...], scene: Scene, notes: Mapping[int, RankNotes], hang: Hang
     ) -> None:
+        super().__init__(name="unisono-hangs", daemon=True)
         self.key, self.text = key, ""
         self._scene, self._notes, self._hang = scene, notes, hang
-        self.thread = threading.Thread(target=self._look, name="unisono-hangs", daemon=True)
-        self.thread.start()
 
-    def _look(self) -> None:
+    def run(self) -> None:
         try:
-            looks = look_at_ranks(self._scene.pids, self._notes)
-            self.text = explain(looks, self._hang)
+            self.text = explain(look_at_ranks(self._scene.pids, self._notes), self._hang)
         except Exception as error:  # advice ends no run
             ranks = listed("rank", sorted(self._scene.pids), " and ")
             self.text = f"where {ranks} wait cannot be seen: {type(error).__name__}: {error}"

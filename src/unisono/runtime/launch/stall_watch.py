@@ -77,24 +77,41 @@ class StallWatch:
         seen = {rank: look for rank, look in looks.items() if look is not None}
         self._seen = look(self._seen, seen, passed_s, are_grouped=are_grouped)
         self._looked_at_s = now_s
-        ranks = stalled(self._seen, self._timeout_s, are_grouped=are_grouped)
-        if not ranks and are_grouped and is_everybody and seen.keys() == pids.keys():
-            return self._deadlocked(pids)
-        return [self._stalled(rank, pids[rank]) for rank in ranks]
+        late = [rank for rank, one in self._seen.items() if one.quiet_s >= self._timeout_s]
+        to_blame = [rank for rank in late if self._seen[rank].is_stopped or not are_grouped]
+        if not to_blame and is_everybody and len(late) == len(pids) and is_deadlock(self._seen):
+            return [self._deadlocked(pids)]
+        return [self._stalled(rank, pids[rank]) for rank in to_blame]
 
     def _stalled(self, rank: int, pid: int) -> Stalled:
-        worker = self._seen.pop(rank)
-        message = stall_message(rank, pid, self._control.lines[rank].step, worker)
+        worker, step = self._seen.pop(rank), self._control.lines[rank].step
+        how = (
+            "a signal has stopped it (SIGSTOP, or a debugger)"
+            if worker.is_stopped
+            else "it waits for something that does not come: a lock, a file, a network"
+        )
+        message = (
+            f"worker {rank} (pid {pid}) must move while others wait for it, but has not for "
+            f"{worker.quiet_s:.0f} s in step {step}: {how}. It is ended; {_OPTION}"
+        )
         return Stalled(rank, message, f"was ended, as it stood still for {worker.quiet_s:.0f} s")
 
-    def _deadlocked(self, pids: Mapping[int, int]) -> list[Stalled]:
-        if not is_deadlock(self._seen, self._timeout_s):
-            return []
-        rank = worker_to_kill(self._seen)
-        message = deadlock_message(self._seen, pids[rank])
-        quiet_s = self._seen.pop(rank).quiet_s
+    def _deadlocked(self, pids: Mapping[int, int]) -> Stalled:
+        quiet_s = min(worker.quiet_s for worker in self._seen.values())
+        places = "; ".join(
+            f"worker {rank} waits {worker.place or 'for something that cannot be seen'}"
+            for rank, worker in sorted(self._seen.items())
+        )
+        # One that is not where a run would have it.
+        rank = min(self._seen, key=lambda rank: (self._seen[rank].is_at_meeting, rank))
+        del self._seen[rank]
+        message = (
+            f"workers must not wait for each other, but none has moved for {quiet_s:.0f} s: "
+            f"{places}. All must call the same collectives in the same order, and none where only "
+            f"some come by. Worker {rank} (pid {pids[rank]}) is ended; {_OPTION}"
+        )
         how = f"was ended, as all workers waited for each other for {quiet_s:.0f} s"
-        return [Stalled(rank, message, how)]
+        return Stalled(rank, message, how)
 
     def _observe(self, rank: int, pid: int, membership: Membership | None) -> Observation | None:
         time_and_state = processor_time(pid)
@@ -123,12 +140,11 @@ def processor_time(pid: int) -> tuple[int, bool] | None:
     Of all its threads and children together; None when there is no such process. Source: proc(5),
     ``task/[tid]/schedstat`` and ``task/[tid]/children``.
     """
+    stat = read_stat(pid)
     try:
-        ran_ns = _ran_ns(pid)
+        return None if stat is None else (_ran_ns(pid), stat.is_stopped)
     except (OSError, ValueError):
         return None
-    stat = read_stat(pid)
-    return None if stat is None else (ran_ns, stat.is_stopped)
 
 
 def _ran_ns(pid: int) -> int:
@@ -188,51 +204,8 @@ def look(
     return after
 
 
-def stalled(workers: Observations, timeout_s: float, *, are_grouped: bool = False) -> list[int]:
-    """List the workers that have not moved for so long, and are to blame for it themselves."""
-    return [
-        rank
-        for rank, worker in workers.items()
-        if worker.quiet_s >= timeout_s and (worker.is_stopped or not are_grouped)
-    ]
-
-
-def is_deadlock(workers: Observations, timeout_s: float) -> bool:
-    """Tell whether none of these can continue: all that have not finished."""
+def is_deadlock(workers: Observations) -> bool:
+    """Tell whether workers that are all quiet wait for each other."""
     everybody = workers.values()
-    if len(everybody) < 2 or any(worker.quiet_s < timeout_s for worker in everybody):
-        return False
-    # Somebody is awaited for certain, or everybody waits.
-    return any(worker.is_at_meeting for worker in everybody) or all(w.place for w in everybody)
-
-
-def worker_to_kill(workers: Observations) -> int:
-    """Choose the worker of a deadlock to be killed: one that is not where a run would have it."""
-    return min(workers, key=lambda rank: (workers[rank].is_at_meeting, rank))
-
-
-def stall_message(rank: int, pid: int, step: int, worker: Observation) -> str:
-    """Say which worker has stalled, and how."""
-    how = (
-        "a signal has stopped it (SIGSTOP, or a debugger)"
-        if worker.is_stopped
-        else "it waits for something that does not come: a lock, a file, a network"
-    )
-    return (
-        f"worker {rank} (pid {pid}) must move while others wait for it, but has not for "
-        f"{worker.quiet_s:.0f} s in step {step}: {how}. It is ended; {_OPTION}"
-    )
-
-
-def deadlock_message(workers: Observations, pid: int) -> str:
-    """Say who waits where."""
-    places = "; ".join(
-        f"worker {rank} waits {worker.place or 'for something that cannot be seen'}"
-        for rank, worker in sorted(workers.items())
-    )
-    quiet_s = min(worker.quiet_s for worker in workers.values())
-    return (
-        f"workers must not wait for each other, but none has moved for {quiet_s:.0f} s: {places}. "
-        f"All must call the same collectives in the same order, and none where only some come by. "
-        f"Worker {worker_to_kill(workers)} (pid {pid}) is ended; {_OPTION}"
-    )
+    is_awaited = any(worker.is_at_meeting for worker in everybody)  # for certain
+    return len(everybody) > 1 and (is_awaited or all(worker.place for worker in everybody))
