@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,7 +63,8 @@ def _raise_from(error: Exception) -> None:
 
 def test_cells_are_named_in_groups_of_exceptions_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {"/tmp/ipykernel_1/2.py": ("Cell", "In[3]")}
-    monkeypatch.setattr(exceptions, "_names_of_files", lambda: cells.get)
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=cells.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     text = """\
   + Exception Group Traceback (most recent call last):
   |   File "/tmp/ipykernel_1/2.py", line 4, in fail
@@ -129,8 +131,6 @@ def test_a_group_is_summed_up_by_what_is_in_it() -> None:
         summary_line(group)
         == f"{said}ValueError: bad shard 1; OSError: [Errno 5] no disk; KeyError: 1"
     )
-    more = ExceptionGroup("reading failed", [*group.exceptions, TypeError()])
-    assert summary_line(more).endswith("; KeyError: 1; …")
 
 
 def test_a_lost_peer_is_found_in_a_group() -> None:

@@ -41,12 +41,7 @@ def named(names: Sequence[object], at_most: int = 8) -> str:
 
 
 def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
-    """Write out what a terminal would hide or obey in a name that comes from a file or a folder.
-
-    Args:
-        text: the name.
-        max_chars: of the name; what is longer ends in "…".
-    """
+    """Write out what a terminal would hide or obey in a name of others, and shorten it."""
     name = str(text)
     if name.isprintable() and len(name) <= max_chars:
         return name

@@ -40,10 +40,7 @@ _HARD_LINK = "one with several names (hard links)"
 
 
 def open_plain(path: Path, flags: int) -> int:
-    """Open a file that is no link, pipe, device or folder, as ``os.open`` with these flags does.
-
-    Its directory may be reached over links. Raises a NotPlainFileError for anything else.
-    """
+    """Open a file as ``os.open`` does, or refuse what is none; its folder may be behind links."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return open_in(folder, path, flags)
@@ -106,10 +103,7 @@ def sync_folder(path: Path) -> None:
 
 
 def check_plain(path: Path, *, is_replaced: bool = False) -> None:
-    """Refuse a name under which something else than a plain file is; nothing is opened.
-
-    If a new file takes its place (`is_replaced`), it may have other names, too.
-    """
+    """Refuse what is no plain file, unopened; what `is_replaced` may have other names."""
     try:
         seen = os.lstat(path)
     except (OSError, ValueError):

@@ -93,11 +93,7 @@ class ThreadTimes(NamedTuple):
 
 
 def thread_times(folder: Path) -> ThreadTimes | None:
-    """Look at a thread (by its folder in /proc); None if there is none.
-
-    Some kernels count nothing: then all is 0. Source: Documentation/scheduler/sched-stats.rst,
-    ``schedstat``.
-    """
+    """Look at a thread, by its folder; None: gone. 0: the kernel does not count. ``schedstat``."""
     fields = read_text(folder / "schedstat").split()
     if len(fields) != 3 or not all(field.isdecimal() for field in fields):
         return None
@@ -241,19 +237,13 @@ def _namespace(kind: str) -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """Tell when a process began, in ticks since the boot; None when it has ended.
-
-    Together with its number that names a process for ever; a number alone comes again.
-    """
+    """Tell when a process began, in ticks, which names it for ever; None when it has ended."""
     stat = read_stat(pid)
     return None if stat is None or stat.has_ended else stat.started
 
 
 def create_memory(name: str, num_bytes: int) -> int:
-    """Make a memfd, all zero; the descriptor is the caller's.
-
-    It is sparse: pages exist from when they are first written.
-    """
+    """Make a memfd, all zero and sparse; the descriptor is the caller's."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, num_bytes)
@@ -264,10 +254,7 @@ def create_memory(name: str, num_bytes: int) -> int:
 
 
 def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> int:
-    """Open the memfd that process `pid` has as `fd`, or raise a NotThereError.
-
-    The descriptor is the caller's. `num_bytes`: its size; None if it grows.
-    """
+    """Open the memfd of a process, of this size if it is known, or raise a NotThereError."""
     path = f"/proc/{pid}/fd/{fd}"
     try:
         # Before opening: what an unrelated process has there may be a device or a pipe.
@@ -283,10 +270,7 @@ def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> i
 
 
 def memories_of(pid: int, name: str) -> Iterator[tuple[int, str, os.stat_result]]:
-    """List the memfds that a process has open and whose names begin with `name`.
-
-    The number, the whole name and the facts of each; nothing of a process that may not be read.
-    """
+    """List the open memfds of a process whose names begin so: number, whole name, facts."""
     try:
         numbers = [int(number) for number in os.listdir(f"/proc/{pid}/fd")]
     except OSError:

@@ -30,10 +30,7 @@ def interruption(signum: int) -> BaseException:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Hold signals back, also in what is started meanwhile, until that asks for them again.
-
-    Terminals and Slurm signal all processes of a job, also those that are not ready yet.
-    """
+    """Hold signals, which terminals and Slurm send to all, back from what is not ready yet."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         yield
@@ -61,11 +58,7 @@ class Signals:
         return self._reading.fileno()
 
     def read(self) -> list[int]:
-        """Take the signals that have arrived.
-
-        Python writes every signal that has a handler, such as the program's own alarms; those are
-        left out.
-        """
+        """Take those signals that have arrived; Python writes others, such as alarms, too."""
         return [signum for signum in self._reading.recv(64) if signum in self._signums]
 
 
@@ -108,8 +101,5 @@ def interrupts() -> Iterator[Signals | None]:
 
 
 def _is_of_a_kernel(handler: object) -> bool:
-    """Tell whether a handler of SIGINT is the one that a kernel sets for cells with ``await``.
-
-    It cancels the cell when the cell next waits, which a cell that calls ``launch`` does not do.
-    """
+    """Tell whether a kernel has set this for a cell's ``await``, which ends none that launches."""
     return str(getattr(handler, "__module__", "")).split(".")[0] == "ipykernel"

@@ -131,10 +131,7 @@ def sample_in(stack: Stack) -> str:
 
 
 def folded(stack: Stack, folder: str) -> Iterator[str]:
-    """Write a stack in lines, the user's frames in full and all others by their number.
-
-    Paths below `folder` are written from there.
-    """
+    """Write the user's frames, with paths from `folder`, and how many others are between them."""
     if stack and all(frame.owner is not Owner.USER for frame in stack):
         yield from (_line(frame, folder) for frame in stack[:6])
         stack = stack[6:]

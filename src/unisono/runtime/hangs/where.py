@@ -36,10 +36,7 @@ class FoundJob:
 
 
 def where(pid: int, folder: str = "") -> str:
-    """Say where each rank is of the job that a process belongs to, and who waits for whom.
-
-    Paths below `folder` are written from there.
-    """
+    """Say where each rank of a process's job is, and who waits for whom; paths from `folder`."""
     _check(pid)
     job = find_job(pid)
     looks = look_at_ranks(job.pids, job.notes)

@@ -1,18 +1,10 @@
 """How does a call get to the workers, and its results back? As pickled values, with their source.
 
-Functions and classes of a notebook or a script travel with all that they use; those of a module
-travel by name, and every worker imports that module anew from its file. The lines of cells travel
-too: they are in no file, and tracebacks in workers should show them.
+The lines of notebooks' cells travel too: they are in no file, and tracebacks should show them.
 
-What state of torch does a worker start with? The caller's, so that it computes the same.
-
-Generators continue from the caller's states, that of each GPU from the caller's current one. If
-there is none (a script, or a library that the caller had not loaded), all workers of the job start
-from one fresh seed.
-
-Modes are taken along if they change what is computed and belong to no device: the default dtype,
-whether gradients are recorded, deterministic algorithms, and the switches of backends. The default
-device is each worker's own.
+Generators continue from the caller's states, that of each GPU from the caller's current one, or, if
+there is none (a script, or a library that the caller had not loaded), from one fresh seed. Modes
+are taken along if they change what is computed and belong to no device.
 """
 
 from __future__ import annotations
@@ -31,11 +23,7 @@ from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
-    """Pickle a call, and the state of the caller that its workers start from.
-
-    Beside it are the buffers of large arrays and tensors, which are not copied. Raises a TypeError
-    that names what cannot be called or pickled.
-    """
+    """Pickle a call, the caller's state beside it, and put large buffers beside that, uncopied."""
     from unisono.runtime.launch.pickling import Pickler
 
     if not callable(fn):
@@ -238,10 +226,7 @@ def set_modes(modes: dict[str, Any]) -> None:
 
 
 def _read(torch: Any, name: str) -> Any:
-    """Read a mode; None where torch does not know it, or will not tell.
-
-    It refuses to say by an old name what has been set by a new one.
-    """
+    """Read a mode; None where torch does not know it, or refuses to say it by an old name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -28,7 +28,6 @@ _DISCONNECTED = (
     "ncclRemoteError",
 )
 _READ_AT_MOST = 100_000
-_GROUPED_AT_MOST = 3
 _FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _NATIVE_STACK = re.compile(
     r"(?:Exception raised from [^\n]* \(most recent call first\):\n)?"
@@ -48,18 +47,12 @@ def traceback_text(error: BaseException) -> str:
 
 
 def summary_line(error: BaseException) -> str:
-    """Describe `error` in one line, ``Type: message``, without what was noted of its place.
-
-    Of a group of exceptions the first ones are described, too.
-    """
+    """Describe `error`, and what a group of them holds, in one line, without notes of its place."""
     told = traceback.TracebackException(type(error), error, None)
     told.__notes__ = None
     line = list(told.format_exception_only())[-1].strip()
-    if not (single := _singles(error)):
-        return line
-    words = list(dict.fromkeys(summary_line(one).splitlines()[0] for one in single))
-    more = "; …" if len(words) > _GROUPED_AT_MOST else ""
-    return f"{line}: {'; '.join(words[:_GROUPED_AT_MOST])}{more}"
+    words = dict.fromkeys(summary_line(one).splitlines()[0] for one in _singles(error))
+    return f"{line}: {'; '.join(words)}" if words else line
 
 
 def _singles(error: BaseException) -> list[BaseException]:
@@ -70,10 +63,7 @@ def _singles(error: BaseException) -> list[BaseException]:
 
 
 def without_native_frames(text: str) -> str:
-    """Fold stacks of C++ in a text, which torch adds to some messages, unless they were asked for.
-
-    They stand between the words that say what happened and Python's own.
-    """
+    """Fold stacks of C++, which torch puts before Python's own, unless they were asked for."""
     shows_all = os.environ.get(_NATIVE_VARIABLE) == "1"
     return text if shows_all else _NATIVE_STACK.sub(_fold, text)
 
@@ -114,10 +104,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the hook that a program has set; None if it has set none.
-
-    torch wraps whatever is there when a process group is made, to print the rank.
-    """
+    """Return the hook that a program has set, which torch may have wrapped; None if it has none."""
     while str(getattr(hook, "__module__", "")).startswith("torch.distributed"):
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
     return None if hook is sys.__excepthook__ else hook
@@ -156,13 +143,10 @@ def unpack_exception(packed: bytes) -> BaseException | None:
 
 
 def name_cells(text: str) -> str:
-    """Write ``Cell In[3], line 2`` for the made-up file names of a notebook's cells in a traceback.
-
-    As IPython itself does; elsewhere, and for files, the text stays as it is.
-    """
-    name_of = _names_of_files()
-    if name_of is None:
-        return text
+    """Write ``Cell In[3], line 2`` for the file names of a notebook's cells, as IPython does."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)
 
     def named(match: re.Match[str]) -> str:
         indent, file, line = match.groups()
@@ -170,12 +154,6 @@ def name_cells(text: str) -> str:
         return match.group() if name is None else f"{indent}{' '.join(name)}, line {line}"
 
     return _FRAME.sub(named, text)
-
-
-def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(getattr(shell, "compile", None), "format_code_name", None)
 
 
 def _is_ours(trace: TracebackType) -> bool:

@@ -177,10 +177,7 @@ class HangWatch:
 
 
 class _Answer(threading.Thread):
-    """A look at all processes: the launcher has other things to do meanwhile.
-
-    Its text says what there is to say of the wait `key`; empty: nothing, or nothing yet.
-    """
+    """A look at all processes; its text says what there is to say of the wait `key`, or nothing."""
 
     def __init__(
         self, key: tuple[object, ...], scene: Scene, notes: Mapping[int, RankNotes], hang: Hang

@@ -82,10 +82,7 @@ class Job:
 
     @staticmethod
     def read(fd: int) -> Job:
-        """Read the job behind `fd`, which many processes may do at once.
-
-        They share the memory of its buffers, but for pages that one of them writes to.
-        """
+        """Read the job behind `fd`; processes share the memory of its buffers until they write."""
         file = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE)
         sizes = pickle.load(file)
         parts, start = [], aligned(file.tell())

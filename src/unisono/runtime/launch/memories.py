@@ -29,7 +29,8 @@ class _Shared:
     first_rank: int
     held_by: set[int] = field(default_factory=set)
     mapping: mmap.mmap | None = None
-    kept_bytes: int | None = None  # of the one snapshot that is left; None: there is more
+    # where the one snapshot that is left begins, and its bytes; None: there is more
+    kept: tuple[int, int] | None = None
     is_on_disk: bool = False
 
 
@@ -40,11 +41,7 @@ class SharedMemories:
         self._by_key: dict[int, _Shared] = {}
 
     def request(self, rank: int, key: int, num_bytes: int) -> int:
-        """Return the descriptor of memory `key`; it stays the launcher's.
-
-        Raises a ValueError if another worker asked for another size or there is no such memory,
-        and an OSError if there is no room for a file.
-        """
+        """Return the descriptor of memory `key`, which stays the launcher's, or raise."""
         if key not in self._by_key:
             self._by_key[key] = _Shared(_create(key, num_bytes), num_bytes, rank)
         shared = self._by_key[key]
@@ -55,7 +52,7 @@ class SharedMemories:
                 f"of worker {rank} for {num_bytes}: build the same model on every worker."
             )
         shared.held_by.add(rank)
-        shared.kept_bytes = None
+        shared.kept = None
         return shared.fd
 
     def mapping(self, key: int) -> mmap.mmap | None:
@@ -84,50 +81,33 @@ class SharedMemories:
                 self._drop(self._by_key.pop(key))
 
     def shrink(self, key: int, places: Places) -> int:
-        """Give all pages back but those of the newest snapshot, if no worker holds the memory.
-
-        Returns how many bytes it takes then, if there is such a snapshot and nothing else.
-        """
-        shared = self._by_key.get(key)
-        mapping = self.mapping(key)
+        """Leave only the newest snapshot of memory that nobody holds; return its bytes, or 0."""
+        shared, mapping = self._by_key.get(key), self.mapping(key)
         if shared is None or mapping is None or shared.held_by or shared.is_on_disk:
             return 0
-        if shared.kept_bytes is not None:
-            return shared.kept_bytes
         slot = places.newest(lambda offset, count: mapping[offset : offset + count])
-        if slot is None:
-            return 0
-        start = places.slots_at[slot]
-        with memoryview(mapping) as whole, whole[start : start + places.slot_bytes] as view:
-            shared.kept_bytes = used_bytes(view, places.blob_at)
-        marks_stop = places.marks_at + mmap.PAGESIZE
-        for first, last in (
-            (0, places.marks_at),
-            (marks_stop, start),
-            (start + places.slot_bytes, shared.num_bytes),
-        ):
-            give_pages_back(mapping, first, last)
-        return shared.kept_bytes
+        if shared.kept is None and slot is not None:
+            start = places.slots_at[slot]
+            stop = start + places.slot_bytes
+            with memoryview(mapping) as whole, whole[start:stop] as view:
+                shared.kept = start, used_bytes(view, places.blob_at)
+            marks_stop = places.marks_at + mmap.PAGESIZE
+            for gap in ((0, places.marks_at), (marks_stop, start), (stop, shared.num_bytes)):
+                give_pages_back(mapping, *gap)
+        return 0 if shared.kept is None else shared.kept[1]
 
     def move_to_disk(self, key: int, places: Places) -> None:
-        """Have what :meth:`shrink` left in a temporary file; without room, nowhere any more.
-
-        Like the memory, the file has no name, so the kernel removes it with the launcher.
-        """
-        shared = self._by_key.get(key)
-        mapping = self.mapping(key)
-        if shared is None or mapping is None or shared.kept_bytes is None or shared.is_on_disk:
+        """Move what :meth:`shrink` left to a file without a name; without room, nothing is kept."""
+        shared, mapping = self._by_key.get(key), self.mapping(key)
+        if shared is None or mapping is None or shared.kept is None or shared.is_on_disk:
             return
-        slot = places.newest(lambda offset, count: mapping[offset : offset + count])
-        assert slot is not None, "what was shrunk has a snapshot"
-        spans = (places.marks_at, MARKS_BYTES), (places.slots_at[slot], shared.kept_bytes)
         try:
             with tempfile.TemporaryFile() as file, memoryview(mapping) as whole:
                 room = os.fstatvfs(file.fileno())
-                if room.f_bavail * room.f_frsize < _DISK_SPARE * shared.kept_bytes:
+                if room.f_bavail * room.f_frsize < _DISK_SPARE * shared.kept[1]:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 file.truncate(shared.num_bytes)
-                for start, num_bytes in spans:
+                for start, num_bytes in ((places.marks_at, MARKS_BYTES), shared.kept):
                     file.seek(start)
                     file.write(whole[start : start + num_bytes])
                 file.flush()

@@ -106,10 +106,7 @@ class OutputStream:
 
 
 class Outputs:
-    """The outputs of one job's workers. Final; for the thread that calls ``launch``.
-
-    When a selector finds it readable, :meth:`pump` has something to write.
-    """
+    """What one job's workers print; readable when :meth:`pump` has something to write. Final."""
 
     def __init__(self) -> None:
         self._targets: list[OutputStream | None] = [

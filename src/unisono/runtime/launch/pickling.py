@@ -30,14 +30,7 @@ _Cached = type(functools.cache(len))
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, with the additions. Final.
-
-    Args:
-        buffers: where buffers of large arrays and tensors are put; None: they are pickled, too.
-
-    Attributes:
-        of_main: functions and classes of ``__main__`` that went by value, by their qualified names.
-    """
+    """cloudpickle's, with the additions; large buffers go into a list, if there is one. Final."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer] | None = None) -> None:
         def put(buffer: pickle.PickleBuffer) -> bool:
@@ -74,11 +67,7 @@ def dumps(value: Any) -> bytes:
 
 
 def load(packed: bytes, buffers: Iterable[Any] = ()) -> Any:
-    """Unpickle a value; classes that are known here stay as they are.
-
-    Args:
-        buffers: those that went beside the pickle, in their order; their memory is then used.
-    """
+    """Unpickle a value over its buffers' memory; classes that are known here stay as they are."""
     with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
         known = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
 

@@ -7,13 +7,9 @@
     the GPUs and cores of this machine    ┘
 
 Worker `local_rank` takes ``cuda:(local_rank // workers_per_gpu)``, and all of them see the same
-GPUs in the same order: ``CUDA_VISIBLE_DEVICES=3,0`` has cuda:0 be GPU 3 in every worker.
-``device.py`` believes what is said here in ``UNISONO_WORKERS_PER_GPU``. Where there is no GPU,
-nothing is said. What a program then does with its GPU is its own affair.
+GPUs in the same order. ``device.py`` believes what is said here in ``UNISONO_WORKERS_PER_GPU``.
 
-NVIDIA's driver is asked through NVML, which loads in a moment and, unlike CUDA, leaves nothing
-behind: a process that has begun to use CUDA must not fork, and a launcher may be a notebook's
-kernel.
+NVIDIA's driver is asked through NVML: a process that has begun to use CUDA must not fork.
 """
 
 from __future__ import annotations
@@ -64,11 +60,7 @@ def place_workers(
     environ: Mapping[str, str],
     machine: Machine,
 ) -> Placement:
-    """Decide how many workers are started, and on which GPUs.
-
-    By default there is one worker for each GPU that the environment shows, and without one, one
-    for each core, at most 8. Raises a ValueError with the way out where that does not fit.
-    """
+    """Decide how many workers are started, and on which GPUs, or raise a ValueError."""
     gpus = visible_gpus(environ, machine.gpus)
     if not gpus and workers_each is not None:
         raise ValueError(
@@ -104,10 +96,7 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:
-    """Name the GPUs that a process with these variables sees, of the driver's, by number.
-
-    As CUDA does, it stops at the first name that is not there, and sees none if one comes twice.
-    """
+    """Name the GPUs that a process sees. As CUDA, stop at a name that is not there; none twice."""
     text = environ.get(VISIBLE_VARIABLE)
     if text is None or not gpus:
         return tuple(map(str, range(len(gpus))))
@@ -133,11 +122,7 @@ class DriverGpu(NamedTuple):
 
 
 def gpus_of_driver() -> tuple[DriverGpu, ...]:
-    """List the GPUs that processes of this user may use, in the order of `nvidia-smi`.
-
-    All of them, while ``ddp.init_checks.num_gpus`` counts those that one process sees; none
-    without NVIDIA's driver.
-    """
+    """List the GPUs that processes of this user may use, in the order of `nvidia-smi`."""
     import pynvml
 
     gpus = []

@@ -116,10 +116,7 @@ def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
 
 
 def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Store:
-    """Wait for the other ranks; return the part of the launcher's store that is the group's.
-
-    A worker has come to the n-th group of its rank at a place, and meets those who come to theirs.
-    """
+    """Wait for those who come to their n-th group here, too; return its part of the store."""
     where = f"`init_process_group` ({wanted.place})"
     me, everybody = link.world.rank, set(range(link.world.world_size))
     base, shown = context().rendezvous().store, ShownWait()

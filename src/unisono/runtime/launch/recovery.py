@@ -225,10 +225,7 @@ def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> Recovery
 
 
 def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
-    """On one of several hosts: let nobody go on before all stand still or have caught up.
-
-    Where they go on from is agreed on with the other hosts.
-    """
+    """On one of several hosts, let nobody go on before all stand still or have caught up."""
     if state.is_ending and len(state.stopped) == state.world_size:
         return replace(state, stopped={}), (KeepAndEnd(),)
     actions: tuple[Action, ...] = ()
@@ -262,10 +259,7 @@ def _let_go_on(
     leader: int,
     stop: Stopped | None = None,
 ) -> tuple[RecoveryState, tuple[Action, ...]]:
-    """Have those who have stopped, and replacements, compute together from now on.
-
-    Where none of them stands still at `stop`, what they share may be torn.
-    """
+    """Have these compute together; if none stands still at `stop`, what they share may be torn."""
     generation, loop, ranks = state.generation + 1, state.loop, tuple(sorted((*waiting, *joining)))
     joining = tuple(sorted(joining))
     new = Membership(ranks, leader, generation, "; ".join(state.how_lost))

@@ -188,10 +188,7 @@ def ending(exit_code: int) -> str:
 
 
 def calls_apart(control: ControlBlock) -> str:
-    """Say how a worker was aborted, if ranks have called different collectives; else nothing.
-
-    gloo aborts where sizes differ.
-    """
+    """Say that ranks have called different collectives, where gloo then aborts; else nothing."""
     calls = [control.call_of(rank) for rank in range(control.world_size)]
     if len({count for count, _ in calls}) > 1 or len({call for _, call in calls}) == 1:
         return ""

@@ -47,10 +47,7 @@ class Staff(Protocol):
 
 
 class RequestHandler:
-    """Answers the workers of one job; `staff` does what this object cannot. Final.
-
-    `wake` is called from another thread when a checkpoint is written; has :meth:`written` called.
-    """
+    """Answers the workers of one job; a thread calls `wake` once something is written. Final."""
 
     def __init__(
         self,
@@ -151,10 +148,7 @@ class RequestHandler:
             self._staff.end()
 
     def keep_last(self) -> None:
-        """Write the newest snapshot, if the run wants checkpoints; waits until it is written.
-
-        Of several hosts each has the whole state, and one writes it to a directory that they share.
-        """
+        """Write the newest snapshot, if the run wants checkpoints, and wait until it is written."""
         self._writer.wait()
         kept = self._newest_snapshot()
         mapping = None if kept is None else self._memories.mapping(kept.key)
@@ -177,10 +171,7 @@ class RequestHandler:
             self._write_next()
 
     def close(self, is_enough: Callable[[], bool]) -> None:
-        """Let go of everything once the workers have ended.
-
-        What is being copied to a URL is waited for until `is_enough` says so.
-        """
+        """Let go of everything; copies to a URL are waited for until `is_enough` says so."""
         self._writer.wait()
         if self._is_ending and self._writer.newest:
             self._say(self._writer.newest)
@@ -208,10 +199,9 @@ class RequestHandler:
                 self._control.leave(rank, how)
             case recovery.Spawn(rank):
                 self._staff.spawn(rank)
-            case recovery.Answer(rank, messages.Live(loop=loop) as live) if loop is not None:
-                number = self._number_of_snapshot(loop)
-                self._staff.send(rank, replace(live, snapshot=number))
             case recovery.Answer(rank, message):
+                if isinstance(message, messages.Live) and message.loop is not None:
+                    message = replace(message, snapshot=self._number_of_snapshot(message.loop))
                 self._staff.send(rank, message)
             case recovery.Wish(value):
                 self._control.head.wish = value
@@ -273,11 +263,11 @@ class RequestHandler:
 
     def _may_write(self, kept: Kept) -> bool:
         """Tell whether the directory is this host's to write to."""
-        if self.state.first_rank is not None:
-            try:
+        try:
+            if self.state.first_rank is not None:
                 self._writer.locks.hold(Path(kept.directory))
-            except CheckpointError:  # another host has it, and does
-                return False
+        except CheckpointError:  # another host has it, and does
+            return False
         return True
 
     def _number_of_snapshot(self, loop: Mapping[str, Any]) -> int:
@@ -288,10 +278,7 @@ class RequestHandler:
         return max(Places.from_json(dict(loop)).marks(lambda at, count: mapping[at : at + count]))
 
     def _tidy_memories(self) -> None:
-        """Let go of what neither a replacement nor a checkpoint may yet need.
-
-        Of loops that have ended a replacement needs the newest snapshots, and no more.
-        """
+        """Let go of what is not needed: of loops that have ended, all but the newest snapshots."""
         busy = [item[0].key for item in self._to_write]
         busy += [self._writing[0].key] if self._writing is not None else []
         busy += [self.state.loop.facts["key"]] if self.state.loop is not None else []

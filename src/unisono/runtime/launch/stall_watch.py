@@ -135,11 +135,7 @@ class StallWatch:
 
 
 def processor_time(pid: int) -> tuple[int, bool] | None:
-    """Ask the kernel for the nanoseconds a process has run, and whether a signal has stopped it.
-
-    Of all its threads and children together; None when there is no such process. Source: proc(5),
-    ``task/[tid]/schedstat`` and ``task/[tid]/children``.
-    """
+    """Tell how long all of a process has run, and whether it is stopped; None: gone. proc(5)."""
     stat = read_stat(pid)
     try:
         return None if stat is None else (_ran_ns(pid), stat.is_stopped)
@@ -161,10 +157,7 @@ def _ran_ns(pid: int) -> int:
 
 
 def waits_for_a_thread(pid: int) -> bool:
-    """Tell whether a process's first thread waits for another thread or process, as far as known.
-
-    Source: proc(5), ``wchan``; locks, and collectives of gloo, wait in the kernel's futexes.
-    """
+    """Tell whether a process's first thread waits in a futex, as for locks and gloo. proc(5)."""
     return read_text(Path(f"/proc/{pid}/wchan")).startswith("futex")
 
 

@@ -55,10 +55,7 @@ class JobResult:
 
 
 def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
-    """Start the workers of `job` and watch them to their end, also after a KeyboardInterrupt.
-
-    The server is killed with them if they cannot be ended alone.
-    """
+    """Start the workers of `job` and watch them to their end, also after a KeyboardInterrupt."""
     supervision = _Supervision(server, job, signals)
     try:
         supervision.start_workers()
