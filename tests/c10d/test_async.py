@@ -1,6 +1,5 @@
 """Calls with ``async_op=True``: nobody is held up by a rank that comes late, and order is kept."""
 
-import contextlib
 import functools
 import random
 import sys
@@ -8,13 +7,11 @@ import tempfile
 import threading
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.c10d.options import options
-from tests.threads import in_threads
 from tests.warm.processes import run
 from torch._C._distributed_c10d import AllgatherOptions
 
@@ -22,7 +19,6 @@ from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.runtime.c10d import execution, group_member
 from unisono.runtime.c10d.execution import GroupWork
 from unisono.runtime.c10d.group import Group
-from unisono.runtime.c10d.meeting import Meeting
 
 
 def all_reduce(group, tensor, *, is_async):
@@ -349,35 +345,6 @@ def test_a_call_after_refused_arguments_has_patience(as_ranks):
     assert as_ranks(2, work) == [3.0, 3.0]
 
 
-def test_where_no_thread_can_be_started_the_group_ends_in_words(as_ranks, monkeypatch):
-    def work(group, rank):
-        group.barrier()
-        if rank == 1:
-            with pytest.raises(PeerLostError, match="can't start new thread"):
-                group.recv([torch.ones(1)], 0, 0).wait()
-            return
-
-        class NoThread:
-            def __init__(self, **_):
-                pass
-
-            def start(self):
-                raise RuntimeError("can't start new thread")
-
-        monkeypatch.setattr(execution.threading, "Thread", NoThread)
-        try:
-            with pytest.raises(RuntimeError, match="can't start new thread"):
-                barrier(group, is_async=True)
-        finally:
-            monkeypatch.undo()
-        with pytest.raises(PeerLostError, match="can't start new thread"):
-            barrier(group, is_async=False)
-        with pytest.raises(PeerLostError, match="saying can't start new thread"):
-            group.recv([torch.ones(1)], 1, 0).wait()
-
-    assert as_ranks(2, work) == [None, None]
-
-
 def test_a_lost_rank_is_told_to_whoever_waits_and_to_later_calls(as_ranks):
     def work(group, rank):
         if rank == 1:
@@ -660,27 +627,3 @@ def test_a_mismatch_that_the_helper_meets_while_one_asks_of_another_call_is_kept
     helper.join()
     with pytest.raises(MismatchError, match="another call has failed"):
         run.carry_out(Asked(), is_async=True)
-
-
-def test_whoever_ends_a_group_first_says_why():
-    both, left = threading.Barrier(2), []
-
-    class Slow(Meeting):
-        said = ""
-
-        @property
-        def _ended(self):
-            said = self.said
-            with contextlib.suppress(threading.BrokenBarrierError):
-                both.wait(0.2)
-            return said
-
-        @_ended.setter
-        def _ended(self, said):
-            self.said = said
-
-    meeting = Slow.__new__(Slow)
-    meeting._ending = threading.RLock()
-    meeting._peers = SimpleNamespace(leave=lambda how, reason: left.append(how))
-    in_threads(2, lambda rank: meeting.leave() if rank else meeting.give_up("it failed"))
-    assert len(left) == 1

@@ -192,7 +192,7 @@ class Job:
         self._pages.append(control)
         dies = _Mortal(control, deaths)
         team = Team(self.supervisor(self.desk, rank, control, dies, int(is_replacement)))
-        team._barrier._point.arrive = partial(dies.arrive, team._barrier._point.arrive)  # type: ignore[method-assign]
+        team._barrier.arrive = partial(dies.arrive, team._barrier.arrive)  # type: ignore[method-assign]
         thread = threading.Thread(target=self._live, args=(rank, team))
         self._threads.append(thread)
         thread.start()
@@ -220,9 +220,9 @@ class _Mortal:
             if death.moment == moment and (self._meeting == death.meeting or late):
                 raise Died
 
-    def arrive(self, arrive: Callable[[], None]) -> None:
+    def arrive(self, arrive: Callable[[str], None], purpose: str) -> None:
         self("before")
-        arrive()
+        arrive(purpose)
         self("after")
         self._meeting += 1
 

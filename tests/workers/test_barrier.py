@@ -8,7 +8,7 @@ import pytest
 from tests.threads import in_threads
 
 from unisono.errors import PeerLostError, WaitTimeoutError
-from unisono.runtime.workers import control_block, meeting_point
+from unisono.runtime.workers import meeting_point
 from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier, ControlBlock
 from unisono.runtime.workers.meeting_point import Departure
@@ -43,7 +43,7 @@ def test_a_processor_that_reads_out_of_order_is_told_not_to(control_of, monkeypa
     )
     control = control_of(1)
     assert meet(Barrier(control, 0))
-    assert [args[1:] for args in told] == [(), (0,)]  # come, and order reads
+    assert [args[1:] for args in told] == [(0,)]  # orders reads
     assert control.lines[0].arrivals == 1
 
 
@@ -161,14 +161,14 @@ def test_a_long_wait_is_told_once_by_one_rank(control_of, monkeypatch):
     control = control_of(3)
     said, looks = [], itertools.count()
     monkeypatch.setattr(meeting_point, "SLEEP_AT_MOST_S", 1e-3)
-    monkeypatch.setattr(control_block, "say", said.append)
+    monkeypatch.setattr(meeting_point, "say", said.append)
 
     def look():
         if said and next(looks) == 20:
             Barrier(control, 2).arrive()
 
     def work(rank):
-        meet(Barrier(control, rank, notice_after_s=0.01, look=look))
+        meet(Barrier(control, rank, notice_after_s=0.01, look_around=look))
 
     in_threads(2, work)
     assert len(said) == 1

@@ -1,12 +1,8 @@
 """Describes a rank's call in words that are the same on every rank that makes the same call.
 
-Each rank posts its call before the first meeting of it; then all compare the posts as bytes. What
-may differ between ranks (the length of an uneven part, a tensor's address) is not in the words.
-What is wrong on this rank alone (a list that is too short, two dtypes in one call) is refused here
-before anything is posted.
-
-What torch's callers pass, tensors of any shape and stride, are contiguous vectors from here on, and
-are put back.
+What may differ between ranks (the length of an uneven part) is not in the words. What is wrong on
+this rank alone (two dtypes in one call) is refused here, before anything is posted. Tensors of any
+shape and stride are contiguous vectors from here on, and are put back.
 """
 
 from __future__ import annotations
@@ -180,8 +176,8 @@ class Vectors:
     """The vectors of one call; its result, and the tensors of which some are copies. Final.
 
     A vector views a tensor's memory, whatever ``.data`` the program gives the tensor later. Where
-    elements do not lie in order it is a copy, which has no values before :meth:`read`: they belong
-    to the call's turn, as the call before it may write to the same tensor.
+    elements do not lie in order it is a copy, which is made when it is the call's turn: the call
+    before may write to the same tensor.
     """
 
     __slots__ = ("_filled", "_given", "result")

@@ -1,7 +1,4 @@
-"""What each collective shows and takes, chunk by chunk.
-
-All of them work on contiguous vectors after the call was announced, and yield wherever all ranks
-must meet: equally often on every rank, since what was announced is the same on every rank.
+"""What each collective shows and takes, chunk by chunk; it yields wherever all ranks must meet.
 
 all_reduce has two ways to the same bits. *Each for itself*: each rank shows its vector and
 evaluates the whole tree, one meeting a chunk; best for two ranks (nothing is read or written in
@@ -9,12 +6,10 @@ vain) and for short vectors. *Slices*: each rank shows its vector, reduces one s
 shows that, and takes all slices; two meetings a chunk, and each element crosses between cores
 twice, however many ranks.
 
-Combines the ranks' elements along the binary tree of :mod:`unisono.plan.summation`.
-
-Each element is reduced by itself, so its bits depend neither on where it lies in a buffer, nor on
-how buffers are cut, nor on who computes which slice. ``AVG`` is the sum, divided by W. Averages of
-integers are rounded towards zero, as NCCL's are, and summed in 64 bits, so that narrow dtypes
-cannot overflow. Elements of half precision are rounded after each addition, as gloo does.
+Each element is reduced by itself, along the tree of :mod:`unisono.plan.summation`. ``AVG`` is the
+sum, divided by W. Averages of integers are rounded towards zero, as NCCL's are, and summed in 64
+bits, so that narrow dtypes cannot overflow. Elements of half precision are rounded after each
+addition, as gloo does.
 """
 
 from __future__ import annotations

@@ -7,14 +7,10 @@ milliseconds, with all calls after it, to the group's *helper* thread. The helpe
 idle for a while, and before Python does: a thread that returned from C++ after that would abort
 the process.
 
-torch asks the Work that a call returns for :meth:`wait`, :meth:`is_completed` and a future with a
-list of tensors; its C++ part sees the overrides of the first and the last.
-
-Our methods are kept out of ``torch.compile``, by a mark on their code. While a compiled program
-runs, torch may compile every Python function that is about to run. C++ (for example DDP's broadcast
-of buffers) calls our Python inside of such programs, and what moves bytes between processes must
-not be traced. torch's own decorator would load its compiler, a second of import, in every program;
-the mark that it sets does not.
+Our methods are kept out of ``torch.compile``, by a mark on their code: C++ (for example DDP's
+broadcast of buffers) calls our Python inside of compiled programs, and what moves bytes between
+processes must not be traced. torch's own decorator, which sets that mark, would load its compiler,
+a second of import, in every program.
 """
 
 from __future__ import annotations
@@ -49,8 +45,7 @@ _AT_EXIT_AT_MOST_S = 10.0
 class Call:
     """One call of this rank, which `steps` announces and carries out, meeting by meeting. Final.
 
-    It begins when it is the call's turn. `is_done` once the helper has finished it, well or not;
-    `error` is its failure there.
+    `is_done` once the helper has finished it, well or not; `error` is its failure there.
     """
 
     def __init__(self, meeting: Meeting, steps: Meetings) -> None:
@@ -64,8 +59,7 @@ class Call:
     def proceed(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
         """Run it, or on with it; return False if a meeting took longer than `patience_s`.
 
-        After a MismatchError, on every rank, the group can still be used; after others it has
-        ended.
+        A MismatchError, which is on every rank, ends the call alone; another error ends the group.
         """
         try:
             with torch.inference_mode():  # it may write to tensors of either kind
@@ -213,10 +207,7 @@ class Execution:
         return is_done
 
     def _refuse(self, call: Call) -> NoReturn:
-        """Refuse a call that a signal handler makes while this thread is in another one.
-
-        Also after such a handler has raised an exception between two lines of :meth:`carry_out`.
-        """
+        """Refuse a call that a signal handler makes while this thread is in another one."""
         error = PeerLostError(
             "calls of a process group must be made one after the other, but a signal has held this "
             "thread up in one, and now it makes another: let the handler set a flag, and make the "
@@ -229,16 +220,8 @@ class Execution:
 
     def _call_helper(self) -> None:
         if self._helper is None:
-            helper = threading.Thread(target=self._help, name="unisono-c10d", daemon=True)
-            try:
-                helper.start()
-            except RuntimeError as error:  # there may be no thread more
-                self._turn = _Turn.NOBODY
-                self._waiting[0].give_up(error)
-                self._end(*self._waiting, error=error)
-                self._waiting.clear()
-                raise
-            self._helper = helper
+            self._helper = threading.Thread(target=self._help, name="unisono-c10d", daemon=True)
+            self._helper.start()
             _WITH_HELPERS.add(self)
         self._turn = _Turn.HELPER
         self._changed.notify_all()
@@ -311,9 +294,8 @@ _with_type: Any = torch._C.fork
 class GroupWork(Work):
     """Of calls that are done, or (`calls`) that the helper thread may still be busy with.
 
-    A future of it is complete when the program gets it. So callbacks (DDP's hooks add some) run on
-    the program's own thread, at the same place on every rank, and may make further calls, which
-    every rank must make in one order.
+    A future of it is complete when the program gets it, so callbacks run on the program's own
+    thread, at the same place on every rank, and may make further calls.
     """
 
     def __init__(

@@ -1,16 +1,12 @@
 """What one rank holds of a group, from the rendezvous to the end.
 
-A call that fails half-way ends the group for this rank; the other ranks learn the reason.
-
-Ranks come to share one memory through the store, once. Rank 0 makes a memfd and writes into the
-store where it is: its process, the descriptor, and a name that no other memory has. The others open
-``/proc/<pid>/fd/<fd>``. Once all have mapped it, nothing needs the store or the descriptor. No
-socket, no file with a name, no pickle.
+Rank 0 makes the group's memory, a memfd, and writes into the store where it is: its process, the
+descriptor, and a name that no other memory has. The others open ``/proc/<pid>/fd/<fd>``. Once all
+have mapped it, nothing needs the store or the descriptor.
 
 A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
 twice. Its process is gone, its descriptor is another file, or this rank's line in its memory is
-taken. Then the others wait some time for rank 0 of this group to replace it. If rank 0 cannot make
-the memory, it writes the reason there.
+taken. Then the others wait some time for rank 0 of this group to replace it.
 """
 
 from __future__ import annotations
@@ -35,8 +31,8 @@ from unisono.runtime.c10d.messages import Messages
 from unisono.runtime.workers.meeting_point import Departure
 
 _KEY = "unisono"
-_NONE = -1  # in the place of a descriptor: rank 0 has failed
 _STALE_AT_MOST_S = 60.0
+LATE_AT_MOST_S = 10.0
 
 
 @contextmanager
@@ -48,13 +44,20 @@ def shared_memory(
     Others can find it until the block of rank 0 ends.
     """
     layout = Layout.for_this_machine(world_size)
-    if rank == 0:
-        memory, fd = _publish(store, layout)
-        try:
-            yield memory
-        finally:
-            os.close(fd)
+    if rank:
+        yield _find(store, rank, layout, timeout_s)
         return
+    name = f"unisono-c10d-{os.urandom(8).hex()}"
+    fd = procfs.create_memory(name, layout.num_bytes)
+    try:
+        memory = GroupMemory(_map(fd, layout), layout)
+        store.set(_KEY, json.dumps([procfs.host_name(), os.getpid(), fd, name]))
+        yield memory
+    finally:
+        os.close(fd)
+
+
+def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMemory:
     try:
         store.wait([_KEY], timedelta(seconds=timeout_s))
     except RuntimeError as error:
@@ -62,24 +65,7 @@ def shared_memory(
             f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
             f"did not ({error}): look whether rank 0 was started with the same store."
         ) from error
-    yield _find(store, rank, layout, timeout_s)
 
-
-def _publish(store: Store, layout: Layout) -> tuple[GroupMemory, int]:
-    fd, name = _NONE, f"unisono-c10d-{os.urandom(8).hex()}"
-    try:
-        fd = procfs.create_memory(name, layout.num_bytes)
-        memory = GroupMemory(_map(fd, layout), layout)
-        store.set(_KEY, json.dumps([procfs.host_name(), os.getpid(), fd, name]))
-    except BaseException as error:
-        if fd != _NONE:
-            os.close(fd)
-        store.set(_KEY, json.dumps([procfs.host_name(), os.getpid(), _NONE, str(error)]))
-        raise
-    return memory, fd
-
-
-def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMemory:
     def late(error: procfs.NotThereError) -> Exception:
         return RendezvousError(
             f"rank {rank} must map the memory that rank 0 has published in the store, but the "
@@ -93,11 +79,6 @@ def _find(store: Store, rank: int, layout: Layout, timeout_s: float) -> GroupMem
 
 def _open(entry: bytes, rank: int, layout: Layout) -> GroupMemory:
     host, pid, number, name = json.loads(entry)
-    if number == _NONE:
-        # Of this group if its process is there.
-        if host == procfs.host_name() and procfs.started_at(pid) is not None:
-            raise RendezvousError(f"rank 0 must make the group's memory, but failed: {name}")
-        raise procfs.NotThereError(f"rank 0 of an earlier group failed: {name}")
     if host != procfs.host_name():
         raise procfs.NotThereError(
             "it was made on another host or in another container, and the backend joins processes "
@@ -123,14 +104,8 @@ def _map(fd: int, layout: Layout) -> mmap.mmap:
         ) from error
 
 
-LATE_AT_MOST_S = 10.0
-
-
 class GroupMember:
-    """What one rank holds of a group. Collective: every rank makes one. Final.
-
-    The store, where rank 0 tells the others of its memory, is not kept; `names` are global ranks.
-    """
+    """What one rank holds of a group; `names` are global ranks. Collective. Final."""
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
         with shared_memory(store, rank, len(names), timeout_s) as self.region:
@@ -155,10 +130,7 @@ class GroupMember:
         timeout_s: float | None,
         is_async: bool,
     ) -> tuple[Call, ...]:
-        """Announce a call and carry it out; return what is left to wait for if `is_async`.
-
-        Collective: every rank calls it, in the same order.
-        """
+        """Announce a call and carry it out; return what is left to wait for. Collective."""
 
         def announced() -> Meetings:
             vectors.read()
@@ -183,12 +155,8 @@ class GroupMember:
         self._meeting.timeout_s = self.messages.timeout_s = timeout_s
 
     def leave(self) -> None:
-        """Leave in order, and free the memory.
-
-        Waits some seconds for calls in the helper, as other ranks may just be late, unless the
-        program is failing.
-        """
-        if sys.exc_info()[0] is None:
+        """Leave in order, and free the memory."""
+        if sys.exc_info()[0] is None:  # else the program is failing, and waits for nobody
             self.execution.finish(LATE_AT_MOST_S)
         self._meeting.leave()
         self._let_go()

@@ -1,41 +1,32 @@
 """The memory that the ranks of a group share: what lies where, and how a rank reads and writes it.
 
-One memfd a group. Pages exist from when they are first written, so generous sizes cost nothing::
+::
 
     line of rank 0 … W−1 │ ring 0→0, 0→1, … │ slots of rank 0 … W−1 │ heap of rank 0 … W−1
 
-* A *line* says how far a rank has come, which call it is in, and whether it has left.
+* A *line* says how far a rank has come, which call it is in, and whether it has left. Of a rank
+  that was killed it does not: its process is looked at.
 * A *ring* holds the messages from one rank to another that nobody has fetched yet.
 * Two *slots* a rank: what a rank shows the others at even and at odd meetings.
 * A *heap* is where a rank keeps the contents of its messages.
 
 All positions are byte offsets from the beginning and multiples of 64; each line and each counter
-that two ranks use has cache lines of its own. The mapping is given back when the last tensor that
-lies in it is gone, so a tensor may outlive its group.
-
-Allocates blocks in a rank's heap: first fit, free neighbours joined.
-
-Only the owning rank allocates and frees. The pages of a large block go back to the kernel.
-
-Which ranks of the group are still there, and how they left.
-
-A rank that leaves, or gives up, marks its seat and wakes whoever sleeps. A killed one cannot: its
-process is looked at.
+that two ranks use has cache lines of its own. A tensor may outlive its group.
 """
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 import mmap
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unisono.runtime.procfs import started_at
 from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.meeting_point import Departure, MeetingSeat
-from unisono.runtime.workers.memory import Memory, aligned, give_pages_back
+from unisono.runtime.workers.memory import Memory, give_pages_back
 
 LINE_BYTES = 1024
 # Inside a line.
@@ -62,9 +53,9 @@ class Layout:
 
     @classmethod
     def for_this_machine(cls, world_size: int) -> Layout:
-        """Give every rank a heap as large as the machine's memory, or its part of a tebibyte."""
-        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        heap_bytes = min(machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
+        """Give every rank a heap of twice the machine's memory, or its part of a tebibyte."""
+        machine_bytes = mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES")
+        heap_bytes = min(2 * machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
         return cls(world_size, _whole_pages(heap_bytes))
 
     @property
@@ -101,10 +92,7 @@ class Layout:
 
 
 class GroupMemory:
-    """One rank's mapping of the group's memory. Final.
-
-    Words are at offsets that lie before the slots.
-    """
+    """One rank's mapping of the group's memory; words are at offsets before the slots. Final."""
 
     def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
         self.layout = layout
@@ -144,41 +132,33 @@ _KEEP_PAGES_UP_TO_BYTES = 64 << 20
 
 
 class Blocks:
-    """The free and the taken blocks of one heap, for one thread at a time. Final."""
+    """The blocks of one heap, each of 2ⁿ bytes, for one thread at a time. Final."""
 
     def __init__(self, mapping: mmap.mmap, heap: range) -> None:
-        self._mapping = mapping
-        self._free = [heap]
+        self._mapping, self._rest = mapping, heap
         self._size_of: dict[int, int] = {}
+        self._free_of: dict[int, list[int]] = defaultdict(list)
 
     def take(self, num_bytes: int) -> int:
         """Reserve a block and return where it begins, a multiple of 64."""
-        size = max(aligned(num_bytes), 64)
-        for position, gap in enumerate(self._free):
-            if len(gap) >= size:
-                self._free[position : position + 1] = (
-                    [range(gap.start + size, gap.stop)] if len(gap) > size else []
-                )
-                self._size_of[gap.start] = size
-                return gap.start
-        taken = sum(self._size_of.values())
-        raise MemoryError(
-            f"messages nobody has received must fit into the machine's memory, but {taken:,} bytes "
-            f"are taken and no gap holds {size:,} more: receive what was sent."
-        )
+        size = 1 << max(6, (num_bytes - 1).bit_length())
+        if self._free_of[size]:
+            return self._free_of[size].pop()
+        if size > len(self._rest):
+            raise MemoryError(
+                f"messages nobody has received must fit into the machine's memory, but there is "
+                f"no room for {size:,} bytes more: receive what was sent."
+            )
+        start, self._rest = self._rest.start, self._rest[size:]
+        self._size_of[start] = size
+        return start
 
     def give_back(self, start: int) -> None:
         """Return the block that begins there."""
-        stop = start + self._size_of.pop(start)
-        if stop - start > _KEEP_PAGES_UP_TO_BYTES:
-            give_pages_back(self._mapping, start, stop)
-        position = bisect.bisect(self._free, start, key=lambda gap: gap.start)
-        if position < len(self._free) and self._free[position].start == stop:
-            stop = self._free.pop(position).stop
-        if position > 0 and self._free[position - 1].stop == start:
-            position -= 1
-            start = self._free.pop(position).start
-        self._free.insert(position, range(start, stop))
+        size = self._size_of[start]
+        if size > _KEEP_PAGES_UP_TO_BYTES:  # the kernel gets them, and gives zeros later
+            give_pages_back(self._mapping, start, start + size)
+        self._free_of[size].append(start)
 
 
 # A death tells more than a rank that has left, and that more than one that has given up.

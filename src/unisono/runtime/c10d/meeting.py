@@ -1,21 +1,12 @@
-"""Where the ranks of a group meet for a call, and how they find out that they make different ones.
+"""Where the ranks of a group meet for a call: they compare their calls, and show each other bytes.
 
-A call has one meeting or more (see ``meeting_point``). Before the first, each rank posts its call;
-after it, all compare.
-
-Each rank alternates between two posts. That is enough: none posts the next but one call before
-all have come to the next one, and so have compared this one.
-
-Moves bytes between ranks: each shows some, all meet, each takes.
-
-A rank writes into its own slot, comes to a meeting, and then reads the others' slots. Slots
-alternate between even and odd meetings, so the next thing can be written while somebody still
-reads the last one, and a journey of n chunks costs n meetings:
+A call has one meeting or more (see ``meeting_point``). Before the first, each rank posts its call,
+in one of two places in turn; after it, all compare. A rank writes into its own slot, comes to a
+meeting, and then reads the others' slots. Slots alternate, too, so the next thing can be written
+while somebody still reads the last one, and a journey of n chunks costs n meetings:
 
     rank 0   write A₀ │ meet │ read B₀, write A₁ │ meet │ read B₁ …
     rank 1   write B₀ │ meet │ read A₀, write B₁ │ meet │ read A₁ …
-
-What was shown at a meeting may be read until this rank comes to the next one.
 """
 
 from __future__ import annotations
@@ -28,33 +19,25 @@ from contextlib import suppress
 
 import torch
 
-from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.c10d.calls import encode
 from unisono.runtime.c10d.group_memory import CALLS, POST_TEXT_BYTES, SLOT_BYTES, GroupMemory, Peers
-from unisono.runtime.notices import say
 from unisono.runtime.workers.context import ShownWait, context
-from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoint, spin_s
+from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoint, add_and_wake
 
 
-class Meeting:
+class Meeting(MeetingPoint):
     """One rank's view of the meeting point. Final."""
 
     def __init__(self, region: GroupMemory, peers: Peers, timeout_s: float) -> None:
-        self._region = region
-        self._peers = peers
-        self.rank = peers.rank
-        self.names = peers.names
+        is_told = context().supervisor.explains_waits  # by the launcher
+        super().__init__(region.seats, peers.rank, peers.names, math.inf if is_told else None)
+        self._region, self._peers = region, peers
         self.num_ranks = len(peers.names)
-        self._others = [other for other in range(self.num_ranks) if other != self.rank]
         self._lines = [region.layout.line(rank) for rank in range(self.num_ranks)]
-        self.timeout_s = timeout_s
-        self._timeout_s = timeout_s
-        self._point = MeetingPoint(region.seats, self.rank, self)
-        # There are at least as many processes as the greatest global rank says.
-        self._point.spin_s = spin_s(max(self.names) + 1)
+        self.timeout_s = self._timeout_s = timeout_s
         self._shown = ShownWait()
-        self.num_met = 0
-        self._num_calls = 0
+        self.num_met = self._num_calls = 0
         self._post = b""
         self._is_compared = True
         self.is_ahead = False  # whether we have come to a meeting that we have not waited for
@@ -80,19 +63,16 @@ class Meeting:
     def arrive(self) -> None:
         """Come, without waiting yet: the others may read what this rank has shown."""
         self.num_met = (self.num_met + 1) % COUNTER
-        self._point.arrive()
+        add_and_wake(self._mine)
         self.is_ahead = True
 
     def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
         """Wait until all have come where this rank has; compare calls. False after `patience_s`.
 
-        Then it may be called again. Raises a MismatchError, on all, if a rank came with another
-        call, a PeerLostError if one never will come, and a WaitTimeoutError if one is late.
+        Then it may be called again. A MismatchError is raised on all ranks.
         """
         try:
-            if not self._point.wait(
-                self._others, self.num_met, self._timeout_s, patience_s, spins=spins
-            ):
+            if not self.await_others(self.num_met, self._timeout_s, patience_s, spins=spins):
                 return False
         finally:
             self._shown.close()
@@ -103,10 +83,7 @@ class Meeting:
         return True
 
     def refuse(self) -> None:
-        """Come to a meeting only to say that this rank's arguments are wrong.
-
-        Returns at once; the others find a mismatch when they come.
-        """
+        """Come to a meeting only to say that this rank's arguments are wrong, and do not wait."""
         with suppress(PeerLostError):  # else nobody waits
             self.announce(encode("a call with wrong arguments"))
             self._is_compared = True
@@ -135,35 +112,33 @@ class Meeting:
             )
 
     def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
-        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
+        """See :class:`MeetingPoint`."""
         self._check_usable()  # another thread may have aborted the group
         return self._peers.lost(missing)
 
     def lose(self, rank: int, how: Departure) -> None:
-        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
+        """See :class:`MeetingPoint`."""
         name = self.names[rank]
         raise PeerLostError(
-            f"every rank must come to {self._here()}, but rank {name} never will, since "
-            f"{self._peers.why(rank, how)} ({self._last_seen(rank)}).",
+            f"every rank must come to {self.here()}, but rank {name} never will, since "
+            f"{self._peers.why(rank, how)} ({self.last_seen(rank)}).",
             rank=name,
         )
 
-    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
-        """See :class:`Waiter`; one rank speaks, or a launcher."""
-        self._shown.look(waited_s, self._here)
-        here = min(set(self._others) - set(missing), default=self.rank + 1)
-        if is_long and self.rank < here and not context().supervisor.explains_waits:
-            say(f"in {self._here()} {self._sight(missing, f'has waited {waited_s:.0f} s')}.")
+    def show(self, waited_s: float) -> None:
+        """See :class:`MeetingPoint`; a launcher sees it."""
+        self._shown.look(waited_s, self.here)
 
-    def give_up_on(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
-        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
-        return WaitTimeoutError(
-            f"every rank must come to {self._here()}, but after {waited_s:.1f} s "
-            f"{self._sight(missing, 'still waits')}: look at what it does there, for code that not "
-            f"every rank runs, or for groups whose calls ranks wait for in another order.",
-            missing=tuple(self.names[rank] for rank in missing),
-            waited_s=waited_s,
-        )
+    def here(self) -> str:
+        """See :class:`MeetingPoint`."""
+        return f"{self._call_of(self.rank, self._num_calls)} (call {self._num_calls})"
+
+    def last_seen(self, rank: int) -> str:
+        """See :class:`MeetingPoint`."""
+        number = self._region.word(self._lines[rank] + CALLS)
+        if not number:
+            return "never seen"
+        return f"last seen in {self._call_of(rank, number)}, call {number}"
 
     def _compare(self) -> None:
         """Compare all posts of this call with ours."""
@@ -187,20 +162,6 @@ class Meeting:
             f"tensors whose dtype or size differs."
         )
 
-    def _sight(self, missing: Sequence[int], does: str) -> str:
-        names = self.names
-        there = " and ".join(f"rank {names[r]} ({self._last_seen(r)})" for r in missing)
-        return f"rank {names[self.rank]} {does} for {there}"
-
-    def _here(self) -> str:
-        return f"{self._call_of(self.rank, self._num_calls)} (call {self._num_calls})"
-
-    def _last_seen(self, other: int) -> str:
-        number = self._region.word(self._lines[other] + CALLS)
-        if not number:
-            return "never seen"
-        return f"last seen in {self._call_of(other, number)}, call {number}"
-
 
 _VIEWS_AT_MOST = 512
 
@@ -223,10 +184,7 @@ class Board:
         return self._slots(dtype, numel)[(self.meeting.num_met + 1) % 2][self.rank]
 
     def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
-        """Cut a vector so that `parts` chunks fit side by side into a slot: (start, stop) of each.
-
-        At least one, as an empty vector has a meeting too.
-        """
+        """Cut a vector, also an empty one, so that `parts` chunks fit side by side into a slot."""
         each = max(SLOT_BYTES // (parts * dtype.itemsize), 1)
         if numel <= each:
             return iter(((0, numel),))

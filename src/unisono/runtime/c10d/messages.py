@@ -1,10 +1,9 @@
 """Messages from one rank to another: a send never waits for the receive.
 
-The sender copies its tensor into a block of its own heap and puts an entry into the ring towards
-the receiver; the block outlives the sender. So a send is done when it returns, and two ranks may
-send to each other before either receives. The receiver fetches entries, matches them with its
-posted receives (same tag and source, both in order), copies, and marks the block as read; the
-sender frees such blocks when it sends again::
+The sender copies its tensor into a block of its own heap, which outlives it, and puts an entry into
+the ring towards the receiver. That fetches entries, matches them with its posted receives (same tag
+and source, both in order), copies, and marks the block as read; the sender frees such blocks when
+it sends again::
 
     sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
     receiver arrived: entries that nobody has asked for yet     posted: receives not yet matched

@@ -1,18 +1,13 @@
 """The control block that launcher and workers share: how far each has come, and who has left.
 
 One memfd: a head, and a line for each rank, with its mailbox. Each line is written by its rank
-alone (`departure` and the head by the launcher alone), so no locks are needed. Our launcher creates
-it, so that it outlives every worker. Without our launcher rank 0 creates it (`external.py`), and
-the first worker to see that another one has died writes its `departure`.
+alone (`departure` and the head by the launcher alone), so no locks are needed. Without our launcher
+rank 0 creates it (`external.py`), and the first worker to see that another one has died writes its
+`departure`.
 
 Purposes and votes belong to the last two arrivals: nobody can be two meetings ahead. A plan says
 what everybody does before a certain step. It is made between the two meetings of the step before,
 so all who pass the second read the same one.
-
-A wait at the :class:`Barrier` ends when all have come, when a missing one was lost (then the
-membership changes), when one has left for good (:class:`PeerLostError`), or when the time is up
-(:class:`WaitTimeoutError`). Whether a lost worker had come to a meeting never changes again, so
-all others stop at the same meeting.
 """
 
 from __future__ import annotations
@@ -24,8 +19,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 
-from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
-from unisono.runtime.notices import say
+from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.procfs import create_memory, started_at
 from unisono.runtime.timeouts import MEETING
 from unisono.runtime.workers.meeting_point import (
@@ -33,7 +27,7 @@ from unisono.runtime.workers.meeting_point import (
     Departure,
     MeetingPoint,
     MeetingSeat,
-    Waiter,
+    add_and_wake,
     spin_s,
 )
 
@@ -100,6 +94,8 @@ _STEP, _TOLD = struct.Struct("q"), struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 class ControlBlock:
     """The mapped control block; `fd` is below 0 for one that nobody shares. Final."""
 
+    can_spin = True
+
     def __init__(self, fd: int, world_size: int) -> None:
         self.fd = fd
         self.world_size = world_size
@@ -115,12 +111,6 @@ class ControlBlock:
         """Make a fresh control block for `world_size` workers; a launcher does, or else rank 0."""
         return cls(create_memory(MEMORY_NAME, control_block_bytes(world_size)), world_size)
 
-    def meeting_point(
-        self, rank: int, waiter: Waiter, notice_after_s: float | None = None
-    ) -> MeetingPoint:
-        """Have `rank` meet the others here; arguments as of :class:`MeetingPoint`."""
-        return MeetingPoint(self.lines, rank, waiter, notice_after_s)
-
     @property
     def wish(self) -> int:
         """Whether all workers are to stop between two steps; see :class:`Head`."""
@@ -135,10 +125,7 @@ class ControlBlock:
         self.lines[rank].leave(how)
 
     def come_back(self, rank: int, arrivals: int) -> None:
-        """Mark that a worker has taken the seat of `rank` and counts meetings from `arrivals`.
-
-        Only while nobody waits for `rank`, and before anybody is told to.
-        """
+        """Mark that a worker has taken the seat of `rank`, for whom nobody waits yet."""
         self.lines[rank].arrivals = arrivals
         self.lines[rank].departure = int(Departure.PRESENT)
 
@@ -210,6 +197,18 @@ class ControlBlock:
         """Take what workers of other hosts have sent with an arrival, by rank."""
         return {}
 
+    def tell(self) -> None:
+        """Send what this process's worker says of itself to all other hosts."""
+        return
+
+    def is_far(self, rank: int) -> bool:
+        """Tell whether a worker is on another host."""
+        return False
+
+    def receive(self, timeout_s: float = 0.0) -> None:
+        """Take what workers of other hosts have said, or wait for it so many seconds."""
+        return
+
     def close(self) -> None:
         """Give the control block's file descriptor back; the mapping goes with the object."""
         if self.fd >= 0:
@@ -223,14 +222,14 @@ def control_block_bytes(world_size: int) -> int:
 
 
 _SAME_CALLS = "all workers must make the same calls in the same order."
+_START_AGAIN = (
+    "look for what ended it (a signal, too little memory), or its host, and start all again; with "
+    "a `directory` the run goes on from its newest checkpoint."
+)
 
 
-class Barrier:
-    """One worker's view of the meeting point. Every rank makes one; final.
-
-    `look` is called several times a second while a worker is missing, and marks on the control
-    block who has died. By default nothing: a launcher does that.
-    """
+class Barrier(MeetingPoint):
+    """One worker's view of it; `look_around` marks who has died, where no launcher does. Final."""
 
     def __init__(
         self,
@@ -238,27 +237,26 @@ class Barrier:
         rank: int,
         *,
         notice_after_s: float | None = None,
-        look: Callable[[], None] = lambda: None,
+        look_around: Callable[[], None] = lambda: None,
     ) -> None:
-        self._control = control
-        self._rank, self._line = rank, control.lines[rank]
-        self._timeout_s, self._look = MEETING.in_s(), look
-        self._point = control.meeting_point(rank, self, notice_after_s)
-        self.set_membership(range(control.world_size))
+        super().__init__(control.lines, rank, range(control.world_size), notice_after_s)
+        self.can_spin = control.can_spin
+        self._control, self._line = control, control.lines[rank]
+        self._timeout_s, self._look_around = MEETING.in_s(), look_around
 
     def set_membership(self, ranks: Sequence[int]) -> None:
         """Wait for these ranks from now on."""
-        self._others = [other for other in ranks if other != self._rank]
-        self._point.spin_s = spin_s(len(ranks))
+        self._others = [other for other in ranks if other != self.rank]
+        self.spin_s = spin_s(len(ranks))
 
     def departure(self, other: int) -> Departure:
         """Look whether `other` has left, also without a word."""
-        self._look()
+        self._look_around()
         return self._control.departure(other)
 
     def has_gone_further(self, other: int) -> bool:
         """Tell whether a worker has come to the meeting that this one comes to next."""
-        return not self._point.missing([other], (self.arrivals + 1) % COUNTER)
+        return not self.missing([other], (self.arrivals + 1) % COUNTER)
 
     @property
     def arrivals(self) -> int:
@@ -268,7 +266,8 @@ class Barrier:
     def arrive(self, purpose: str = "") -> None:
         """Come to the next meeting. Collective: every rank calls it, in the same order."""
         self._line.purposes[(self.arrivals + 1) % 2].value = purpose.encode()[:PURPOSE_BYTES]
-        self._point.arrive()
+        add_and_wake(self._mine)
+        self._control.tell()
 
     def vote(self, vote: int) -> None:
         """Have a number, below 2³², read beside the next arrival of this worker."""
@@ -280,42 +279,41 @@ class Barrier:
         return {rank: self._control.lines[rank].votes[which] for rank in ranks}
 
     def wait(self) -> bool:
-        """Wait until the others have come to the meeting that this worker came to last.
+        """Wait until the others have come where this worker has; False if one was lost before.
 
-        False if one that has not was lost. Raises a MismatchError where one came for another
-        purpose, a PeerLostError where one never will, a WaitTimeoutError where one is late.
+        Whether a lost worker had come never changes, so all others stop at the same meeting.
         """
         target = self.arrivals
-        if not self._point.wait(self._others, target, self._timeout_s):
+        if not self.await_others(target, self._timeout_s):
             return False
         self._check_purpose(target % 2)
         return True
 
     def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
-        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
-        self._look()
+        """See :class:`MeetingPoint`."""
+        self._look_around()
         left = [(rank, self._control.departure(rank)) for rank in missing]
         return [one for one in left if one[1] != Departure.PRESENT]
 
     def lose(self, rank: int, how: Departure) -> None:
-        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`; a lost one is made up for."""
+        """See :class:`MeetingPoint`; a lost one is made up for."""
         if not how.may_be_back:
             raise self._left(rank, how)
 
-    def give_up_on(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
-        """See :class:`~unisono.runtime.workers.meeting_point.Waiter`."""
-        return WaitTimeoutError(
-            f"{self._sight(missing, waited_s)} Giving up after {waited_s:.0f} s: look at what rank "
-            f"{missing[0]} does there, or at code that not every worker runs.",
-            missing=tuple(missing),
-            waited_s=waited_s,
-        )
+    def here(self) -> str:
+        """See :class:`MeetingPoint`."""
+        return f"step {self._line.step}"
 
-    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
-        """See :class:`Waiter`; the first of those here speaks."""
-        here = min(set(self._others) - set(missing), default=self._rank + 1)
-        if is_long and self._rank < here:
-            say(self._sight(missing, waited_s))
+    def last_seen(self, rank: int) -> str:
+        """See :class:`MeetingPoint`."""
+        return f"last seen in step {self._control.lines[rank].step}"
+
+    def rest(self, rank: int, seen: int, at_most_s: float) -> None:
+        """See :class:`MeetingPoint`; what workers of other hosts send wakes, too."""
+        if self._control.is_far(rank):
+            self._control.receive(at_most_s)
+        else:
+            super().rest(rank, seen, at_most_s)
 
     def _check_purpose(self, which: int) -> None:
         mine = self._line.purposes[which].value
@@ -324,36 +322,21 @@ class Barrier:
             if theirs != mine:
                 raise MismatchError(
                     f"every worker must make the same calls in the same order, but rank "
-                    f"{self._rank} came to `{mine.decode().strip()}` and rank {other} to "
+                    f"{self.rank} came to `{mine.decode().strip()}` and rank {other} to "
                     f"`{theirs.decode().strip()}`: call it, and change the model between steps, on "
                     f"every worker, not under `if rank == 0` nor where one caught an exception."
                 )
 
-    def _sight(self, missing: Sequence[int], waited_s: float) -> str:
-        here = self._line.step
-        there = ", ".join(f"rank {other} ({self._last_seen(other)})" for other in missing)
-        return f"rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
-
     def _left(self, other: int, how: Departure) -> PeerLostError:
+        died = f"has died, its process {self._control.lines[other].pid} is gone"
         what, advice = {
             Departure.FINISHED: ("has finished its program", _SAME_CALLS),
-            Departure.DIED: (
-                f"has died, its process {self._control.lines[other].pid} is gone",
-                "look for what ended it (a signal, too little memory), and start all again; with a "
-                "`directory` the run goes on from its newest checkpoint.",
-            ),
-            Departure.UNREACHABLE: (
-                "cannot be reached any more",
-                "its host has gone, or the link to it; see to that and start all again; with a "
-                "`directory` the run goes on from its newest checkpoint.",
-            ),
+            Departure.DIED: (died, _START_AGAIN),
+            Departure.UNREACHABLE: ("cannot be reached any more", _START_AGAIN),
         }.get(how, ("has failed", _SAME_CALLS))
         return PeerLostError(
             f"every worker must come to this point of step {self._line.step}, "
-            f"but rank {other} {what} ({self._last_seen(other)}) while rank {self._rank} waits for "
+            f"but rank {other} {what} ({self.last_seen(other)}) while rank {self.rank} waits for "
             f"it: {advice}",
             rank=other,
         )
-
-    def _last_seen(self, other: int) -> str:
-        return f"last seen in step {self._control.lines[other].step}"

@@ -77,8 +77,7 @@ class ExternallyLaunched(Supervisor):
             # Who leaves says so before its end, so the end is looked for first.
             if rank != self.world.rank and line.has_died and line.departure == Departure.PRESENT:
                 self.control.leave(rank, Departure.DIED)
-        if isinstance(self.control, HostsControlBlock):
-            self.control.receive()
+        self.control.receive()
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
         """Share memory that a host's first rank makes. Collective: every rank calls it."""

@@ -11,7 +11,7 @@ import ctypes
 
 from unisono.runtime.workers.control_block import ControlBlock, RankLine
 from unisono.runtime.workers.host_links import HostLinks
-from unisono.runtime.workers.meeting_point import Departure, MeetingPoint, Waiter
+from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.rendezvous import RankPlaces
 
 # What others need of a line: not where it hangs, which is looked at on its own host.
@@ -22,8 +22,10 @@ _SIZE_BYTES = 8
 class HostsControlBlock(ControlBlock):
     """A control block of which other hosts see this worker's line. Final.
 
-    `fd` is the memory of this host's workers; `are_replaced`: whether one that dies is made up for.
+    `fd` is the memory of this host's workers; `are_replaced`: whether one that dies is.
     """
+
+    can_spin = False
 
     def __init__(self, fd: int, places: RankPlaces, *, are_replaced: bool = False) -> None:
         here = places.local_ranks
@@ -49,12 +51,6 @@ class HostsControlBlock(ControlBlock):
         for rank in (*self._far_ranks, self._rank):
             self.come_back(rank, arrivals)
 
-    def meeting_point(
-        self, rank: int, waiter: Waiter, notice_after_s: float | None = None
-    ) -> MeetingPoint:
-        """See :class:`ControlBlock`."""
-        return HostsMeetingPoint(self, rank, waiter, notice_after_s)
-
     def leave(self, rank: int, how: Departure) -> None:
         """See :class:`ControlBlock`."""
         super().leave(rank, how)
@@ -62,7 +58,7 @@ class HostsControlBlock(ControlBlock):
             self.tell()
 
     def receive(self, timeout_s: float = 0.0) -> None:
-        """Take what workers of other hosts have said, or wait for it so many seconds."""
+        """See :class:`ControlBlock`."""
         for rank, said in self._links.receive(timeout_s):
             if isinstance(said, bytes):
                 self._take(rank, said)
@@ -75,7 +71,7 @@ class HostsControlBlock(ControlBlock):
         return int(self.head.wish or max((line.wish for line in self._far), default=0))
 
     def is_far(self, rank: int) -> bool:
-        """Tell whether a worker is on another host."""
+        """See :class:`ControlBlock`."""
         return rank in self._far_ranks
 
     def post(self, rank: int, message: bytes) -> None:
@@ -112,26 +108,3 @@ class HostsControlBlock(ControlBlock):
         ctypes.memmove(ctypes.addressof(line), said, _TOLD_BYTES)
         if len(said) > end:
             self._came[line.arrivals % 2][rank] = said[end:]
-
-
-class HostsMeetingPoint(MeetingPoint):
-    """A meeting point that workers of other hosts come to. Final."""
-
-    can_spin = False
-
-    def __init__(
-        self, control: HostsControlBlock, rank: int, waiter: Waiter, notice_after_s: float | None
-    ) -> None:
-        super().__init__(control.lines, rank, waiter, notice_after_s)
-        self._control = control
-
-    def arrive(self) -> None:
-        """See :class:`MeetingPoint`."""
-        super().arrive()
-        self._control.tell()
-
-    def _rest(self, rank: int, seen: int, at_most_s: float) -> None:
-        if self._control.is_far(rank):
-            self._control.receive(at_most_s)
-        else:
-            super()._rest(rank, seen, at_most_s)

@@ -8,19 +8,17 @@ with the descriptors in `fds` beside it (SCM_RIGHTS); the receiver owns them. Th
 kind SOCK_SEQPACKET, which keeps the bounds of what was sent. What is too long for a packet lies in
 a memfd, whose descriptor is then the last one; the packet is then a mark.
 
-Invariant: a receiver sees whole messages or the end, never a part of one; every descriptor that
-arrives is close-on-exec and belongs to exactly one message. Only processes of one job have an end.
-
-Who computes together now? A frozen value that the launcher decides and every worker believes.
-
-Ranks are seats: a worker that is lost leaves its seat empty until a replacement takes it. What is
-divided among workers (shards, pieces) is divided by their position in the membership.
+Only processes of one job have an end.
 """
 
 from __future__ import annotations
 
+import array
+import os
+import pickle
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
 from unisono.errors import MismatchError
@@ -28,20 +26,13 @@ from unisono.errors import MismatchError
 if TYPE_CHECKING:
     from unisono.runtime.checkpoint.writer import Kept
 
-
-import array
-import os
-import pickle
-import socket
-from dataclasses import replace
-
 # The name of a loop among what workers do together.
 LOOP = "loop"
 # What a worker waits in for the ranks of a process group, as it shows it.
 IN_INIT = "init_process_group"
-# The first key of memory that holds a data set; loops have lower ones.
+# The first key of memory that holds a data set, as long as the job; loops have lower ones.
 DATA_KEYS = 1 << 62
-# The first key of predictions, which lie in a file.
+# The first key of predictions, which lie in a file without a name.
 ROW_KEYS = DATA_KEYS + (1 << 61)
 
 
@@ -143,11 +134,7 @@ class ProgramFailed(Told):
 
 
 class MemoryRequest(Request):
-    """Share memory with every worker that asks with the same key. Answer: MemoryGranted.
-
-    Memory with a key from :data:`DATA_KEYS` on is kept as long as the job; with one from
-    :data:`ROW_KEYS` on it is a file without a name.
-    """
+    """Share memory with every worker that asks with the same key. Answer: MemoryGranted."""
 
     key: int
     num_bytes: int
@@ -251,7 +238,7 @@ class WorkerExited(FromServer):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The workers that compute together."""
+    """The workers that compute together; what they divide goes by their positions in it."""
 
     ranks: tuple[int, ...]  # ascending, at least one
     leader: int  # the one of them that speaks for all: its values are shared, it keeps the clock
@@ -300,11 +287,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Send one message; blocks while the other side's buffer is full.
-
-        If the other end is closed: a BrokenPipeError, or a ConnectionResetError when it left
-        messages unread.
-        """
+        """Send one message; blocks while the other side's buffer is full."""
         fds: tuple[int, ...] = getattr(message, "fds", ())
         packet = pickle.dumps(message)
         if len(packet) <= _PACKET_BYTES:

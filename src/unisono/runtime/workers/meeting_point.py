@@ -1,17 +1,13 @@
 """Where processes of one host meet: none goes on before all have come, and none waits for ever.
 
-Each has a seat in shared memory, which counts the meetings that it has come to. Only the process
-itself adds to that, inside of the kernel, which orders memory on every processor (see ``futex``). A
-wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel, and
-wakes at least five times a second to see who was lost. The step meets here (``barrier``), and so do
-the collectives of the backend (``c10d.meeting``); both say what for, and what follows a loss.
+Each has a seat in shared memory, which counts the meetings that it has come to. A wait spins for a
+moment (the others are usually microseconds away), then sleeps in the kernel, and wakes at least
+five times a second to see who was lost. The step meets here (:class:`.control_block.Barrier`), and
+so do the collectives of the backend (``c10d/meeting.py``); both say what follows a loss.
 
-Waiting for a word of shared memory to change, without burning a core.
-
-Linux futexes on shared mappings. :func:`add_and_wake` adds to the word inside the kernel, which
-is atomic and a full memory barrier on every processor: what a worker wrote before it is seen by
-whoever sees the new value and then calls :func:`acquire`. Source: futex(2), ``FUTEX_WAIT`` and
-``FUTEX_WAKE_OP``.
+:func:`add_and_wake` adds to a word inside the kernel, which is atomic and a full memory barrier on
+every processor: what a worker wrote before it is seen by whoever sees the new value and then calls
+:func:`acquire`. Source: futex(2), ``FUTEX_WAIT`` and ``FUTEX_WAKE_OP``.
 """
 
 from __future__ import annotations
@@ -23,9 +19,12 @@ import math
 import os
 import platform
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from unisono.errors import WaitTimeoutError
+from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
 from unisono.runtime.timeouts import NOTICE
 
@@ -70,12 +69,9 @@ class MeetingSeat(ctypes.Structure):
 
     @property
     def process(self) -> tuple[int, int]:
-        """Tell which process it is and when it started; zeros while nobody has come.
-
-        Half of it is never told, also while that process is writing it.
-        """
+        """Tell which process it is and when it started; zeros while nobody has come."""
         pid, started = self.pid, self.started
-        # Whichever of the two a processor lets us see first.
+        # Half of it is not told, whichever of the two a processor lets us see first.
         return (pid, started) if pid and started else (0, 0)
 
     @property
@@ -105,66 +101,55 @@ def spin_s(num_processes: int) -> float:
     return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
 
 
-class Waiter(Protocol):
-    """Who waits at a meeting point, and what it does about those who do not come."""
+class MeetingPoint(ABC):
+    """One process's view of it; `names` are what messages call the ranks."""
 
-    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
-        """Look which of them will never come, most telling first."""
-
-    def lose(self, rank: int, how: Departure) -> None:
-        """Raise because of one that is lost; if this returns, the wait stops without an error."""
-
-    def give_up_on(self, missing: Sequence[int], waited_s: float) -> Exception:
-        """Make the error for those who did not come in time."""
-
-    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
-        """Show that the wait lasts; `is_long` once, when it is to be said in words."""
-
-
-class MeetingPoint:
-    """One process's view of it; its waiter is asked while a rank is missing.
-
-    `spin_s`: how long a wait spins. `can_spin`: others may be microseconds away; not over a
-    network.
-    """
-
-    can_spin = True
+    can_spin = True  # others may be microseconds away; not over a network
 
     def __init__(
         self,
         seats: Sequence[MeetingSeat],
         rank: int,
-        waiter: Waiter,
+        names: Sequence[int],
         notice_after_s: float | None = None,
     ) -> None:
-        self._seats, self._waiter = seats, waiter
-        self._mine = ctypes.addressof(seats[rank])
+        self.rank, self.names = rank, names
+        self._seats, self._mine = seats, ctypes.addressof(seats[rank])
         self._notice_after_s = NOTICE.in_s() if notice_after_s is None else notice_after_s
-        self.spin_s = spin_s(len(seats))
+        self._others = [other for other in range(len(seats)) if other != rank]
+        # There are at least as many processes as the greatest name says.
+        self.spin_s = spin_s(max(names) + 1)
 
-    def arrive(self) -> None:
-        """Come to the next meeting, after all that this process wrote, and wake the others."""
-        add_and_wake(self._mine)
+    @abstractmethod
+    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+        """Look which of them will never come, most telling first."""
+
+    @abstractmethod
+    def lose(self, rank: int, how: Departure) -> None:
+        """Raise because of one that is lost; if this returns, the wait stops without an error."""
+
+    @abstractmethod
+    def here(self) -> str:
+        """Say what this rank has come to."""
+
+    @abstractmethod
+    def last_seen(self, rank: int) -> str:
+        """Say where a rank was seen last."""
+
+    def show(self, waited_s: float) -> None:
+        """Show to others that the wait lasts."""
+        return
 
     def missing(self, ranks: Sequence[int], target: int) -> list[int]:
         """List those of `ranks` that have not come to the meeting of number `target`."""
         seats = self._seats
         return [rank for rank in ranks if (seats[rank].arrivals - target) % COUNTER >= _HALF]
 
-    def wait(
-        self,
-        others: Sequence[int],
-        target: int,
-        timeout_s: float,
-        patience_s: float = math.inf,
-        *,
-        spins: bool = True,
+    def await_others(
+        self, target: int, timeout_s: float, patience_s: float = math.inf, *, spins: bool = True
     ) -> bool:
-        """Wait until the others have come to the meeting `target`; False if it stops before.
-
-        It stops without an error after `patience_s`. `spins`: spin for a moment before sleeping.
-        """
-        missing = self.missing(others, target)
+        """Wait until the others have come to the meeting `target`; False if it stops before."""
+        missing = self.missing(self._others, target)
         if missing and spins and self.can_spin:
             end = time.perf_counter() + self.spin_s
             while missing and time.perf_counter() < end:
@@ -179,29 +164,45 @@ class MeetingPoint:
         start, is_told = time.monotonic(), False
         while missing:
             seen = self._seats[missing[0]].arrivals
-            lost = self._waiter.look(missing)  # before the next look at who has come
+            lost = self.look(missing)  # before the next look at who has come
             before, missing = missing[0], self.missing(missing, target)
             for rank, how in lost:
                 if rank in missing:
-                    self._waiter.lose(rank, how)
+                    self.lose(rank, how)
                     return False
             if before not in missing:
                 continue
             waited_s = time.monotonic() - start
             if waited_s >= timeout_s:
-                raise self._waiter.give_up_on(missing, waited_s)
+                raise self._late(missing, waited_s)
             if waited_s >= patience_s:
                 return False
-            is_long = waited_s >= self._notice_after_s and not is_told
-            is_told = is_told or is_long
-            self._waiter.tell(missing, waited_s, is_long=is_long)
+            self.show(waited_s)
+            if waited_s >= self._notice_after_s and not is_told:
+                is_told = True
+                if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
+                    say(self._sight(missing, waited_s))
             slice_s = min(SLEEP_AT_MOST_S, timeout_s - waited_s, patience_s - waited_s)
-            self._rest(before, seen, slice_s)
+            self.rest(before, seen, slice_s)
         return True
 
-    def _rest(self, rank: int, seen: int, at_most_s: float) -> None:
+    def rest(self, rank: int, seen: int, at_most_s: float) -> None:
         """Sleep while a rank has come to `seen` meetings; wakes when it arrives or leaves."""
         wait(ctypes.addressof(self._seats[rank]), seen, at_most_s)
+
+    def _late(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
+        return WaitTimeoutError(
+            f"{self._sight(missing, waited_s)} Giving up: look at what rank "
+            f"{self.names[missing[0]]} does there, at code that not every rank runs, or at groups "
+            f"whose calls ranks wait for in another order.",
+            missing=tuple(self.names[rank] for rank in missing),
+            waited_s=waited_s,
+        )
+
+    def _sight(self, missing: Sequence[int], waited_s: float) -> str:
+        there = ", ".join(f"rank {self.names[one]} ({self.last_seen(one)})" for one in missing)
+        me = f"rank {self.names[self.rank]} in {self.here()}"
+        return f"{me} has waited {waited_s:.1f} s for {there}."
 
 
 _SYSCALL_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 202)
@@ -227,10 +228,7 @@ class _Timespec(ctypes.Structure):
 
 
 def wait(address: int, expected: int, timeout_s: float) -> None:
-    """Sleep while the 32-bit word at `address` is `expected`, at most `timeout_s` seconds.
-
-    Returns also for no reason at all (a signal, say): the caller looks at the word again.
-    """
+    """Sleep while the 32-bit word at `address` is `expected`; may return for no reason at all."""
     timespec = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
     _call(address, _WAIT, expected, ctypes.addressof(timespec))
 
@@ -247,10 +245,7 @@ def add_and_wake(address: int, amount: int = 1) -> None:
 
 
 def acquire(address: int) -> None:
-    """Order later reads after those made, of a word at `address` that is this process's to change.
-
-    Where processors keep them in order by themselves it costs nothing.
-    """
+    """Order later reads after those made, of a word at `address` that is this process's."""
     if not _READS_STAY_IN_ORDER:
         add_and_wake(address, 0)
 

@@ -1,7 +1,6 @@
 """Shared memory as tensors: one memfd, mapped once in each worker.
 
-Pages exist from when they are first written, so a generous size costs nothing. The kernel frees
-them when the launcher and every worker have let go; nothing ever has a name in a file system.
+Pages exist from when they are first written, so a generous size costs nothing.
 
 Workers also keep the memory that they free (mallopt(3)), once a loop's first steps have shown what
 a step takes. By default, glibc returns large blocks to the kernel and takes zeroed pages for the
@@ -44,7 +43,7 @@ class Memory:
     _fd: int | None = None
 
     def __init__(self, mapping: mmap.mmap) -> None:
-        self._mapping = mapping
+        self.mapping = mapping
 
     @classmethod
     def map(cls, fd: int, num_bytes: int) -> Memory:
@@ -55,11 +54,7 @@ class Memory:
         return memory
 
     def private_view(self, start: int, num_bytes: int) -> Memory:
-        """Map whole pages again, of memory that was mapped by :meth:`map`.
-
-        The view shows what is written to the memory, but for pages that this process has written
-        to through the view.
-        """
+        """Map whole pages again; what is written to those through the view stays private."""
         assert self._fd is not None
         flags = mmap.MAP_PRIVATE
         return Memory(mmap.mmap(self._fd, num_bytes, flags=flags, offset=start))
@@ -77,7 +72,7 @@ class Memory:
     @property
     def num_bytes(self) -> int:
         """The size of the mapping."""
-        return len(self._mapping)
+        return len(self.mapping)
 
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
@@ -91,36 +86,31 @@ class Memory:
         if numel == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
         # A storage of its own: what saves or copies a tensor's storage must not take the rest.
-        flat = torch.frombuffer(self._mapping, dtype=dtype, count=numel, offset=offset)
+        flat = torch.frombuffer(self.mapping, dtype=dtype, count=numel, offset=offset)
         return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
 
     def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """View `numel` elements from byte `offset` on as a vector."""
         return self.tensor(offset, (numel,), dtype, None)
 
-    @property
-    def mapping(self) -> mmap.mmap:
-        """The bytes themselves."""
-        return self._mapping
-
     def view(self, offset: int, num_bytes: int) -> memoryview:
         """View bytes from `offset` on; writing to the view writes to the memory."""
-        return memoryview(self._mapping)[offset : offset + num_bytes]
+        return memoryview(self.mapping)[offset : offset + num_bytes]
 
     def write(self, offset: int, data: bytes) -> None:
         """Put raw bytes at `offset`."""
-        self._mapping[offset : offset + len(data)] = data
+        self.mapping[offset : offset + len(data)] = data
 
     def fill(self, offset: int, data: memoryview) -> None:
         """Put many bytes at `offset`: the kernel makes pages that are not there with contents."""
         while data and self._fd is not None:
             num_bytes = os.pwrite(self._fd, data, offset)
             data, offset = data[num_bytes:], offset + num_bytes
-        self._mapping[offset : offset + len(data)] = data
+        self.mapping[offset : offset + len(data)] = data
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Take raw bytes from `offset`."""
-        return self._mapping[offset : offset + num_bytes]
+        return self.mapping[offset : offset + num_bytes]
 
 
 _M_TRIM_THRESHOLD = -1
@@ -128,19 +118,14 @@ _M_MMAP_MAX = -4
 _NEVER = 2**31 - 1
 
 
-def keep_freed_memory() -> bool:
-    """Tell the C library to serve large blocks from the heap and never to shrink it.
-
-    Returns whether it is glibc and did so; elsewhere nothing changes.
-    """
+def keep_freed_memory() -> None:
+    """Tell glibc to serve large blocks from the heap and never to shrink it."""
     give_freed_memory_back()  # once, what came before those
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(
-        mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    )
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_MAX, 0)
+    libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def give_freed_memory_back() -> None:
-    """Have the C library give what is free now back to the kernel, once. Source: malloc_trim(3)."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
+    """Have glibc give what is free now back to the kernel, once. Source: malloc_trim(3)."""
+    ctypes.CDLL(None).malloc_trim(0)

@@ -34,39 +34,24 @@ _INNER_LOOPS_AT_MOST = 1 << 32
 
 
 class ReplicatedCalls:
-    """One worker's way through the replicated calls. Final.
-
-    `is_undone`: it is behind a step that all hosts compute again; replacements are not there.
-    """
-
-    is_undone = False
+    """One worker's way through the replicated calls. Final."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
+        # whether this worker still catches up; what is printed once has been printed already
+        self.is_behind = team.is_replacement
+        # whether it is behind a step that all hosts compute again; replacements are not there
+        self.is_undone = False
+        self.index = 0  # of this replicated call
         self._supervisor = team.supervisor
-        self._catches_up = team.is_replacement
-        self._index = 0
         self._num_loops = 0
         self._num_inner_loops = 0
 
     def new_key(self) -> int:
-        """Name a memory for the loop that has just been entered: the same on every worker.
-
-        A loop inside of another has a key of its own; nobody joins it, so a count will do.
-        """
-        if self._num_loops > 1:
+        """Name a memory for the loop that has just been entered: the same on every worker."""
+        if self._num_loops > 1:  # nobody joins a loop inside of another, so a count will do
             self._num_inner_loops += 1
-        return self._index * _INNER_LOOPS_AT_MOST + self._num_inner_loops
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether this worker still catches up; what is printed once has been printed already."""
-        return self._catches_up
-
-    @property
-    def index(self) -> int:
-        """Count the replicated calls before this one."""
-        return self._index
+        return self.index * _INNER_LOOPS_AT_MOST + self._num_inner_loops
 
     @property
     def is_told(self) -> bool:
@@ -79,10 +64,10 @@ class ReplicatedCalls:
         return self._supervisor.can_replace and self._num_loops == 1
 
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
-        """Make a call whose outcome is the same on every worker. Collective.
+        """Have `act` make a call whose outcome is the same on every worker. Collective.
 
-        `act` makes it, with the other workers; it is not called where they have already been. A
-        replacement that comes to another `name` is refused.
+        It is not called where they have already been. A replacement that comes to another `name`
+        is refused.
         """
         if self._num_loops:
             if self.is_undone:
@@ -91,10 +76,10 @@ class ReplicatedCalls:
                     f"a worker was lost: write `if not step.is_done: continue` behind the step."
                 )
             return act()
-        if self._catches_up:
+        if self.is_behind:
             entry = self._entry(name)
             if isinstance(entry, Passed):
-                self._index += 1
+                self.index += 1
                 return entry.payload
         payload: bytes | None = None
         while payload is None:
@@ -103,7 +88,7 @@ class ReplicatedCalls:
             except StepBrokenError:
                 if len(self.team.hosts) == 1:
                     raise
-                payload = self._supervisor.outcome(self._index, name)
+                payload = self._supervisor.outcome(self.index, name)
             except Exception:
                 self._supervisor.tell(NoRecovery("an exception was raised outside of a loop"))
                 raise
@@ -111,24 +96,18 @@ class ReplicatedCalls:
         return payload
 
     def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
-        """Have the leader call `speak`, and everybody hear what it says, replacements too.
-
-        Collective, as :meth:`Team.hear_leader` is.
-        """
+        """Do :meth:`Team.hear_leader` so that replacements hear it, too. Collective."""
         return self.together(purpose, lambda: self.team.hear_leader(speak, purpose))
 
     def enter_loop(self) -> Passed | Live | None:
-        """Come to a loop. Collective.
-
-        None if it begins here; else, for a replacement, its outcome or its facts.
-        """
+        """Come to a loop; gives a replacement its outcome or its facts. Collective."""
         entry = None
         if self._num_loops:
             self._supervisor.tell(NoRecovery("one loop over steps runs inside of another"))
-        elif self._catches_up:
+        elif self.is_behind:
             entry = self._entry(LOOP)
         if isinstance(entry, Passed):
-            self._index += 1
+            self.index += 1
         else:
             self._num_loops += 1
         return entry
@@ -140,12 +119,12 @@ class ReplicatedCalls:
     @property
     def end_of_loop(self) -> bytes | None:
         """Where the loop under way has ended, if it has on other hosts."""
-        return self._supervisor.outcome(self._index, LOOP)
+        return self._supervisor.outcome(self.index, LOOP)
 
     def note_loop(self, facts: dict[str, Any]) -> None:
         """Tell the launcher that the loop can be joined now. Every rank calls it, inside of it."""
         if self._num_loops == 1:
-            self._supervisor.tell(LoopBegan(self._index, facts))
+            self._supervisor.tell(LoopBegan(self.index, facts))
 
     def leave_loop(self, payload: bytes | None) -> None:
         """End a loop; `payload` says where, None that a replacement cannot go on from there."""
@@ -158,12 +137,12 @@ class ReplicatedCalls:
         self._note_result(LOOP, payload or b"")
 
     def _note_result(self, name: str, payload: bytes) -> None:
-        self._supervisor.tell(ReplicatedResult(self._index, name, payload))
-        self._index += 1
+        self._supervisor.tell(ReplicatedResult(self.index, name, payload))
+        self.index += 1
 
     def _entry(self, name: str) -> Passed | Live:
-        entry = self._supervisor.catch_up(self._index, name)
+        entry = self._supervisor.catch_up(self.index, name)
         if isinstance(entry, Live):
-            self._catches_up = False
+            self.is_behind = False
             self.team.join(entry.membership)
         return entry

@@ -9,14 +9,8 @@ another one (torchrun …)  ExternallyLaunched   made by rank 0        is named 
 nobody                    SingleProcess        private               —
 ========================  ===================  ====================  ==============================
 
-What holds a worker to its launcher? A channel for messages, the control block, and a store.
-
-The launcher puts their descriptors into the environment (``UNISONO_LINK``, ``UNISONO_CONTROL``,
-``UNISONO_STORE``) together with the process it means (``UNISONO_PID``), how many workers had its
-rank before it (``UNISONO_INCARNATION``), and whether lost workers are replaced
-(``UNISONO_RECOVERS``).
-Invariant: only that very process has a link; what it forks or starts, such as a loader process,
-has none.
+Our launcher puts the descriptors of a channel, the control block and a store into the environment,
+together with the process it means: what that forks or starts has no link.
 """
 
 from __future__ import annotations
@@ -74,7 +68,7 @@ class Supervisor(Protocol):
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory with every worker that asks with the same `key`; zero at first.
 
-        Collective if the workers make it themselves: every rank calls it. `gather` is for them.
+        Collective if the workers make it themselves, by `gather`.
         """
         fd = self.memory_fd(key, num_bytes, gather)
         try:
@@ -112,7 +106,7 @@ class Supervisor(Protocol):
     def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
         """Have a snapshot written as a checkpoint after earlier ones; False if this process has to.
 
-        With `wait`, return only when it is on the disk, or has failed.
+        `wait`: until it is on the disk, or has failed.
         """
         return False
 
@@ -157,10 +151,7 @@ def has_launcher() -> bool:
 
 
 class LauncherLink(Supervisor):
-    """The end of a worker that our launcher has started; a process has one.
-
-    It takes over the descriptors that the environment names.
-    """
+    """The end of a worker that our launcher has started; a process has one."""
 
     explains_waits = True
 

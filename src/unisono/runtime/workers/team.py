@@ -1,9 +1,8 @@
 """All workers of a run, as one of them sees it: meet, tell each other, share memory.
 
-A process that nobody started among others is a team of one; everything below works for it without
-waiting. If a worker is lost, the others stop where they miss it, hear from the launcher who
-continues, and continue. Under another launcher than ours, such as ``torchrun``, they raise an error
-that names the lost one.
+A process that nobody started among others is a team of one, and waits for nobody. If a worker is
+lost, the others stop where they miss it, hear from the launcher who continues, and continue. Under
+another launcher than ours, such as ``torchrun``, they raise an error that names the lost one.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Team:
             self._control,
             self.world.rank,
             notice_after_s=math.inf if supervisor.explains_waits else None,
-            look=supervisor.look,
+            look_around=supervisor.look,
         )
 
     @property
@@ -100,11 +99,10 @@ class Team:
         return self.world.rank in self.host_leaders
 
     def meet(self, purpose: str) -> bool:
-        """Wait for everybody. Collective: every rank calls it, in the same order.
+        """Wait for everybody who comes for a purpose, of at most 24 letters. Collective.
 
-        Those who come for another purpose (24 letters at most) are told so. False if a worker was
-        lost; :attr:`membership` is another one then. A StepBrokenError where it is replaced on
-        several hosts.
+        False if a worker was lost; :attr:`membership` is another one then. A StepBrokenError where
+        it is replaced on several hosts.
         """
         self.come(purpose)
         return self.wait()
@@ -131,10 +129,7 @@ class Team:
         self._stop(between_steps=True)
 
     def await_end(self) -> None:
-        """Stand still until the launcher of this host ends the job, as that of another one does.
-
-        Not collective.
-        """
+        """Stand still until the launcher of this host ends the job, as that of another one does."""
         until_s = time.monotonic() + _ENDED_WITHIN_S
         while not self.is_ended_by:
             if time.monotonic() >= until_s:
@@ -182,10 +177,7 @@ class Team:
         self._control.set_times(self._rank, step, times)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
-        """Read what a worker has told of one of its last two steps; None if it has not.
-
-        Of another worker: once all have met since.
-        """
+        """Read what a worker told, before all met, of one of its last two steps; None: nothing."""
         return self._control.times(rank, step)
 
     def note_memory(self, num_bytes: int) -> None:
@@ -198,9 +190,8 @@ class Team:
 
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker; None if it has not come."""
-        return (
-            os.getpid() if rank == self.world.rank else self._control.lines[rank].process[0] or None
-        )
+        is_here = rank == self.world.rank
+        return os.getpid() if is_here else self._control.lines[rank].process[0] or None
 
     def plan(self, step: int, what: int) -> None:
         """Say, as the leader, what everybody does before `step`; then come to a meeting."""
@@ -241,10 +232,7 @@ class Team:
         return self.supervisor.memory_fd(key, num_bytes, self.gather)
 
     def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
-        """Tell everybody `message`; hear theirs, by rank, the same on every worker that goes on.
-
-        Collective: every rank calls it.
-        """
+        """Tell everybody `message`; hear theirs, by rank. Collective: every rank calls it."""
         control = self._control
         if self.supervisor.is_alone:
             return {self.world.rank: message}
@@ -268,10 +256,7 @@ class Team:
         return dict(sorted(heard.items()))
 
     def vote(self, vote: int, purpose: str) -> dict[int, int] | None:
-        """Tell everybody a number below 2³²; hear theirs, by rank; None if a worker was lost.
-
-        Collective: every rank calls it. Takes one meeting, where :meth:`gather` takes two.
-        """
+        """Do :meth:`gather` with a number below 2³², in one meeting; None if a worker was lost."""
         if self.supervisor.is_alone:
             return {self.world.rank: vote}
         self._barrier.vote(vote)
@@ -286,17 +271,11 @@ class Team:
         return self._control.beside(self._barrier.arrivals % 2)
 
     def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
-        """Have the leader call `speak`, and hear what it says. Collective: every rank calls it.
-
-        If the leader is lost before it has spoken, the next one does.
-        """
+        """Have the leader, or the next one, call `speak`; hear what it says. Collective."""
         return self._hear(lambda: (self.membership.leader,), speak, purpose)[0]
 
     def hear_host_leaders(self, speak: Callable[[], bytes], purpose: str) -> list[bytes]:
-        """Have one worker of each host call `speak`; hear what each says, by host. Collective.
-
-        If one is lost before it has spoken, the next ones do.
-        """
+        """Have one worker of each host call `speak`; hear what each says, by host. Collective."""
         return self._hear(lambda: self.host_leaders, speak, purpose)
 
     def agree(
@@ -307,11 +286,9 @@ class Team:
         known: Mapping[str, object] = MappingProxyType({}),
         remedy: str = "",
     ) -> None:
-        """Check that every worker says the same. Collective: every rank calls it.
+        """Refuse values, of JSON, that differ between workers. Collective: every rank calls it.
 
-        Raises a MismatchError with the first name whose value differs, and both values. In `known`
-        is what must not differ between workers that both tell it, and `remedy` is for that. Values
-        are anything that JSON can hold.
+        In `known` is what must not differ between workers that both tell it; `remedy` is for that.
         """
         message = json.dumps([dict(facts), dict(known)], default=str).encode()
         heard = self.gather(message, purpose)
