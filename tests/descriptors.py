@@ -1,7 +1,6 @@
 """Whether something leaves descriptors open: what is open now and was not before.
 
-Counting them will not do. Other things of this process close theirs meanwhile, and what nothing
-refers to any more may be closed at any time.
+Counting them will not do, as other things of this process close theirs meanwhile.
 """
 
 from __future__ import annotations

@@ -117,18 +117,6 @@ def test_nothing_is_written_without_a_directory(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_that_goes_to_another_folder_finds_its_files_again(tmp_path, monkeypatch):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for epochs in (1, 3):
-        monkeypatch.chdir(tmp_path)
-        trainer = make("a run", callbacks=[EventLog("mine.jsonl")])
-        monkeypatch.chdir(elsewhere)
-        assert trainer.fit(data(), batch_size=10, epochs=epochs).steps == 4 * (epochs - epochs // 3)
-    assert list(elsewhere.iterdir()) == []
-    assert len(events(tmp_path, "step", name="mine.jsonl")) == 12
-
-
 class Fails(unisono.callbacks.Callback):
     def on_step_end(self, fit, step):
         if step.number == 6:
@@ -158,15 +146,6 @@ def test_a_worker_that_is_alone_has_written_each_step_when_the_next_begins(tmp_p
     train(tmp_path, epochs=1, callbacks=[Looks()])
     assert seen == [[], [0], [1], [2]]
     assert numbers(tmp_path) == [0, 1, 2, 3]
-
-
-def test_numbers_that_json_does_not_have_are_words():
-    line = encode("step", means={"loss": math.nan, "a": [math.inf, -math.inf, 1.0]})
-    assert line.endswith(b"\n")
-    assert json.loads(line, parse_constant=pytest.fail)["means"] == {
-        "loss": "nan",
-        "a": ["inf", "-inf", 1.0],
-    }
 
 
 def test_times_stand_by_phase_and_a_lost_worker_has_none():
@@ -541,20 +520,6 @@ def test_an_event_file_that_fails_in_any_way_is_told_and_ends_no_run(
     printed = capsys.readouterr().out
     assert printed.count("the callback EventLog failed") == 1
     assert f"`{method}`: ZeroDivisionError: division by zero; training goes on" in printed
-
-
-def test_a_file_that_cannot_be_closed_is_told_and_ends_no_run(tmp_path, monkeypatch):
-    def full(fd):
-        close(fd)
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    said, close = [], os.close
-    journal_of = Journal(tmp_path / "events.jsonl", place_of, alone(said.append))
-    journal_of.add(0, lambda: b"{}\n")
-    monkeypatch.setattr(os, "close", full)
-    journal_of.close()
-    assert len(said) == 1
-    assert "Disk quota exceeded" in said[0]
 
 
 def test_what_fails_at_the_beginning_of_the_file_is_heard_by_all_workers(tmp_path, monkeypatch):

@@ -62,13 +62,6 @@ def test_who_does_not_write_makes_nothing(worker):
     assert not worker.path.parent.exists()
 
 
-@pytest.mark.parametrize("cut_at", range(6))
-def test_a_file_is_cut_anywhere(worker, cut_at):
-    worker.step(*range(5))
-    worker.cut(cut_at)
-    assert worker.lines == steps(*range(min(cut_at, 5)))
-
-
 @pytest.mark.parametrize("block_bytes", [1, 3, 8, 64])
 def test_blocks_may_end_anywhere_in_a_line(worker, monkeypatch, block_bytes):
     monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
@@ -88,24 +81,6 @@ def test_a_torn_line_is_taken_out_when_somebody_goes_on(worker, torn):
     after = Worker(worker.path)
     after.step(3)
     assert after.lines == steps(0, 1, 2, 3)
-
-
-@pytest.mark.parametrize("written", range(4))
-def test_the_next_writer_adds_what_the_last_one_left_out(tmp_path, written):
-    path = tmp_path / "lines.txt"
-    first, second = Worker(path), Worker(path)
-    first.step(*range(written))
-    second.step(*range(4), writes=False)
-    second.step(4)
-    assert second.lines == steps(*range(5))
-
-
-def test_a_worker_that_writes_no_more_lets_go(worker):
-    worker.step(0)
-    worker.step(1, writes=False)
-    worker.path.unlink()
-    worker.step(2)  # in a file of its own again
-    assert worker.lines == steps(0, 1, 2)
 
 
 def test_another_run_gets_a_file_of_its_own(worker):

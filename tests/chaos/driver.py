@@ -45,14 +45,7 @@ AT_ONCE = 0.2  # so many kills come together with the one before
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill as it is planned.
-
-    Attributes:
-        step: comes once the run has come to this step.
-        delay_s: so long after that.
-        aim: then in this phase, if one comes by soon; None: at once.
-        whom: which of the workers alive, as a part of 1.
-    """
+    """A kill: `delay_s` after a step, in phase `aim` if one comes soon, of `whom`, a part of 1."""
 
     step: int
     delay_s: float
@@ -62,15 +55,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
-
-    Attributes:
-        is_equal: the result is that of the undisturbed run, on every worker that gave one.
-        num_kills: how often somebody was killed.
-        phases: in which phases that was.
-        seconds: how long it took.
-        trouble: what was said, if it went wrong.
-    """
+    """What came of it: equal results on every worker, and how many were killed, in which phases."""
 
     is_equal: bool
     num_kills: int

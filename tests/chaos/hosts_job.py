@@ -21,13 +21,7 @@ _TO_FILE = ("sh", "-c", 'exec "$@" > "$0" 2>&1')
 
 
 class HostsJob:
-    """``unisono run --nnodes`` of the chaos tests' program. Final.
-
-    Args:
-        folder: for what it prints.
-        options: what is trained.
-        workers: how many on each host.
-    """
+    """``unisono run --nnodes`` of the chaos tests' program, with `workers` on each host. Final."""
 
     def __init__(self, folder: Path, options: Options, workers: Sequence[int]) -> None:
         self._stack = ExitStack()

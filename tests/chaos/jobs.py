@@ -22,20 +22,10 @@ TIMEOUT_S = 90.0
 
 
 class Job:
-    """``unisono run`` of the chaos tests' program, or plain python without workers. Final.
+    """``unisono run`` of the chaos tests' program, or plain python where `workers` is None. Final.
 
-    Args:
-        folder: for what it prints; may be used for one job after the other.
-        options: what is trained.
-        workers: how many; None: plain python.
-        flags: further ones of ``unisono run``.
-        faults: the table of faults.
-        variables: further ones of the environment.
-        program: another script, with `arguments`.
-        arguments: of that script.
-        popen: starts it; `subprocess.Popen` where the start itself is looked at.
-        python: the interpreter, whose Unisono may be another version.
-        phases: where workers of such a script tell their phases; empty: they do not.
+    `folder` is for what it prints. `program` is another script, with `arguments`, whose workers may
+    tell their `phases`; `python` an interpreter whose Unisono may be another version.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""Workers that are lost, one row each: the result is that of the undisturbed run, on every worker.
-
-Each row says who is to be lost where, as ``UNISONO_FAULTS`` has it, and which words tell it. The
-rows of every exchange run in `make test` once or twice each, all of them in `make chaos`.
-"""
+"""Workers that are lost, one row each: the result is the undisturbed run's, on every worker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Workers that stand still, programs that fail, launchers that are asked to end or are killed.
-
-Whatever happens is told in words, nothing is left running, and whoever starts again with the same
-run directory ends with the bits of the undisturbed run.
-"""
+"""Workers that stand still, programs that fail, launchers that are asked to end or are killed."""
 
 from __future__ import annotations
 

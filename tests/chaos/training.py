@@ -44,21 +44,11 @@ GATE_STEP = 11
 class Options:
     """What is trained.
 
-    Attributes:
-        loop: ``"trainer"`` or ``"own"``.
-        optimizer: ``"adam"``, ``"adafactor"`` or ``"clipped"``.
-        epochs: in total; in three calls of `fit`.
-        repeats: how often the samples come in an epoch.
-        directory: the run directory; empty for none.
-        every: steps between checkpoints; 0: only at the end.
-        keep: how many checkpoints stay.
-        hold: in these steps those who go on wait until a replacement has caught up.
-        gate: a file; in step 11 they wait until it is there. Empty for none.
-        pace_ms: how long each shard's forward pass sleeps.
-        slow_every: in every so-manieth step it sleeps ten times as long, 0: in none.
-        phases: a folder in which every worker keeps where it is; empty for none.
-        events: the event file of ``"trainer"``, where there is no directory; empty for none.
-        device: of each worker; ``"sim"`` is the test accelerator.
+    `epochs` are in total, in three calls of `fit`; `every`: steps between checkpoints, 0: only at
+    the end; `hold`: steps in which those who go on wait until a replacement has caught up; `gate`:
+    a file for which they wait in step 11; `pace_ms`: how long each shard's forward pass sleeps, in
+    every `slow_every`-th step ten times as long; `phases`: a folder in which workers keep where
+    they are; `events`: the event file of ``"trainer"``, where there is no directory.
     """
 
     loop: str = "trainer"

@@ -19,7 +19,7 @@ from tests.warm import processes as warm
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
-from unisono.data import collating, epoch_order, loader, second_reading
+from unisono.data import epoch_order, loader, second_reading
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, ShardPosition, upcoming
 from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
@@ -102,17 +102,6 @@ def test_entries_of_a_subset_that_name_one_sample_are_two_samples():
     assert set(first).isdisjoint(second)
 
 
-@pytest.mark.slow
-def test_no_two_of_many_samples_share_what_torch_takes_of_a_seed(monkeypatch):
-    # Of random seeds some would: torch's generator takes 32 bits of them.
-    seeds = []
-    monkeypatch.setattr(collating, "seed_generators", seeds.append)
-    fetch = fetcher(Each(lambda index: index, 60_000))
-    for epoch in (0, 1, 2):
-        fetch(torch.arange(60_000), epoch)
-    assert len({seed % 2**32 for seed in seeds}) == 3 * 60_000
-
-
 def test_many_at_once_are_seeded_by_the_first_of_them():
     assert draws(Many(draw), [5, 3]) == draws(Many(draw), [5, 3])
     assert draws(Many(draw), [5, 3])[0] != draws(Many(draw), [3, 5])[0]
@@ -159,16 +148,6 @@ def test_what_a_subset_of_a_subset_leaves_out_may_be_missing():
     assert values.tolist() == [7]
 
 
-@pytest.mark.parametrize(
-    "dataset", [TensorDataset(torch.arange(9)), Subset(TensorDataset(torch.arange(9)), [3]), [1, 2]]
-)
-def test_nothing_is_seeded_for_datasets_that_only_index(dataset):
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    fetcher(dataset)(torch.tensor([0]))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_what_a_dataset_draws_never_shifts_what_the_model_draws():
     def of_the_model(dataset):
         trainer = augmenting.make()
@@ -185,17 +164,6 @@ def test_what_a_dataset_draws_never_shifts_what_the_model_draws():
 
 
 # Reading ahead
-
-
-def test_upcoming_places_are_those_of_the_steps():
-    places = upcoming(SHUFFLED, range(1, 3), ShardPosition(0, 1, 2), 2 * 3)
-    #  11 samples: batches of 4, 4, 3; each shard has one at least
-    assert list(places) == [
-        (0, 1, 2),
-        (0, 2, 1),
-        (0, 2, 2),
-        *((1, batch, shard) for batch in range(3) for shard in (1, 2)),
-    ]
 
 
 def test_upcoming_leaves_out_shards_without_samples():

@@ -32,8 +32,8 @@ _ON_ALL = ("layer norm", "dropout", "residual", "gate", "double", "counter", "sc
 BLOCKS = {
     "vectors": (
         *_ON_ALL,
-        *("linear", "group norm", "batch norm", "own batch norm", "bilinear", "sometimes"),
-        *("alpha dropout", "weight norm", "spectral norm", "experts", "checkpointed", "shared"),
+        *("linear", "group norm", "batch norm", "sometimes"),
+        *("alpha dropout", "weight norm", "experts", "checkpointed", "shared"),
     ),
     "images": (
         *("conv", "batch norm 2d", "batch norm average", "group norm", "instance norm"),
@@ -41,40 +41,22 @@ BLOCKS = {
     ),
     "tokens": (
         *_ON_ALL,
-        *("lstm", "two lstms", "gru", "rnn", "attention", "transformer", "conv 1d", "batch norm"),
-        *("places", "checkpointed"),
+        *("lstm", "two lstms", "gru", "transformer", "conv 1d", "batch norm"),
+        "checkpointed",
     ),
 }
 WITHOUT_PARAMETERS = frozenset({"dropout", "dropout 2d", "alpha dropout", "counter", "frozen"})
 # torch has no kernel in float16 on the CPU, or none whose result is the same each time.
-NOT_IN_FP16 = frozenset({"lstm", "two lstms", "gru", "rnn", "transposed"})
+NOT_IN_FP16 = frozenset({"lstm", "two lstms", "gru", "transposed"})
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """A program, as one line of a table.
 
-    Attributes:
-        seed: which stands for all the rest, and is the run's, too.
-        loop: ``"trainer"``, or ``"run"`` for a loop of the program's own.
-        kind: of samples.
-        blocks: of the model, between its first and its last layer.
-        is_tied: the last layer has the weights of the embedding.
-        has_unused: there is a parameter that nothing uses, and one that is fixed from the start.
-        loss: which form it has.
-        optimizer, num_groups: what updates, in one or two groups of parameters.
-        schedule, schedule_every: of learning rates.
-        precision: of the forward passes.
-        clip: ``"norm"``, ``"value"``, ``"look"`` (an infinite norm) or ``"none"``.
-        dataset, draws, sampler, shuffle: what is read, what it draws from, and in which order.
-        loader_workers: processes that read ahead.
-        num_samples, batch_size, shards, epochs, fits: how much; in so many calls of `fit`.
-        validate_every: steps; 0: after each epoch.
-        freezes_at, thaws_at: steps before which the first layer is fixed and is not; −1: never.
-        evaluates_at: a step before which normalization layers are put into ``eval()``; −1: never.
-        has_ema, has_early_stopping: callbacks.
-        is_channels_last: how images lie in memory.
-        predicts_in_between: whether there is a prediction between two calls of `fit`.
+    `has_unused`: there is a parameter that nothing uses, and one that is fixed from the start;
+    `clip` ``"look"``: an infinite norm; `freezes_at`, `thaws_at`, `evaluates_at`: steps before
+    which the first layer is fixed, is not, and normalization is in ``eval()``; −1: never.
     """
 
     seed: int

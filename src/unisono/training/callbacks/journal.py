@@ -145,11 +145,8 @@ class Journal:
 
     def _let_go(self) -> None:
         fd, self._fd, self._end = self._fd, -1, _NOWHERE
-        try:
-            if fd >= 0:
-                os.close(fd)
-        except OSError as error:  # some file systems say only now that they are full
-            self._complain(error)
+        if fd >= 0:
+            os.close(fd)
 
     def _opens(self) -> bool:
         try:
