@@ -53,26 +53,19 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind():
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is shown again
 
 
-@pytest.mark.parametrize(
-    ("width", "shown"),
-    [
-        (200, ["epoch", "━", "812/2814", "loss 0.1234", "3,200 samples/s", ":"]),
-        (80, ["epoch", "━", "812/2814", "loss 0.1234", "3,200 samples/s", ":"]),
-        (60, ["epoch", "━", "812/2814", "loss 0.1234", ":"]),
-        (59, ["━", "812/2814", "loss 0.1234"]),
-        (29, ["812/2814", "loss 0.1234"]),
-    ],
-)
-def test_a_narrow_terminal_gets_fewer_columns_and_all_of_each(width, shown):
+@pytest.mark.parametrize("width", [200, 80, 40])
+def test_a_narrow_terminal_gets_one_line_too(width):
     terminal = console(width, force_terminal=True)
     bar, state = Bar(terminal), DisplayState(812, 2814, 0.25, 1, 800, 1, 0.1234)
     bar.start(DisplayState(811, 2814))
     bar.show(state)
     bar.stop(state)
     frame = frames(terminal)[-1]
-    everything = ["epoch", "━", "812/2814", "loss 0.1234", "3,200 samples/s", ":"]
-    assert [one for one in everything if one in frame] == shown
-    assert "…" not in frame
+    assert "epoch 2  " in frame
+    assert "812/2,814 steps" in frame
+    assert len(frame) <= width
+    assert ("━" in frame) == (width > 70)
+    assert ("left" in frame) == (width > 100)
 
 
 class Fit:

@@ -123,9 +123,13 @@ class DisplayState:
         return f"epoch {(self.epoch or 0) + 1}", f"loss {self.loss:.4f}"
 
     def __str__(self) -> str:
+        return self.line(_BAR_WIDTH)
+
+    def line(self, bar_width: int) -> str:
+        """Say it in one line, with a bar of so many letters."""
         share = self.done / self.total if self.total else 1.0
-        full = min(_BAR_WIDTH, int(_BAR_WIDTH * share))
-        words = ["━" * full + "─" * (_BAR_WIDTH - full), f"{self.done:,}/{self.total:,} steps"]
+        full = min(bar_width, int(bar_width * share))
+        words = ["━" * full + "─" * (bar_width - full), f"{self.done:,}/{self.total:,} steps"]
         if self.epoch is not None:
             epoch, loss = self.epoch_and_loss
             words = [epoch, *words, loss]

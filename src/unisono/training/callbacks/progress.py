@@ -30,15 +30,11 @@ from unisono.training.callbacks.callback import Callback, DoneStep, Fit
 from unisono.training.callbacks.summary import Summary
 
 with generators_put_back():  # it draws as it is imported, be it after the program's seed
-    import rich.progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        ProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.live import Live
+    from rich.text import Text
+
+_BAR_WIDTH = 30
 
 
 class _Output(Console):
@@ -50,19 +46,15 @@ class _Output(Console):
 
 def display(console: Console | None = None) -> Display:
     """Choose what a run is shown on: the notebook's cell, a bar, or lines."""
-    if console is None and (in_cell := _in_cell()) is not None:
-        return in_cell
-    console = _Output() if console is None else console
+    if console is None:
+        if launcher_draws() and has_launcher():
+            supervisor = context().supervisor
+            return Observed(lambda state: supervisor.tell(ShowProgress(asdict(state))))
+        if in_notebook():
+            return Observed(Cell().draw)
+        console = _Output()
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     return Bar(console) if can_redraw else Lines(console)
-
-
-def _in_cell() -> Display | None:
-    """Choose the display of a notebook: of this process, or of the one that launched it."""
-    if launcher_draws() and has_launcher():
-        supervisor = context().supervisor
-        return Observed(lambda state: supervisor.tell(ShowProgress(asdict(state))))
-    return Observed(Cell().draw) if in_notebook() else None
 
 
 class Lines:
@@ -101,30 +93,19 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = rich.progress.Progress(
-            *columns(console.width), console=console, auto_refresh=False, transient=True
-        )
-        # Before the first step nothing is known but how far the run is.
-        self._task = self._progress.add_task("", epoch="", loss="loss -", rate="")
+        self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def start(self, state: DisplayState) -> None:
         """Begin with a run."""
-        self._progress.update(self._task, completed=state.done, total=state.total)
-        self._progress.start()
+        self._live.start()
+        self.show(state)
 
     def show(self, state: DisplayState) -> None:
-        """Show how far the run is."""
-        # The terminal may have another width than when the run began.
-        self._progress.columns = columns(self._console.width)
-        epoch, loss = state.epoch_and_loss
-        self._progress.update(
-            self._task,
-            completed=state.done,
-            epoch=epoch,
-            loss=loss,
-            rate=f"{state.samples / state.seconds:,.0f} samples/s",
-            refresh=True,
-        )
+        """Show how far the run is, the bar as wide as the terminal leaves it room now."""
+        line = state.line(max(0, min(_BAR_WIDTH, self._console.width - 70)))
+        if self._console.options.ascii_only:
+            line = line.replace("━", "#").replace("─", "-")
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, line: str) -> None:
         """Show one line that stays."""
@@ -132,25 +113,7 @@ class Bar:
 
     def stop(self, state: DisplayState) -> None:
         """Leave the terminal as it was; the run may go on elsewhere."""
-        self._progress.stop()
-
-
-def columns(width: int) -> tuple[ProgressColumn, ...]:
-    """Choose what is shown on a terminal that is `width` wide, so that all of it can be read.
-
-    The bar takes the room that the others leave.
-    """
-    epoch, loss, rate = (
-        TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "loss", "rate")
-    )
-    bar, count = BarColumn(bar_width=40 if width >= 120 else None), MofNCompleteColumn()
-    if width < 30:
-        return count, loss
-    if width < 60:
-        return bar, count, loss
-    if width < 80:
-        return epoch, bar, count, loss, TimeRemainingColumn()
-    return epoch, bar, count, loss, rate, TimeRemainingColumn()
+        self._live.stop()
 
 
 def _print_line(console: Console, line: str) -> None:
@@ -199,7 +162,13 @@ class Progress(Callback):
         if step.number > self._done:
             self._drop()  # a replacement has not seen the steps before
         self._done = step.number
-        self._show(lambda display: self._count_step(display, step))
+
+        def count(display: Display) -> None:
+            state = self._count.step(step.epoch, step.means["loss"], step.num_samples)
+            if state is not None:
+                display.show(state)
+
+        self._show(count)
         self._done += 1
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
@@ -235,11 +204,6 @@ class Progress(Callback):
                 self._count = Count(self._display.every_s, self._clock)
                 self._display.start(self._count.start(self._done, self._total))
         return self._display
-
-    def _count_step(self, display: Display, step: DoneStep) -> None:
-        state = self._count.step(step.epoch, step.means["loss"], step.num_samples)
-        if state is not None:
-            display.show(state)
 
     def _stop(self) -> None:
         if self._display is not None and self._is_under_way:
