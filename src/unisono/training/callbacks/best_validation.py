@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from unisono.engine.state.load import save_weights
 from unisono.runtime.habits import habits_met
@@ -17,31 +18,6 @@ from unisono.runtime.plainfile import check_plain
 from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.callback import Callback, Fit
 from unisono.training.callbacks.journal import path_of, trouble_at
-
-BETTER = ("lower", "higher")
-
-
-def rule_of(monitor: str, better: str, min_delta: float) -> list[Any]:
-    """Check how a callback judges validations, and give it as plain JSON."""
-    if better not in BETTER:
-        raise ValueError(f"`better` must be one of {BETTER}, but is {better!r}.")
-    if not min_delta >= 0.0:
-        raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
-    return [monitor, better, float(min_delta)]
-
-
-def is_better(value: float, best: float | None, rule: Sequence[Any]) -> bool:
-    """Tell whether `value` is better than `best`, as :func:`rule_of` says.
-
-    NaN never is; anything is better than None, which stands for nothing so far.
-    """
-    _, better, min_delta = rule
-    if best is None:
-        return True
-    if math.isnan(best):
-        return not math.isnan(value)
-    gain = best - value if better == "lower" else value - best
-    return bool(gain > min_delta)
 
 
 def monitored(means: Mapping[str, Any], name: str) -> float:
@@ -56,7 +32,45 @@ def monitored(means: Mapping[str, Any], name: str) -> float:
     return float(means[name])
 
 
-class EarlyStopping(Callback):
+class _Judge(Callback):
+    """Judges validations by one of their means; what was best is kept with the run."""
+
+    needs_validation = True
+    best: float | None
+    _kept: ClassVar[Mapping[str, Any]]  # by name, what is kept, as it is at first
+
+    def __init__(self, monitor: str, better: str, min_delta: float) -> None:
+        if better not in ("lower", "higher"):
+            raise ValueError(f"`better` must be one of ('lower', 'higher'), but is {better!r}.")
+        if not min_delta >= 0.0:
+            raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
+        self.monitor = monitor
+        self._rule: list[Any] = [monitor, better, float(min_delta)]
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what an earlier run has found."""
+        vars(self).update(self._kept)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what was best, and by which rule."""
+        return {name: getattr(self, name) for name in self._kept} | {"rule": self._rule}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was best, unless another rule found it."""
+        self.forget()
+        if state["rule"] == self._rule:
+            vars(self).update({name: state[name] for name in self._kept})
+
+    def _is_better(self, value: float) -> bool:
+        """Tell whether a value is better than the best: anything is at first, NaN never later."""
+        if self.best is None or math.isnan(self.best):
+            return self.best is None or not math.isnan(value)
+        _, better, min_delta = self._rule
+        return bool((self.best - value) * (1 if better == "lower" else -1) > min_delta)
+
+
+class EarlyStopping(_Judge):
     """Ends training when validations have not improved for a while. Final.
 
     What was best is kept with the run: a resumed run decides as one that never stopped. A run that
@@ -73,7 +87,8 @@ class EarlyStopping(Callback):
         ValueError: a number does not fit, or `better` is something else.
     """
 
-    needs_validation = True
+    waited: int
+    _kept = MappingProxyType({"best": None, "waited": 0})
 
     @habits_met('EarlyStopping(patience=3, monitor="loss")')
     def __init__(
@@ -91,45 +106,30 @@ class EarlyStopping(Callback):
                 f'`EarlyStopping(3, monitor={given!r})`, for an accuracy with `better="higher"`.'
             )
         self._patience = check_whole("patience", patience, at_least=1)
-        self.monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
-        self._best: float | None = None
-        self._waited = 0
-
-    def forget(self) -> None:
-        """Forget what an earlier run has found."""
-        self._best, self._waited = None, 0
+        super().__init__(monitor, better, min_delta)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Judge a validation, and stop if patience is at its end."""
         if fit.has_ended:
             return
         value = monitored(means, self.monitor)
-        if is_better(value, self._best, self._rule):
-            self._best, self._waited = value, 0
+        if self._is_better(value):
+            self.best, self.waited = value, 0
             return
-        self._waited += 1
-        if self._waited >= self._patience:
-            validations = f"{self._waited} validation{'s' * (self._waited > 1)}"
-            best, (_, better, least) = f"{self._best:.4f}", self._rule
+        self.waited += 1
+        if self.waited >= self._patience:
+            validations = f"{self.waited} validation{'s' * (self.waited > 1)}"
+            best, (_, better, least) = f"{self.best:.4f}", self._rule
             seen = f"{self.monitor} was {best} at best, {validations} ago"
             if least:
                 seen = f"{self.monitor} was {best}, and in {validations} not {least} {better}"
             fit.stop(f"stopping early: {seen}")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give what was best, and by which rule."""
-        return {"best": self._best, "waited": self._waited, "rule": self._rule}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was best, unless another rule found it."""
-        same = state["rule"] == self._rule
-        self._best, self._waited = (state["best"], state["waited"]) if same else (None, 0)
-
 
 NAME = "best.safetensors"
 
 
-class BestCheckpoint(Callback):
+class BestCheckpoint(_Judge):
     """Saves the weights that validated best; ``unisono.load_weights`` reads the file. Final.
 
     At any moment the file is the old one or the whole new one. It is written before training
@@ -155,7 +155,8 @@ class BestCheckpoint(Callback):
         ValueError: a number does not fit, or `better` is something else.
     """
 
-    needs_validation = True
+    step: int | None
+    _kept = MappingProxyType({"best": None, "step": None})
 
     @habits_met('BestCheckpoint(monitor="loss")')
     def __init__(
@@ -168,17 +169,11 @@ class BestCheckpoint(Callback):
     ) -> None:
         self._given = None if path is None else Path(path)
         self._path = Path()  # of the call of `fit` under way
-        self.monitor, self._rule = monitor, rule_of(monitor, better, min_delta)
-        self.best: float | None = None
-        self.step: int | None = None
+        super().__init__(monitor, better, min_delta)
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
         return self._given or (directory and directory / NAME)
-
-    def forget(self) -> None:
-        """Forget what was best in an earlier run."""
-        self.best, self.step = None, None
 
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
@@ -195,22 +190,13 @@ class BestCheckpoint(Callback):
                 f'`BestCheckpoint(monitor="{self._given}", better="higher")`, or "lower".'
             )
         value = monitored(means, self.monitor)
-        if math.isnan(value) or not is_better(value, self.best, self._rule):
+        if math.isnan(value) or not self._is_better(value):
             return
         trouble = fit.once(lambda: self._save(fit), "saving the best weights")
         if trouble:
             fit.say(trouble)
         if not fit.has_ended:
             self.best, self.step = value, fit.step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give what was best, and by which rule."""
-        return {"best": self.best, "step": self.step, "rule": self._rule}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was best, unless another rule found it."""
-        same = state["rule"] == self._rule
-        self.best, self.step = (state["best"], state["step"]) if same else (None, None)
 
     def _save(self, fit: Fit) -> str:
         path = self._path

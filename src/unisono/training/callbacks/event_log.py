@@ -1,19 +1,7 @@
-"""Writes the event file: what happened in a run, one JSON object a line.
+"""Writes the event file: what happened in a run, one JSON object a line (`docs/events.md`).
 
-::
-
-    start        what the run is: identity, versions, machine, command; once for each call of `fit`
-    step         means, learning rates, norm, where each worker's time went; now and then more
-    evaluation   what a validation found
-    checkpoint   one was asked for
-    workers      other workers compute now, and why
-    went_back    steps come again; their lines are removed
-    failure      `fit` ended with an exception
-    interrupted  Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 ended it
-    end          `fit` is over
-
-Units are in the names; numbers that JSON lacks are the texts "nan", "inf" and "-inf". The lines of
-steps ascend, and each step is there once. `docs/events.md` describes every field.
+The lines of steps ascend, and each step is there once, also if workers are lost or the run goes
+back. Units are in the names; numbers that JSON lacks are the texts "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """A file with lines for each step, that stays right whatever becomes of the run.
 
 Every worker knows the newest lines; one writes. When it is lost, another continues where the file
-ends. When steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut,
-so that the file holds each step once. A last line without its end is torn and is cut, too. A full
-disk or a folder that cannot be written ends no run: it is reported, and every line after it is
-tried again.
+ends. When steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut.
+A last line without its end is torn and is cut, too. A full disk or a folder that cannot be written
+ends no run: it is reported, and every line after it is tried again. Nothing is synced.
 
 A line may be held back for a moment and be written with those that follow it: between two steps
 every cache is cold, and to write eight lines takes little longer than to write one. The writer
 looks first whether the file ends where it has left it; if not, another worker has written, and it
 adds what the file lacks.
-
-Nothing is synced: a host that loses power may lose the newest lines.
-
-The file that a callback writes: where it is, whether it may be written, what to say of it.
 """
 
 from __future__ import annotations

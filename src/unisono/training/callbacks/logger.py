@@ -2,8 +2,8 @@
 
 ::
 
-    leader ──► event file ──────────────────► one process ──► files and servers of the loggers
-       ├── for whom, how `fit` ended ───►│
+    leader ──► event file ──► one process: EventReader ──► Sender ──► files and servers of loggers
+       ├── for whom, how `fit` ended ───►│                 (a thread for each logger)
        │◄── a line for each that fails ──┘
 
 Training writes the event file and nothing else, so a logger that fails, hangs or prints cannot

@@ -1,17 +1,11 @@
 """What the process of the loggers does: it follows the event file, and has each step sent once.
 
-::
-
-    event file ──► EventReader ──► Sender (run.json) ──► TensorBoard, W&B, MLflow
-                  (one of each a thread)
-
 The file has each step once, but may be read again from its beginning: it is cut when a run goes
 back. Steps that come again have the same numbers, so what was sent once is not sent again.
 If the folder of the event file is moved away or becomes another job's, all of this ends.
 
 A line of JSON says what to do; another one, how the call of ``fit`` ended and how long that may
-take, is missing if the leader is lost. Lines for the user come out. Neither torch nor the program
-is loaded.
+take, is missing if the leader is lost. Lines for the user come out. torch is not loaded.
 """
 
 from __future__ import annotations
