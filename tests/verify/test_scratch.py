@@ -31,19 +31,14 @@ def test_small_files_are_copied_and_the_rest_is_linked(folder):
     assert not (source / "package" / "new.txt").exists()
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_large_file_is_left_alone_by_who_writes(folder, keep):
+def test_a_large_file_is_left_alone_by_who_writes_and_so_are_links_elsewhere(folder, tmp_path):
     source, copy = folder
-    unlink_target(str(copy), str(copy / "model.pt"), keep=keep)
-    assert (copy / "model.pt").exists() == keep
+    unlink_target(str(copy), str(copy / "model.pt"))
+    assert (copy / "model.pt").read_text() == "a large checkpoint"
     (copy / "model.pt").write_text("other")
     assert (source / "model.pt").read_text() == "a large checkpoint"
-
-
-def test_links_elsewhere_are_not_touched(folder, tmp_path):
-    _, copy = folder
-    (tmp_path / "mine").symlink_to(tmp_path / "source folder" / "model.pt")
-    unlink_target(str(copy), str(tmp_path / "mine"), keep=False)
+    (tmp_path / "mine").symlink_to(source / "model.pt")
+    unlink_target(str(copy), str(tmp_path / "mine"))
     assert (tmp_path / "mine").is_symlink()
 
 

@@ -223,7 +223,7 @@ def verify(
 
     from unisono.runtime.notices import say
     from unisono.tools.verify.findings import as_json as json_of
-    from unisono.tools.verify.findings import print_table
+    from unisono.tools.verify.findings import print_findings, summary
     from unisono.tools.verify.recorder import Limits
     from unisono.tools.verify.trials import Program
     from unisono.tools.verify.verifier import verify as verify_program
@@ -245,5 +245,7 @@ def verify(
     if as_json:
         click.echo(json_of(script, verdict))
     else:
-        print_table(Console(), script, verdict)
+        console = Console()
+        print_findings(console, verdict.findings)
+        console.print(summary(script, verdict), soft_wrap=True, markup=False)
     leave(verdict.status)

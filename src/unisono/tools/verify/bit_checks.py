@@ -1,4 +1,4 @@
-"""Has a run the bits that another one had? Pure.
+"""Has a run the bits that another one had, and are ranks replicas of each other? Pure.
 
 *On 1, 2, … workers*, where a program trains with Unisono: the first difference is named. Within a
 step the order is that of causes: the samples of a shard, its gradients, then buffers and parameters
@@ -6,8 +6,6 @@ after the update.
 
 *After a stop*: the resumed run begins where its first parameters are those of the undisturbed run;
 from there on every step must be the same.
-
-Are ranks replicas of each other, with learning rates and random numbers of their own? Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unisono.tools.verify.digests import Array, joined
+from unisono.tools.verify.digests import Array, distance, joined
 from unisono.tools.verify.findings import CAUSES_FIRST, Finding, around_mistake, ok, unknown, wrong
 from unisono.tools.verify.reading import RawTrace
 from unisono.tools.verify.trace import ModelState, OptimizerStep, TwoRuns
@@ -37,8 +35,6 @@ _RESUMED = {
     **{check.removeprefix("resume-"): check for check in KINDS},
     "inputs": "resume-samples",  # of a model whose samples are not read in shards
 }
-
-
 _OF_SHARDS = {
     "samples": (
         "samples-lost",
@@ -56,6 +52,10 @@ _OF_SHARDS = {
     ),
 }
 _OF_WORKERS = {"buffers": "buffers-differ", "parameters": "parameters-differ"}
+_WRITTEN = (
+    "Nothing but the optimizer may write to parameters, and nothing but the forward pass to "
+    "buffers: look for code that does so depending on RANK."
+)
 
 
 def bits_of(traces: Sequence[RawTrace]) -> Bits:
@@ -82,13 +82,10 @@ def _differing(ours: Digests, theirs: Digests) -> str:
 
 
 def check_exact(runs: Mapping[int, Bits]) -> list[Finding]:
-    """Compare every run with that on one worker.
-
-    Args:
-        runs: by their numbers of workers, ascending.
-    """
+    """Compare runs, by their numbers of workers, ascending, with the first, on one worker."""
     base, *_ = runs.values()
-    steps = sorted(set.intersection(*(_steps(run) for run in runs.values())))
+    of_runs = ({at for at, kind, _ in run if kind == "parameters"} for run in runs.values())
+    steps = sorted(set.intersection(*of_runs))
     if not steps:
         return [unknown(check, "The runs have no step in common.") for check in CAUSES_FIRST]
     for step in steps:
@@ -103,10 +100,6 @@ def check_exact(runs: Mapping[int, Bits]) -> list[Finding]:
     return [ok(check, told) for check in CAUSES_FIRST]
 
 
-def _steps(run: Bits) -> set[int]:
-    return {step for step, kind, _ in run if kind == "parameters"}
-
-
 def _differences(base: Bits, run: Bits, step: int, num_workers: int) -> Iterator[Finding]:
     """Compare a step, cause first."""
     for kind, (check, told, remedy) in _OF_SHARDS.items():
@@ -119,13 +112,11 @@ def _differences(base: Bits, run: Bits, step: int, num_workers: int) -> Iterator
         for rank in range(num_workers):
             theirs = run.get((step, kind, rank))
             if theirs is not None and (name := _differing(base[step, kind, 0], theirs)):
-                yield wrong(
-                    check,
+                told = (
                     f"Step {step}: after the update worker {rank} of {num_workers} has other "
-                    f"{kind} than one worker; the first is `{name}`.",
-                    "Nothing but the optimizer may write to parameters, and nothing but the "
-                    "forward pass to buffers: look for code that does so depending on RANK.",
+                    f"{kind} than one worker; the first is `{name}`."
                 )
+                yield wrong(check, told, _WRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +125,7 @@ class Resumption:
 
     stopped_after: int  # how many steps
     first: int | None = None  # which step of the undisturbed run it began with; None: not known
-    # what differs first of each kind, in words; empty: nothing
+    # what differs first of each kind, in words
     differences: Mapping[str, str] = field(default_factory=dict)
     num_compared: int = 0  # how many steps
 
@@ -187,10 +178,8 @@ def _judge(check: str, resumptions: Sequence[Resumption], remedy: str) -> Findin
         return unknown(check, "The resumed run took no step that could be compared.")
     stops = ", ".join(str(one.stopped_after) for one in resumed)
     firsts = ", ".join(str(one.first) for one in resumed)
-    return ok(
-        check,
-        f"Stopped after {stops} steps, resumed at step {firsts}: the same bits from there on.",
-    )
+    told = f"Stopped after {stops} steps, resumed at step {firsts}: the same bits from there on."
+    return ok(check, told)
 
 
 _APART_AT_MOST = 0.05
@@ -208,16 +197,10 @@ def check_states(seen: TwoRuns) -> list[Finding]:
     ]
 
 
-def _states(seen: TwoRuns) -> list[tuple[tuple[OptimizerStep, ...], list[ModelState]]]:
+def _states(seen: TwoRuns) -> list[tuple[OptimizerStep, list[ModelState]]]:
     """Give the steps before which the state of all ranks is known."""
-    states = [(step, [r.state for r in step if r.state is not None]) for step in seen.steps()]
+    states = [(step[0], [r.state for r in step if r.state is not None]) for step in seen.steps()]
     return [(step, of_ranks) for step, of_ranks in states if len(of_ranks) == seen.world_size]
-
-
-def _first_difference(named: Sequence[Mapping[str, str]]) -> str:
-    """Name what differs first, of what several have; empty if nothing does."""
-    digests = {name: {one[name] for one in named if name in one} for name in named[0]}
-    return next((name for name, found in digests.items() if len(found) > 1), "")
 
 
 def _replicas(seen: TwoRuns, kind: str) -> Finding:
@@ -226,34 +209,28 @@ def _replicas(seen: TwoRuns, kind: str) -> Finding:
     if not states:
         return unknown(check, "No forward pass of a whole model was seen on all ranks.")
     for step, of_ranks in states:
-        if name := _first_difference([getattr(state, kind) for state in of_ranks]):
-            number = step[0].number
-            when = f"before step {number}" if number else "before the first step"
+        first, *others = (getattr(state, kind) for state in of_ranks)
+        if name := next(filter(None, (_differing(first, {**first, **o}) for o in others)), ""):
+            when = f"before step {step.number}" if step.number else "before the first step"
             return wrong(check, f"Ranks have different {kind} {when}; the first is `{name}`.")
-    if kind == "parameters":
-        return _against_one(seen, check, len(states))
-    return ok(check, f"The same bits on all ranks before each of {len(states)} steps.")
+    same = f"The same bits on all ranks before each of {len(states)} steps."
+    return ok(check, same) if kind == "buffers" else _against_one(seen, check, same)
 
 
-def _against_one(seen: TwoRuns, check: str, num_states: int) -> Finding:
+def _against_one(seen: TwoRuns, check: str, same: str) -> Finding:
     """Compare where one rank has come with where all have."""
-    same = f"The same bits on all ranks before each of {num_states} steps."
     pairs = [(s[0], seen.step_of_one(s[0])) for s in seen.steps() if s[0].optimizer == 0]
-    known = [(a, b) for a, b in pairs if b is not None and a.parameters and b.parameters]
+    known = [(a.parameters, b.parameters) for a, b in pairs if b and a.parameters and b.parameters]
     if not known:
         return unknown(check, f"{same} With one rank they could not be compared.")
-    mine, ones = known[-1]
-    start = known[0][0].parameters
-    names = [name for name in mine.parameters if name in ones.parameters and name in start]
-    x, y, before = (
-        joined([parameters[name] for name in names])
-        for parameters in (mine.parameters, ones.parameters, start)
-    )
+    start, (mine, ones) = known[0][0], known[-1]
+    names = [name for name in mine if name in ones and name in start]
+    x, y, before = (joined(one[name] for name in names) for one in (mine, ones, start))
     if len(x) != len(y):
         return unknown(check, f"{same} One rank has others.")
-    moved = max(float(np.linalg.norm(x - before)), 1e-3 * float(np.linalg.norm(x)))
-    apart = float(np.linalg.norm(x - y)) / moved if moved else 0.0
-    told = f"{same} After step {mine.number} they are {apart:.1e} of the way apart from one rank's"
+    moved = max(distance(x, before), 1e-3 * float(np.linalg.norm(x)))
+    apart = distance(x, y) / moved if moved else 0.0
+    told = f"{same} After {len(known)} steps they are {apart:.1e} of the way apart from one rank's"
     if apart <= _APART_AT_MOST:
         return ok(check, f"{told}, which is rounding.")
     return unknown(check, f"{told}; why is not known, or said by another check.")
@@ -296,13 +273,11 @@ def _learning_rates(seen: TwoRuns) -> list[Finding]:
 
 def _too_fast(check: str, mine: Array, ones: Array) -> Finding:
     """Tell how many steps of one rank the schedule takes in each step here."""
-    is_close = np.isclose(mine, ones, rtol=_RELATIVE, atol=0).all(axis=1)
-    at = int(np.argmin(is_close))
+    at = int(np.argmin(np.isclose(mine, ones, rtol=_RELATIVE, atol=0).all(axis=1)))
     told = (
         f"In step {at} the learning rate is {mine[at, 0]:.6g}, that of one rank {ones[at, 0]:.6g}"
     )
-    speed = _speed(mine, ones)
-    if speed is None:
+    if (speed := _speed(mine, ones)) is None:
         return unknown(check, f"{told}; the schedules are different ones.")
     return wrong(check, f"{told}: the schedule runs {speed:g} times as fast.")
 
@@ -332,14 +307,13 @@ def _speed(mine: Array, ones: Array) -> float | None:
 
 def _randomness(seen: TwoRuns) -> Finding:
     check = "randomness-same-on-all-ranks"
-    states = [of_ranks for step, of_ranks in _states(seen) if all(rank.draws for rank in step)]
+    draws = [step[0].place for step in seen.steps() if all(rank.draws for rank in step)]
+    states = [of_ranks for step, of_ranks in _states(seen) if step.place in draws]
     if not states:
         return ok(check, "Forward passes draw no random numbers.")
     num_same = sum(len({state.rng for state in of_ranks}) == 1 for of_ranks in states)
     if num_same:
-        return wrong(
-            check,
-            f"In {num_same} of {len(states)} steps all ranks draw the same random numbers in the "
-            f"forward pass: the n-th sample of each rank gets the same dropout mask.",
-        )
+        told = f"In {num_same} of {len(states)} steps all ranks draw the same random numbers in the"
+        where = "forward pass: the n-th sample of each rank gets the same dropout mask."
+        return wrong(check, f"{told} {where}")
     return ok(check, f"Ranks drew different random numbers in {len(states)} steps.")

@@ -4,10 +4,8 @@ A sketch is 64 numbers from which linear relations can be read: element ``i`` co
 random sign, towards number ``i mod 64``. So the sketch of a sum is the sum of the sketches, and
 that of a difference is about as long as the difference. Vectors of up to 64 elements are their own.
 
-Which sample is it? What it contains says so, whatever its index is on that rank. A dataset may draw
-random numbers: to compare, each sample is read with the generators set to the same state.
-
-How does one gradient relate to others? Ratios, and weights of a sum, read off sketches.
+A sample is known by what it contains. A dataset may draw random numbers: to compare, each sample is
+read with the generators set to the same state.
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from unisono.runtime.device import generators_put_back, in_rows, seed_generators
-from unisono.tools.verify.trace import Gradient, Vector
+from unisono.tools.verify.trace import Vector
 
 WIDTH = 64
 _DIGITS = 10
-SAMPLES_AT_MOST = 4096
-SECONDS_AT_MOST = 2.0
+_SAMPLES_AT_MOST, _SECONDS_AT_MOST = 4096, 2.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -78,17 +75,13 @@ def bits_to_resume(states: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
         for name, state in states.items()
         for key, value in state.items()
     }
-    return {"optimizer": optimizer, "generators": generator_digests()}
-
-
-def generator_digests() -> dict[str, str]:
-    """Hash the states of the generators that a dataset may draw from."""
     numpy_state: Any = np.random.get_state()
-    return {
+    generators = {
         "torch": digest_of_tensor(torch.get_rng_state()),
         "numpy": digest_of([numpy_state[1].tobytes(), str(numpy_state[2:]).encode()]),
         "python": digest_of([repr(random.getstate()).encode()]),
     }
+    return {"optimizer": optimizer, "generators": generators}
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,9 +93,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Walk through what a nested value consists of, in a fixed order."""
+    inner = value.values() if isinstance(value, Mapping) else value
     if isinstance(value, Mapping | list | tuple):
-        inner = value.values() if isinstance(value, Mapping) else value
         yield from itertools.chain.from_iterable(map(_leaves, inner))
     else:
         yield value
@@ -128,14 +120,7 @@ def row_hashes(value: Any) -> list[str]:
     tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
     if not tensors:
         return []
-    flats = [_bytes_in_rows(tensor) for tensor in tensors]
-    return [digest_of(flat[row] for flat in flats) for row in range(len(tensors[0]))]
-
-
-def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
-    data = in_rows(tensor)
-    size = len(data) // len(tensor) if len(tensor) else 0
-    return [bytes(data[row * size : (row + 1) * size]) for row in range(len(tensor))]
+    return [digest_of(map(in_rows, rows)) for rows in zip(*tensors, strict=True)]
 
 
 def hash_of_sample(sample: Any) -> str:
@@ -143,10 +128,10 @@ def hash_of_sample(sample: Any) -> str:
     return digest_of(map(_bytes_of, _leaves(sample)))
 
 
-def _bytes_of(leaf: Any) -> bytes:
-    if tensors := list(tensors_of(leaf)):
-        return bytes(in_rows(plain(tensors[0])))
-    if isinstance(leaf, str | int | float | bool | bytes):
+def _bytes_of(leaf: Any) -> bytes | memoryview:
+    for tensor in tensors_of(leaf):
+        return in_rows(plain(tensor))
+    if isinstance(leaf, str | int | float | bytes):
         return repr(leaf).encode()
     if hasattr(leaf, "tobytes") and not isinstance(leaf, np.ndarray):  # an image
         data: bytes = leaf.tobytes()
@@ -166,10 +151,10 @@ def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
 def contents_of(dataset: Any) -> dict[int, str]:
     """Hash the samples of a dataset by index; those that can be read within two seconds."""
     found: dict[int, str] = {}
-    deadline_s = time.monotonic() + SECONDS_AT_MOST
+    deadline_s = time.monotonic() + _SECONDS_AT_MOST
     # A dataset may do anything; whatever it raises here is not the program's failure.
     with contextlib.suppress(Exception), generators_put_back():
-        for index in range(min(len(dataset), SAMPLES_AT_MOST)):
+        for index in range(min(len(dataset), _SAMPLES_AT_MOST)):
             seed_generators(0)
             found[index] = hash_of_sample(dataset[index])
             if time.monotonic() > deadline_s:
@@ -192,10 +177,10 @@ class Relation:
 
 
 def tolerance(dtype: str, size: int, step: int) -> float:
-    """Return how far two gradients may be apart by rounding alone, in their lengths.
+    """Return how far two gradients of `size` elements may be apart by rounding, in their lengths.
 
-    Sums over `size` elements in another order differ by about ``eps · √size``; the constants leave
-    room for several layers. What rounding has done to the parameters adds up from step to step.
+    Sums in another order differ by about ``eps · √size``; the constants leave room for several
+    layers. What rounding has done to the parameters adds up from step to step.
     """
     eps = _EPS.get(dtype, _EPS["bfloat16"])
     return float(min(_AT_MOST, eps * (256 + 16 * size**0.5) * (1 + 4 * step)))
@@ -207,45 +192,21 @@ def relation(x: Array, y: Array) -> Relation:
     if length_x == 0 or length_y == 0:
         return Relation(1.0 if length_x == length_y else 0.0, float(length_x != length_y), 0.0)
     factor = float(x @ y) / length_y**2
-    rest = float(np.linalg.norm(x - factor * y)) / length_x
-    return Relation(factor, rest, float(x @ y) / (length_x * length_y))
+    cosine = float(x @ y) / (length_x * length_y)
+    return Relation(factor, distance(x, factor * y) / length_x, cosine)
 
 
 def weights(x: Array, columns: Sequence[Array]) -> tuple[Array, float]:
-    """Write a vector as a weighted sum of others.
-
-    Returns:
-        The weights, the shortest if there are several, and what they leave, in lengths of `x`.
-    """
+    """Write a vector as a weighted sum of others: weights, and what is left in lengths of `x`."""
     matrix = np.stack(columns, axis=1)
-    found: Array = np.asarray(np.linalg.lstsq(matrix, x, rcond=1e-9)[0], dtype=np.float64)
+    found = np.linalg.lstsq(matrix, x, rcond=1e-9)[0].astype(np.float64)
     length = float(np.linalg.norm(x))
-    rest = float(np.linalg.norm(x - matrix @ found)) / length if length else 0.0
-    return found, rest
+    return found, distance(x, matrix @ found) / length if length else 0.0
 
 
-def joined(vectors: Sequence[Vector]) -> Array:
+def joined(vectors: Iterable[Vector]) -> Array:
     """Put the sketches of all parameters one behind the other."""
     return np.array([number for vector in vectors for number in vector], dtype=np.float64)
-
-
-def local(gradient: Gradient) -> Array:
-    """Add up what the passes of a rank gave to one parameter."""
-    if not gradient.passes:
-        return np.zeros(len(gradient.final))
-    return np.asarray(np.array(gradient.passes, dtype=np.float64).sum(axis=0))
-
-
-def passes_joined(gradients: Mapping[str, Gradient], names: Sequence[str]) -> list[Array]:
-    """Give each pass's gradient of all parameters; those without one in a pass count as zero."""
-    of_all = [gradients[name] for name in names]
-    num_passes = max((len(gradient.passes) for gradient in of_all), default=0)
-    return [
-        joined(
-            [g.passes[at] if len(g.passes) == num_passes else (0.0,) * len(g.final) for g in of_all]
-        )
-        for at in range(num_passes)
-    ]
 
 
 def distance(x: Array, y: Array) -> float:

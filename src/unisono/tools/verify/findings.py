@@ -1,7 +1,4 @@
-"""What was found, cause first: the exit status, the JSON, and a line for each check: ✓ ✗ ?.
-
-What checks have found: a verdict, a sentence, what to do; and a line for each: ✓ ! ✗ ?.
-"""
+"""What was found, cause first: the exit status, the JSON, and a line for each check: ✓ ! ✗ ?."""
 
 from __future__ import annotations
 
@@ -15,14 +12,9 @@ from rich.table import Table
 
 from unisono.runtime.notices import can_show, shown_lines
 
-OK, WARNING, WRONG, UNKNOWN = "ok", "warning", "wrong", "unknown"
-_MARKS = {
-    OK: "[green]✓[/]",
-    WARNING: "[yellow]![/]",
-    WRONG: "[red]✗[/]",
-    UNKNOWN: "[yellow]?[/]",
-}
-_PLAIN = {OK: "ok", WARNING: "!", WRONG: "WRONG", UNKNOWN: "?"}
+OK, WARNING, WRONG, UNKNOWN = VERDICTS = "ok", "warning", "wrong", "unknown"
+_MARKS = "[green]✓[/]", "[yellow]![/]", "[red]✗[/]", "[yellow]?[/]"
+_PLAIN = "ok", "!", "WRONG", "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +22,7 @@ class Finding:
     """The answer to one question."""
 
     check: str  # the name of the question, such as `memory`
-    # `"ok"`, `"warning"` (works, but not as it could), `"wrong"`, or `"unknown"` where nobody
-    # could tell
-    verdict: str
+    verdict: str  # one of `VERDICTS`; a warning: it works, but not as it could
     evidence: str  # what was seen, in a sentence
     remedy: str = ""  # what to do; empty if nothing is
 
@@ -50,7 +40,7 @@ def print_findings(console: Console, findings: Iterable[Finding]) -> None:
         text, before = ("as above" if text == before else text), text
         if one.remedy:
             text += f"\n{arrow} {escape(shown_lines(one.remedy))}"
-        table.add_row(marks[one.verdict], one.check, text)
+        table.add_row(marks[VERDICTS.index(one.verdict)], one.check, text)
     console.print(table)
 
 
@@ -100,7 +90,7 @@ CHECKS = {
     "with `unisono.distributed.DistributedSampler(..., exact=True)`.",
 }
 CAUSES_FIRST = tuple(CHECKS)
-_ORDER = {WRONG: 0, UNKNOWN: 1, OK: 2}
+_WORST_FIRST = (WRONG, UNKNOWN, OK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,39 +129,30 @@ def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
 
 
 def around_mistake(
-    mistake: Finding, checks: Iterable[str], *, were_well: bool = False
+    mistake: Finding, checks: Sequence[str], *, were_well: bool = False
 ) -> list[Finding]:
-    """Put one mistake among the checks; what those after it cannot show any more is unknown.
-
-    Args:
-        mistake: the first one.
-        checks: all, cause first.
-        were_well: whether those after it are known to be well all the same.
-    """
-    found: list[Finding] = []
-    for check in checks:
-        if check == mistake.check:
-            found.append(mistake)
-        elif were_well or mistake not in found:
-            found.append(ok(check, "No sign of it."))
-        else:
-            found.append(unknown(check, f"Hidden behind `{mistake.check}`."))
-    return found
+    """Put a mistake among checks; those after it are unknown, unless they are known to be well."""
+    at = checks.index(mistake.check)
+    hidden = f"Hidden behind `{mistake.check}`."
+    before = [ok(check, "No sign of it.") for check in checks[:at]]
+    after = [
+        ok(check, "No sign of it.") if were_well else unknown(check, hidden)
+        for check in checks[at + 1 :]
+    ]
+    return [*before, mistake, *after]
 
 
 def in_order(
     findings: Iterable[Finding], checks: Sequence[str] = CAUSES_FIRST
 ) -> tuple[Finding, ...]:
     """Put the cause first, what follows from it next, and mark that."""
-    ordered = sorted(findings, key=lambda f: (_ORDER[f.verdict], checks.index(f.check)))
-    return tuple(
-        replace(
-            finding,
-            evidence=f"Follows from `{ordered[0].check}`, most likely. {finding.evidence}",
-        )
-        if at and finding.verdict == WRONG
-        else finding
-        for at, finding in enumerate(ordered)
+    first, *others = sorted(
+        findings, key=lambda one: (_WORST_FIRST.index(one.verdict), checks.index(one.check))
+    )
+    told = f"Follows from `{first.check}`, most likely. "
+    return first, *(
+        replace(one, evidence=told + one.evidence) if one.verdict == WRONG else one
+        for one in others
     )
 
 
@@ -180,12 +161,6 @@ def as_json(program: str, verdict: Verdict) -> str:
     findings = [asdict(finding) for finding in verdict.findings]
     answer = {"program": program, "world_sizes": verdict.world_sizes, "findings": findings}
     return json.dumps(answer, indent=2, ensure_ascii=False)
-
-
-def print_table(console: Console, program: str, verdict: Verdict) -> None:
-    """Print the findings, cause first, and a sentence that sums them up."""
-    print_findings(console, verdict.findings)
-    console.print(escape(summary(program, verdict)), soft_wrap=True)
 
 
 def summary(program: str, verdict: Verdict) -> str:
@@ -200,7 +175,7 @@ def summary(program: str, verdict: Verdict) -> str:
     if mistakes:
         return f"{program}: {what} does not give the same result; the cause is `{mistakes[0]}`."
     if num_open:
-        num_open_of = f"{num_open} of {len(findings)}"
-        return f"{program}: no mistake found, but {num_open_of} checks could not be made."
+        count = f"{num_open} of {len(findings)}"
+        return f"{program}: no mistake found, but {count} checks could not be made."
     how = "bit for bit" if verdict.is_exact else "but for rounding"
     return f"{program}: {what} gives the same result, {how}."

@@ -23,8 +23,6 @@ from unisono.tools.verify.digests import (
     Array,
     distance,
     joined,
-    local,
-    passes_joined,
     relation,
     tolerance,
     weights,
@@ -37,7 +35,7 @@ from unisono.tools.verify.findings import (
     unknown,
     wrong,
 )
-from unisono.tools.verify.trace import OptimizerStep, TwoRuns
+from unisono.tools.verify.trace import Gradient, OptimizerStep, TwoRuns
 
 _ENOUGH_COSINE, _ENOUGH_FACTOR = 0.95, 0.15
 _STARTS_APART_AT_MOST = 1e-4
@@ -51,21 +49,37 @@ class JudgedStep:
     """What one step shows; empty where nothing can be said."""
 
     check: str = ""  # the mistake
-    evidence: str = ""  # what was seen
+    evidence: str = ""
     is_synced: bool = False  # all ranks have the same gradient
     is_equal: bool = False  # it is that of one rank
     why_unknown: str = ""  # why it could not be compared
 
 
-def tolerance_of(step: Step, names: Sequence[str]) -> float:
+def _local(gradient: Gradient) -> Array:
+    """Add up what the passes of a rank gave to one parameter."""
+    total: Array = np.array(gradient.passes or [[0.0] * len(gradient.final)]).sum(axis=0)
+    return total
+
+
+def _passes(step: OptimizerStep, names: Sequence[str]) -> list[Array]:
+    """Give each pass's gradient of all parameters; those without one in a pass count as zero."""
+    of_all = [step.gradients[name] for name in names]
+    most = max((gradient.passes for gradient in of_all), key=len, default=())
+    rows = [
+        g.passes if len(g.passes) == len(most) else [[0.0] * len(g.final)] * len(most)
+        for g in of_all
+    ]
+    return [joined(of_pass) for of_pass in zip(*rows, strict=True)]
+
+
+def _tolerated(step: Step, names: Sequence[str]) -> float:
     """Return how far gradients of a step may be apart by rounding."""
     size = sum(step[0].gradients[name].size for name in names)
     dtype = "float32" if step[0].state is None else step[0].state.dtype
     return tolerance(dtype, size, step[0].number)
 
 
-def compare_with_one(seen: TwoRuns, step: Step, names: Sequence[str]) -> JudgedStep:
-    """Compare the gradient that all ranks have with that of one rank."""
+def _compare_with_one(seen: TwoRuns, step: Step, names: Sequence[str]) -> JudgedStep:
     one, number = seen.step_of_one(step[0]), step[0].number
     names = [name for name in names if one is not None and name in one.gradients]
     if one is None or not names:
@@ -89,12 +103,12 @@ def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> boo
         earlier.parameters
         for run, step in runs
         for earlier in run.steps
-        if (earlier.optimizer, earlier.number + 1) == (step.optimizer, step.number)
+        if earlier.place == (step.optimizer, step.number - 1)
     ]
     if len(before) < 2:
         return False
     names = [name for name in before[0] if name in before[1]]
-    x, y = (joined([parameters[name] for name in names]) for parameters in before)
+    x, y = (joined(map(parameters.__getitem__, names)) for parameters in before)
     return len(x) == len(y) and distance(x, y) <= _STARTS_APART_AT_MOST * float(np.linalg.norm(y))
 
 
@@ -113,9 +127,8 @@ class _Comparison:
     def __init__(self, step: Step, one: OptimizerStep, names: Sequence[str]) -> None:
         self._step, self._one, self._names = step, one, names
         self._number = step[0].number
-        self._tolerated = tolerance_of(step, names)
-        self._mine = joined([step[0].gradients[name].averaged for name in names])
-        self._ones = joined([one.gradients[name].averaged for name in names])
+        self._tolerated = _tolerated(step, names)
+        self._mine, self._ones = _averaged(step[0], names), _averaged(one, names)
         by_name = _are_the_same([rank.samples for rank in step], one.samples)
         self._has_same_samples = by_name or _are_the_same([rank.rows for rank in step], one.rows)
 
@@ -147,7 +160,7 @@ class _Comparison:
 
     def _weights(self) -> JudgedStep | None:
         """Compare how one rank and all ranks weigh the same passes; None where it does not fit."""
-        columns = [c for rank in self._step for c in passes_joined(rank.gradients, self._names)]
+        columns = [column for rank in self._step for column in _passes(rank, self._names)]
         if not columns or len(columns) >= len(self._mine):
             return None
         ours, rest = weights(self._mine, columns)
@@ -158,16 +171,14 @@ class _Comparison:
         shares = theirs / theirs.sum()
         if min(shares) < 0 or np.ptp(shares) * len(shares) <= max(10 * self._tolerated, 0.01):
             return None
+        sizes = [len(micro.samples) for rank in self._step for micro in rank.micros]
         told = (
             f"Step {self._number}: all ranks weigh the same ({1 / len(columns):.4g} each pass), "
             f"but one rank on the same samples weighs them "
-            f"{', '.join(f'{share:.4g}' for share in shares)}"
+            f"{', '.join(f'{share:.4g}' for share in shares)}; they have "
+            f"{', '.join(map(str, sizes))} samples."
         )
-        sizes = [len(micro.samples) for rank in self._step for micro in rank.micros]
-        if len(set(sizes)) > 1:
-            counts = ", ".join(map(str, sizes))
-            return JudgedStep("mean-of-means", f"{told}; they have {counts} samples.")
-        return JudgedStep("weights-of-tokens", f"{told}.")
+        return JudgedStep("mean-of-means" if len(set(sizes)) > 1 else "weights-of-tokens", told)
 
     def _roughly(self) -> JudgedStep:
         """Judge where more than rounding must differ: a factor of N is seen nevertheless."""
@@ -184,14 +195,13 @@ class _Comparison:
             for check, n in (("gradient-times-n", num_ranks), ("gradient-over-n", 1 / num_ranks)):
                 if abs(found.factor / n - 1) <= _ENOUGH_FACTOR:
                     return JudgedStep(check, f"{told}.")
+        why = "neither rounding nor other weights explain the rest"
         if has_batch_norm:
             why = (
                 "batch norm takes its statistics over each rank's samples; SyncBatchNorm would not"
             )
-        elif not self._has_same_samples:
+        elif must_differ:
             why = "one rank did not compute the same samples, as far as that can be seen"
-        else:
-            why = "neither rounding nor other weights explain the rest"
         return _unknown(self._number, f"{told}: {why}.")
 
 
@@ -216,7 +226,7 @@ def check_gradients(seen: TwoRuns) -> list[Finding]:
         if found.check:
             mistake = wrong(found.check, found.evidence)
             were_equal = any(one.is_equal for one in judged)
-            return around_mistake(mistake, GRADIENT_CHECKS, were_well=were_equal)
+            return around_mistake(mistake, tuple(GRADIENT_CHECKS), were_well=were_equal)
         judged.append(found)
     return _without_mistake(judged)
 
@@ -236,19 +246,14 @@ def _judge(seen: TwoRuns, step: Step, later: Step | None) -> JudgedStep:
         return JudgedStep(
             why_unknown="Ranks update different parameters, as with sharded optimizers."
         )
-    clipped = [name for name in names if _is_clipped_before(step, name)]
-    if clipped:
+    if clipped := [name for name in names if _is_clipped_before(step, name)]:
         return JudgedStep("clip-before-average", _clip_evidence(clipped, step))
-    tolerated = tolerance_of(step, names)
-    telling = [name for name in names if _are_apart([local(r.gradients[name]) for r in step], 1e-6)]
-    apart = [
-        name
-        for name in telling
-        if _are_apart([joined([r.gradients[name].averaged]) for r in step], tolerated)
-    ]
+    tolerated = _tolerated(step, names)
+    telling = [n for n in names if _are_apart([_local(r.gradients[n]) for r in step], 1e-6)]
+    apart = [n for n in telling if _are_apart([_averaged(r, [n]) for r in step], tolerated)]
     if apart:
         return _judge_apart(step, later, telling, apart)
-    compared = compare_with_one(seen, step, names)
+    compared = _compare_with_one(seen, step, names)
     if not telling and not compared.is_equal:
         why = compared.why_unknown or "Every rank computed the same gradients, averaged or not."
         return JudgedStep(compared.check, compared.evidence, why_unknown=why)
@@ -262,17 +267,13 @@ def _is_comparable(step: Step, name: str) -> bool:
 
 def _is_clipped_before(step: Step, name: str) -> bool:
     gradients = [rank.gradients[name] for rank in step]
-    if any(gradient.clipped is None for gradient in gradients):
-        return False
-    were_apart = len({tuple(gradient.clipped or ()) for gradient in gradients}) > 1
+    clipped = {tuple(gradient.clipped) for gradient in gradients if gradient.clipped is not None}
     are_one = len({tuple(gradient.final) for gradient in gradients}) == 1
-    return were_apart and are_one
+    return are_one and len(clipped) > 1
 
 
 def _clip_evidence(names: Sequence[str], step: Step) -> str:
-    norms = [
-        np.linalg.norm(joined([rank.gradients[n].clipped or () for n in names])) for rank in step
-    ]
+    norms = [np.linalg.norm(_averaged(rank, names)) for rank in step]
     told = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms))
     return (
         f"Step {step[0].number}: gradients were clipped while each rank still had its own (norm "
@@ -289,7 +290,6 @@ def _are_apart(vectors: Sequence[Array], tolerated: float) -> bool:
 def _judge_apart(
     step: Step, later: Step | None, telling: Sequence[str], apart: Sequence[str]
 ) -> JudgedStep:
-    """Judge a step whose gradients differ between ranks."""
     number = step[0].number
     if _are_the_same_later(later, apart):
         return _AVERAGES_PARAMETERS
@@ -301,8 +301,8 @@ def _judge_apart(
             f"Step {number}: each rank has its own gradient of {shown}; those of the other "
             f"{len(telling) - len(apart)} parameters are the same on all ranks.",
         )
-    is_told = any(rank.no_sync for rank in step)
-    if num_passes > 1 and (is_told or _is_partly_averaged(step, apart)):
+    is_partly = any(rank.no_sync or _is_partly_averaged(rank, apart) for rank in step)
+    if num_passes > 1 and is_partly:
         return JudgedStep(
             "accumulation-not-synced",
             f"Step {number}: {num_passes} backward passes were accumulated, and not all of them "
@@ -323,11 +323,12 @@ def _are_the_same_later(later: Step | None, names: Sequence[str]) -> bool:
     )
 
 
-def _is_partly_averaged(step: Step, names: Sequence[str]) -> bool:
+def _is_partly_averaged(rank: OptimizerStep, names: Sequence[str]) -> bool:
     """Tell whether a rank's gradient is other than the sum of its own passes."""
-    for rank in step:
-        own = joined([tuple(local(rank.gradients[name])) for name in names])
-        final = joined([rank.gradients[name].averaged for name in names])
-        if relation(final, own).rest > 1e-3:
-            return True
-    return False
+    own = np.concatenate([_local(rank.gradients[name]) for name in names])
+    return relation(_averaged(rank, names), own).rest > 1e-3
+
+
+def _averaged(rank: OptimizerStep, names: Sequence[str]) -> Array:
+    """Give what a rank had of the gradients of all parameters before it was clipped."""
+    return joined(rank.gradients[name].averaged for name in names)

@@ -1,12 +1,13 @@
 """Watches torch's DataLoader: which samples does each rank read, and in which batches?
 
-Each iteration is cut to its first batches and its last one. Where another run's samples are to be
-fed, the indices come from there. What the samplers draw from generators stays the same.
+Each iteration is cut to its first batches and its last one. Where another run's samples are fed,
+the indices come from there. What the samplers draw from generators stays the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ class LoaderHooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._num_loaders = 0
+        self._numbers = itertools.count()
         self._bases: list[Any] = []
         feed = recorder.options.feed
         self._feed: dict[str, Any] = json.loads(Path(feed).read_text()) if feed else {}
@@ -42,35 +43,28 @@ class LoaderHooks:
         """Put the hooks in place."""
         wrap(DataLoader, "__init__", self._make_loader)
         kind = dataloader_module._BaseDataLoaderIter
-        wrap(kind, "__init__", self._make_iterator)
-        wrap(kind, "_reset", self._reset)
+        wrap(kind, "__init__", self._begin)
+        wrap(kind, "_reset", self._begin)
         wrap(kind, "__next__", self._give)
         self._recorder.at_end.append(self._record_contents)
 
     def _make_loader(
         self, before: Callable[..., None], loader: Any, *args: Any, **kwargs: Any
     ) -> None:
-        number, self._num_loaders = self._num_loaders, self._num_loaders + 1
-        args, kwargs = self._with_global_batch(number, args, kwargs)
-        before(loader, *args, **kwargs)
+        number = next(self._numbers)
+        given = inspect.signature(before).bind(loader, *args, **kwargs).arguments
+        size = self._feed.get("batch_sizes", {}).get(str(number))
+        if size is not None and isinstance(given.get("batch_size"), int):
+            given["batch_size"] = size  # that of all ranks together
+        before(**given)
         with self._recorder.guarded():
             loader.__dict__["_verified"] = (number, itertools.count())
             self._record_loader(number, loader)
 
-    def _with_global_batch(self, number: int, args: Any, kwargs: Any) -> Any:
-        """Give a loader of the one-rank run the batch size of all ranks together."""
-        size = self._feed.get("batch_sizes", {}).get(str(number))
-        if size is None:
-            return args, kwargs
-        if len(args) > 1 and isinstance(args[1], int):
-            args = (args[0], size, *args[2:])
-        elif isinstance(kwargs.get("batch_size"), int):
-            kwargs = {**kwargs, "batch_size": size}
-        return args, kwargs
-
     def _record_loader(self, number: int, loader: Any) -> None:
         base, _ = base_of(loader.dataset)
         sampler, batch_sampler = loader.sampler, loader.batch_sampler
+        samplers = (loader, sampler, batch_sampler)
         has_length = hasattr(loader.dataset, "__len__")
         if has_length and self._number_of(base) < 0:
             self._bases.append(base)
@@ -81,11 +75,9 @@ class LoaderHooks:
             base_length=len(base) if has_length else None,
             batch_size=loader.batch_size or getattr(batch_sampler, "batch_size", None),
             facts={
-                "drop_last": any(
-                    getattr(one, "drop_last", False) for one in (loader, sampler, batch_sampler)
-                ),
+                "drop_last": any(getattr(one, "drop_last", False) for one in samplers),
                 "sampler": type(sampler).__name__,
-                "has_set_epoch": any(hasattr(s, "set_epoch") for s in (sampler, batch_sampler)),
+                "has_set_epoch": any(hasattr(one, "set_epoch") for one in samplers),
                 "replaces": isinstance(sampler, WeightedRandomSampler)
                 or (isinstance(sampler, RandomSampler) and sampler.replacement),
             },
@@ -95,16 +87,15 @@ class LoaderHooks:
         """Return a dataset's number; -1 for one without a length."""
         return next((n for n, known in enumerate(self._bases) if known is base), -1)
 
-    def _make_iterator(self, before: Callable[..., None], iterator: Any, loader: Any) -> None:
-        iterator._verified = getattr(loader, "_verified", None)
-        before(iterator, loader)
-        self._replace_indices(iterator, loader)
-
-    def _reset(
+    def _begin(
         self, before: Callable[..., None], iterator: Any, loader: Any, *args: Any, **kwargs: Any
     ) -> None:
+        """Begin an iteration, of a new iterator or of one that stays."""
+        iterator._verified = getattr(loader, "_verified", None)
         before(iterator, loader, *args, **kwargs)
-        self._replace_indices(iterator, loader)
+        if iterator._verified is not None and not self._recorder.is_exact:
+            iterator._num_given, iterator._epoch = 0, -1
+            iterator._sampler_iter = self._indices(iterator, loader, iterator._sampler_iter)
 
     def _give(self, before: Callable[..., Any], iterator: Any) -> Any:
         try:
@@ -119,12 +110,6 @@ class LoaderHooks:
                 self._recorder.give(at, rows_of_tensors(batch))
             iterator._num_given += 1
         return batch
-
-    def _replace_indices(self, iterator: Any, loader: Any) -> None:
-        if iterator._verified is None or self._recorder.is_exact:
-            return
-        iterator._num_given, iterator._epoch = 0, -1
-        iterator._sampler_iter = self._indices(iterator, loader, iterator._sampler_iter)
 
     def _indices(self, iterator: Any, loader: Any, natural: Iterator[Any]) -> Iterator[Any]:
         """Draw a whole epoch's indices at the first request, and give out some of them."""
@@ -143,21 +128,18 @@ class LoaderHooks:
         if (fed := self._fed(number, epoch, loader)) is not None:
             kept = fed
         with self._recorder.guarded():
-            self._record_plan(number, epoch, loader, planned, kept)
+            _, to_base = base_of(loader.dataset)
+            own = [[int(index) for index in _listed(batch)] for batch in planned]
+            self._recorder.write(
+                "epoch",
+                loader=number,
+                epoch=epoch,
+                plan=[to_base(index) for batch in own for index in batch],
+                order=digest_of([repr(own).encode()]),
+                is_sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
+                kept=[[to_base(int(index)) for index in _listed(batch)] for batch in kept],
+            )
         yield from kept
-
-    def _record_plan(self, number: int, epoch: int, loader: Any, planned: Any, kept: Any) -> None:
-        _, to_base = base_of(loader.dataset)
-        own = [[int(index) for index in _listed(batch)] for batch in planned]
-        self._recorder.write(
-            "epoch",
-            loader=number,
-            epoch=epoch,
-            plan=[to_base(index) for batch in own for index in batch],
-            order=digest_of([repr(own).encode()]),
-            is_sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
-            kept=[[to_base(int(index)) for index in _listed(batch)] for batch in kept],
-        )
 
     def _fed(self, number: int, epoch: int, loader: Any) -> list[Any] | None:
         """Translate what another run read here into this loader's indices, if that can be done."""

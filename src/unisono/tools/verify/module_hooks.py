@@ -1,8 +1,4 @@
-"""Watches modules: what do forward passes get, and in which state?
-
-Dropout draws its random numbers as ever but keeps every element, so that runs on different numbers
-of ranks can be compared.
-"""
+"""Watches modules: what do forward passes get, and in which state? Dropout drops nothing."""
 
 from __future__ import annotations
 
@@ -28,24 +24,16 @@ from unisono.tools.verify.recorder import BatchPlace, Recorder, wrap
 
 # What wrappers of torch, Lightning and torch.compile put before a name.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")
-_DROPOUTS = (
-    *("dropout", "alpha_dropout", "feature_alpha_dropout"),
-    *("dropout1d", "dropout2d", "dropout3d"),
-)
+_DROPOUTS = "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d"
 
 
 class ModuleHooks:
-    """A hook around every module's call. Final.
-
-    Attributes:
-        names: of parameters.
-        forwards: how many outermost forward passes there were.
-    """
+    """A hook around every module's call. Final."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.names: dict[torch.Tensor, str] = {}
-        self.forwards = 0
+        self.names: dict[torch.Tensor, str] = {}  # of parameters
+        self.forwards = 0  # how many outermost forward passes there were
         self._last_step = -1
         self._depth = 0
         self._root: nn.Module | None = None
@@ -55,10 +43,11 @@ class ModuleHooks:
     def install(self) -> None:
         """Put the hooks in place."""
         wrap(nn.Module, "__call__", self._call)
-        for name in _DROPOUTS:
-            wrap(functional, name, functools.partial(_keep, self._recorder))
-        attend = functools.partial(_attend, self._recorder)
-        wrap(functional, "scaled_dot_product_attention", attend)
+        if not self._recorder.options.replays:
+            for name in _DROPOUTS.split():
+                wrap(functional, name, functools.partial(_keep, self._recorder))
+            attend = functools.partial(_attend, self._recorder)
+            wrap(functional, "scaled_dot_product_attention", attend)
 
     def _call(
         self, before: Callable[..., Any], module: nn.Module, /, *args: Any, **named: Any
@@ -85,7 +74,12 @@ class ModuleHooks:
         if next(module.parameters(), None) is None:
             return
         self._root = module
-        self._learn_names(module)
+        for name, parameter in module.named_parameters():
+            if parameter not in self.names:
+                bare = name_without_wrappers(name)
+                while bare in self.names.values():
+                    bare += "'"
+                self.names[parameter] = bare
         records = torch.is_grad_enabled()
         self._facts = {
             "f": self.forwards,
@@ -106,20 +100,9 @@ class ModuleHooks:
         num_shared, at = max(found, key=lambda one: one[0], default=(0, None))
         return at if num_shared or not self._recorder.is_between else None
 
-    def _learn_names(self, root: nn.Module) -> None:
-        """Name the parameters below a module, without the prefixes of wrappers."""
-        for name, parameter in root.named_parameters():
-            if parameter not in self.names:
-                bare = name_without_wrappers(name)
-                while bare in self.names.values():
-                    bare += "'"
-                self.names[parameter] = bare
-
     def _record_state(self) -> None:
-        """Take down a :class:`unisono.tools.verify.trace.ModelState`."""
         root = self._root
-        if root is None:
-            return
+        assert root is not None
         self._last_step = self._recorder.num_steps
         named = [(self.names[p], p) for p in root.parameters() if not is_lazy(p)]
         buffers = [(name_without_wrappers(name), buffer) for name, buffer in root.named_buffers()]
@@ -129,7 +112,11 @@ class ModuleHooks:
             buffers=digests_of(buffers),
             rng=self._rng_before,
             has_batch_norm=any(_is_plain_batch_norm(module) for module in root.modules()),
-            dtype=_computing_dtype(named[0][1].dtype if named else torch.float32),
+            dtype=dtype_name(
+                torch.get_autocast_dtype("cpu")
+                if torch.is_autocast_enabled("cpu")
+                else next((p.dtype for _, p in named), torch.float32)
+            ),
         )
 
 
@@ -150,18 +137,12 @@ def _is_plain_batch_norm(module: nn.Module) -> bool:
     return is_plain and module.training
 
 
-def _computing_dtype(dtype: torch.dtype) -> str:
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    return dtype_name(dtype)
-
-
 def _rng_digest() -> str:
     return digest_of_tensor(torch.get_rng_state())
 
 
 def _attend(recorder: Recorder, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not _drops_nothing(recorder):
+    if recorder.is_exact:
         return before(*args, **kwargs)
     drops = kwargs.pop("dropout_p", 0.0)
     if len(args) > 4:
@@ -171,20 +152,9 @@ def _attend(recorder: Recorder, before: Callable[..., Any], *args: Any, **kwargs
     return before(*args, **kwargs)
 
 
-def _drops_nothing(recorder: Recorder) -> bool:
-    return not recorder.is_exact and not recorder.options.replays
-
-
-def _keep(
-    recorder: Recorder,
-    drop: Callable[..., torch.Tensor],
-    /,
-    input: torch.Tensor,
-    *args: Any,
-    **kwargs: Any,
-) -> torch.Tensor:
+def _keep(recorder: Recorder, drop: Callable[..., Any], input: Any, *args: Any, **kw: Any) -> Any:
     """Draw what a dropout draws, and return its input."""
-    if not _drops_nothing(recorder):
-        return drop(input, *args, **kwargs)
-    drop(input.detach().clone(), *args, **kwargs)
+    if recorder.is_exact:
+        return drop(input, *args, **kw)
+    drop(input.detach().clone(), *args, **kw)
     return input

@@ -1,7 +1,7 @@
 """What runs in each process: the program, watched.
 
-The program finds what ``torchrun`` would give it: its variables, torch's generator as in any new
-process, and Python's and numpy's in a state of its own on each rank. Its output goes to a file.
+It finds what ``torchrun`` would give it: variables, torch's generator as in any new process, and
+Python's and numpy's in a state of its own on each rank. Its output goes to a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from unisono.runtime.launch.program import run_module, run_script
 from unisono.tools.verify.loader_hooks import LoaderHooks
 from unisono.tools.verify.module_hooks import ModuleHooks
 from unisono.tools.verify.optimizer_hooks import CollectiveHooks, ExactHooks, OptimizerHooks
-from unisono.tools.verify.recorder import Limits, Recorder, copy_before_writing, unlink_target, wrap
+from unisono.tools.verify.recorder import Limits, Recorder, copy_before_writing
 
 _SEED_OF_A_NEW_PROCESS = 67280421310721  # c10's default_rng_seed_val
 
@@ -34,7 +33,7 @@ def main(install: Callable[[Recorder], None]) -> None:
     recorder = Recorder(limits, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     _redirect(recorder)
     install(recorder)
-    _protect_files(os.getcwd())
+    copy_before_writing(os.getcwd())
     random.seed(recorder.rank)
     np.random.seed(recorder.rank)
     torch.manual_seed(_SEED_OF_A_NEW_PROCESS)
@@ -64,30 +63,12 @@ def install_hooks(recorder: Recorder) -> None:
         hooks.install()
 
 
-def _protect_files(folder: str) -> None:
-    """Leave the user's files as they are, where the working folder has links to them."""
-    copy_before_writing(folder)
-
-    def save(before: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(f, str | os.PathLike):
-            unlink_target(folder, os.fspath(f), keep=False)
-        before(obj, f, *args, **kwargs)
-
-    wrap(torch, "save", save, torch.serialization)
-
-
 def _redirect(recorder: Recorder) -> None:
     """Send what the program prints to a file, and let it read nothing."""
     path = os.path.join(recorder.options.folder, f"rank{recorder.rank}.log")
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(nothing)
-    os.close(output)
+    with open(path, "ab") as output, open(os.devnull, "rb") as nothing:
+        for fd, file in enumerate((nothing, output, output)):
+            os.dup2(file.fileno(), fd)
 
 
 if __name__ == "__main__":

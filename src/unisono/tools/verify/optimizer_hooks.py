@@ -3,11 +3,8 @@
 A hook of a parameter sees the gradient of one backward pass before it is added to ``.grad``, so
 before anybody averages it. A hook of all optimizers sees what is left at ``step()``.
 
-Watches torch.distributed: which results do ranks put together, and who says ``no_sync``?
-
-Watches a program that trains with Unisono: the samples and gradients of every shard.
-
-There every number must be the same, bit for bit, whoever computes it, so digests are enough.
+Other hooks watch torch.distributed, and a program that trains with Unisono: there every number must
+be the same, bit for bit, whoever computes it, so digests of each shard are enough.
 """
 
 from __future__ import annotations
@@ -70,9 +67,10 @@ class OptimizerHooks:
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
             observe(recorder, kind, "step", self._tick)
 
-    def _has_full(self, number: int) -> bool:
-        """Tell whether gradients of an optimizer's `number`-th step are kept."""
-        return number < self._recorder.options.full_steps
+    def _has_full(self, number: int | None = None) -> bool:
+        """Tell whether gradients of an optimizer's `number`-th step are kept; None: the newest."""
+        newest = max(self._counts.values(), default=0)
+        return (newest if number is None else number) < self._recorder.options.full_steps
 
     def _add_group(
         self, before: Callable[..., None], optimizer: Optimizer, group: dict[str, Any]
@@ -93,7 +91,7 @@ class OptimizerHooks:
             self._recorder.write("backward", since=self._backward_after, to=self._modules.forwards)
             self._backward_after = self._modules.forwards
             self._num_passes += 1
-        if self._has_full(max(self._counts.values(), default=0)):
+        if self._has_full():
             with self._recorder.guarded():
                 self._add_to_pass(parameter, gradient)
 
@@ -123,7 +121,6 @@ class OptimizerHooks:
                 self._bits_before = digests_of(named)
 
     def _gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> dict[str, Any]:
-        """Take down a :class:`unisono.tools.verify.trace.Gradient`."""
         return {
             "final": sketch_of(gradient),
             "passes": self._passes.get(parameter, []),
@@ -155,15 +152,13 @@ class OptimizerHooks:
                 bits = bits_to_resume({name: optimizer.state.get(p, {}) for name, p in named})
                 bits |= {"before": self._bits_before, "parameters": digests_of(named)}
                 recorder.write("step-bits", bits=bits)
-            recorder.flush()
         if max(self._counts.values()) >= recorder.options.steps:
             recorder.stop()
 
     def _clip(self, before: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         one = isinstance(parameters, torch.Tensor)
         parameters = parameters if one else list(parameters)
-        is_full = self._has_full(max(self._counts.values(), default=0))
-        if is_full and not self._recorder.is_exact:
+        if self._has_full() and not self._recorder.is_exact:
             with self._recorder.guarded():
                 for parameter in [parameters] if one else parameters:
                     if parameter.grad is not None and parameter not in self._clipped:
@@ -175,14 +170,14 @@ class OptimizerHooks:
 
 
 # Those that put together what ranks have; a broadcast or a barrier does not.
-_SUMS = ("all_reduce", "reduce")
-_GATHERS = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object"),
-    *("gather", "gather_object", "all_to_all", "all_to_all_single"),
+_JOINING = (
+    "all_reduce reduce all_gather all_gather_into_tensor all_gather_single all_gather_object "
+    "gather gather_object all_to_all all_to_all_single"
 )
 # The first argument of those whose numbers are kept.
 _KEPT = {
-    **dict.fromkeys(_SUMS, "tensor"),
+    "all_reduce": "tensor",
+    "reduce": "tensor",
     "all_gather": "tensor_list",
     "all_gather_object": "object_list",
 }
@@ -198,9 +193,7 @@ class CollectiveHooks:
 
     def install(self) -> None:
         """Put the hooks in place."""
-        if not dist.is_available():
-            return
-        for name in (*_SUMS, *_GATHERS):
+        for name in _JOINING.split():
             if hasattr(distributed_c10d, name):
                 wrap(distributed_c10d, name, functools.partial(self._watch, name), dist)
         recorder = self._recorder
@@ -209,25 +202,20 @@ class CollectiveHooks:
     def _watch(self, name: str, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._depth or self._recorder.is_exact:
             return before(*args, **kwargs)
+        value = None  # numbers of others are not known, or not at once
+        if name in _KEPT and not kwargs.get("async_op"):
+            value = args[0] if args else kwargs.get(_KEPT[name])
         given: list[float] = []
         with self._recorder.guarded():
-            given = _values(name, args, kwargs)
+            given = _numbers(value)
         self._depth += 1
         try:
             result = before(*args, **kwargs)
         finally:
             self._depth -= 1
         with self._recorder.guarded():
-            values = _values(name, args, kwargs)
-            self._recorder.write("collective", name=name, given=given, values=values)
+            self._recorder.write("collective", name=name, given=given, values=_numbers(value))
         return result
-
-
-def _values(name: str, args: Any, kwargs: Any) -> list[float]:
-    """Return the numbers that are put together, if they are few and known at once."""
-    if name not in _KEPT or kwargs.get("async_op"):
-        return []
-    return _numbers(args[0] if args else kwargs.get(_KEPT[name]))
 
 
 def _numbers(value: Any) -> list[float]:
@@ -265,10 +253,8 @@ class ExactHooks:
         self._recorder.train_with_unisono()
         before(*args, **kwargs)
 
-    def _read_batch(
-        self, before: Callable[..., Any], loader: Any, place: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        given = before(loader, place, *args, **kwargs)
+    def _read_batch(self, before: Callable[..., Any], loader: Any, place: Any, *args: Any) -> Any:
+        given = before(loader, place, *args)
         try:
             content = hash_of_sample(given)
         except TypeError as error:
@@ -276,11 +262,9 @@ class ExactHooks:
         self._write("samples", place.shard, {"the batch": content})
         return given
 
-    def _make_engine(
-        self, before: Callable[..., None], engine: Any, *given: Any, **kwargs: Any
-    ) -> None:
-        self._model, self._optimizer, *_ = given
-        before(engine, *given, **kwargs)
+    def _make_engine(self, before: Callable[..., None], engine: Any, *args: Any, **kw: Any) -> None:
+        self._model, self._optimizer, *_ = args
+        before(engine, *args, **kw)
 
     def _begin_step(self, before: Callable[..., None], engine: Any, *given: Any) -> None:
         self._names = engine.guard._names
@@ -308,7 +292,6 @@ class ExactHooks:
             bits["before"] = self._bits_before
         recorder.write("step-bits", bits=bits)
         recorder.num_steps += 1
-        recorder.flush()
         if recorder.num_steps >= recorder.options.steps:
             recorder.stop()
 

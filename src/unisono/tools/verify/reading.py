@@ -1,8 +1,7 @@
 """From events to values: which passes belong to which step, what is training, what is evaluation?
 
 A forward pass that a backward pass follows is training. One without gradients, on samples of a
-loader that nobody trains with, is evaluation. Events are read from the files that the processes
-wrote, and samples of different ranks that are the same one are named alike.
+loader that nobody trains with, is evaluation. The same sample has one name on all ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unisono.tools.verify.recorder import events_path
 from unisono.tools.verify.trace import (
     Collective,
     EvaluationPass,
@@ -25,22 +23,23 @@ from unisono.tools.verify.trace import (
     RankTrace,
 )
 
+Event = dict[str, Any]
+
 
 @dataclass(slots=True)
 class RawTrace:
     """One rank's events. Indices in it are those of the datasets behind all ``Subset``."""
 
     rank: int
-    events: list[dict[str, Any]] = field(default_factory=list)  # in order
-    loaders: dict[int, dict[str, Any]] = field(default_factory=dict)  # by number
-    # plans by loader and iteration
-    epochs: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)  # in order
+    loaders: dict[int, Event] = field(default_factory=dict)  # by number
+    epochs: dict[tuple[int, int], Event] = field(default_factory=dict)  # by loader and iteration
     # hashes of samples by dataset and index
     contents: dict[int, dict[int, str]] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)  # of datasets
     how: str = ""  # how the program ended; empty if it was killed
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """Add an event."""
         match event["t"]:
             case "loader":
@@ -55,7 +54,7 @@ class RawTrace:
                 self.how = event["how"]
         self.events.append(event)
 
-    def of(self, *kinds: str) -> list[dict[str, Any]]:
+    def of(self, *kinds: str) -> list[Event]:
         """Return the events of some kinds."""
         return [event for event in self.events if event["t"] in kinds]
 
@@ -63,36 +62,32 @@ class RawTrace:
 def read_trace(folder: Path, rank: int) -> RawTrace:
     """Read the trace of one rank."""
     trace = RawTrace(rank)
-    for event in _lines(events_path(folder, rank)):
-        trace.take(event)
+    path = folder / f"rank{rank}.jsonl"
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):  # what a killed process left half written is left out
+            trace.take(json.loads(line))
     return trace
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read lines of JSON; what a killed process left half written is left out."""
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
-
-
 class Identities:
-    """Names samples. Final.
+    """Names samples of all ranks, of one run or several. Final.
 
     Ranks may share a dataset, or each make one of its own part. Where all samples were read, their
     contents say which is which, unless two samples of a dataset have the same. Else the index
     says it, as long as no content speaks against it.
-
-    Args:
-        traces: of all ranks, of one run or several.
     """
 
     def __init__(self, traces: Sequence[RawTrace]) -> None:
-        self._traces = traces
-        self._by_content = self._are_distinct()
-        datasets = {dataset for trace in traces for dataset in trace.contents}
-        self._same = {dataset for dataset in datasets if self._is_same(dataset)}
+        self._by_content = any(trace.contents for trace in traces) and all(
+            length == len(trace.contents[dataset]) == len(set(trace.contents[dataset].values()))
+            for trace in traces
+            for dataset, length in trace.lengths.items()
+        )
+        found: dict[int, list[tuple[int, dict[int, str]]]] = {}
+        for trace in traces:
+            for dataset, contents in trace.contents.items():
+                found.setdefault(dataset, []).append((trace.lengths[dataset], contents))
+        self._same = {dataset for dataset, known in found.items() if _are_one(known)}
 
     def name(self, trace: RawTrace, dataset: int, indices: Iterable[int]) -> tuple[str, ...] | None:
         """Name samples; None where nobody can tell which they are."""
@@ -108,22 +103,12 @@ class Identities:
         """Tell whether an index means the same sample on all ranks."""
         return dataset in self._same
 
-    def _are_distinct(self) -> bool:
-        return any(trace.contents for trace in self._traces) and all(
-            length == len(trace.contents[dataset]) == len(set(trace.contents[dataset].values()))
-            for trace in self._traces
-            for dataset, length in trace.lengths.items()
-        )
 
-    def _is_same(self, dataset: int) -> bool:
-        known = [trace for trace in self._traces if dataset in trace.contents]
-        contents = [set(trace.contents[dataset].items()) for trace in known]
-        indices = {index for index, _ in set().union(*contents)}
-        lengths = {trace.lengths[dataset] for trace in known}
-        return len(lengths) == 1 and len(set().union(*contents)) == len(indices)
-
-
-Event = dict[str, Any]
+def _are_one(known: Sequence[tuple[int, dict[int, str]]]) -> bool:
+    """Tell whether an index has the same content on all ranks, given lengths and contents."""
+    everything = {item for _, contents in known for item in contents.items()}
+    indices = {index for index, _ in everything}
+    return len({length for length, _ in known}) == 1 and len(everything) == len(indices)
 
 
 def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
@@ -149,26 +134,20 @@ class _Reading:
 
     def _first_trained(self, backward: Event) -> Event | None:
         """Find the forward pass that a backward pass follows."""
-        numbers = range(max(0, backward["since"]), backward["to"])
-        known = [self._forwards[number] for number in numbers if number in self._forwards]
-        return next((forward for forward in known if forward["grad"]), None)
+        known = [self._forwards.get(f) for f in range(backward["since"], backward["to"])]
+        return next((forward for forward in known if forward and forward["grad"]), None)
 
     def _samples(self, forward: Event) -> tuple[str, ...]:
         """Name a forward pass's samples: those of its batch, unless it got only a part of them."""
-        rows = tuple(f"row {row}" for row in forward["rows"])
-        kept = self._batch(forward)
-        if kept is None or len(kept) != len(rows):
-            return rows
-        named = self._name(forward["at"][0], kept)
-        return rows if named is None else named
+        kept, rows = self._batch(forward), forward["rows"]
+        named = self._name(forward["at"][0], kept) if kept and len(kept) == len(rows) else None
+        return tuple(f"row {row}" for row in rows) if named is None else named
 
-    def _batch(self, forward: Event) -> list[int] | None:
-        """Find the indices that a forward pass's batch has."""
-        if forward["at"] is None:
-            return None
-        loader, epoch, batch = forward["at"]
+    def _batch(self, forward: Event) -> list[int]:
+        """Find the indices that a forward pass's batch has; empty if they are not known."""
+        loader, epoch, batch = forward["at"] or (-1, -1, 0)
         kept = self._trace.epochs.get((loader, epoch), {}).get("kept") or []
-        return kept[batch] if batch < len(kept) else None
+        return kept[batch] if batch < len(kept) else []
 
     def _name(self, loader: int, indices: Iterable[int]) -> tuple[str, ...] | None:
         dataset = self._trace.loaders[loader]["dataset"]
@@ -231,8 +210,8 @@ class _Reading:
             loader = forward["at"][0]
             if loader in self._train_loaders:
                 roles[loader] = "train"
-                kept = self._batch(forward) or ()
-                if forward["f"] in self._trained and 0 < len(forward["rows"]) < len(kept):
+                is_part = 0 < len(forward["rows"]) < len(self._batch(forward))
+                if forward["f"] in self._trained and is_part:
                     sliced.add(loader)
             elif _is_evaluating(forward):
                 roles[loader] = "eval"
@@ -257,12 +236,12 @@ class _Reading:
         whole: dict[tuple[int, int], tuple[str, ...]] = {}
         direct: list[str] = []
         for event in passes:
-            place = None if event["at"] is None else (event["at"][0], event["at"][1])
-            plan = None if place is None else self._plan(*place)
-            if place is None or plan is None:
+            loader, epoch, _ = event["at"] or (-1, -1, -1)
+            plan = self._plan(loader, epoch)
+            if plan is None:
                 direct += self._samples(event)
             else:
-                whole[place] = plan
+                whole[loader, epoch] = plan
         yield EvaluationPass(
             samples=(*(name for plan in whole.values() for name in plan), *direct),
             seen=tuple(name for event in passes for name in self._samples(event)),

@@ -1,13 +1,7 @@
-"""What one process has done, as lines of JSON: one file for each rank, written as it happens.
+"""What one process has done, as lines of JSON, and the copy of the working folder it may write to.
 
-Nothing here may disturb the program: what cannot be recorded is left out. Hooks around functions
-that the program calls are put in place by :func:`wrap` and :func:`observe`.
-
-Where may a program write while it is verified? Into a copy of the working folder, thrown away.
-
-Two runs of one program must not find each other's checkpoints, and neither may replace the user's.
-Small files are copied; large ones, and what is never written to (`.git`, environments), are links
-to the originals. A large file is copied when the program opens it for writing.
+Nothing here may disturb the program: what cannot be recorded is left out. In the copy, large files
+and what is never written to are links; a large file is copied when the program opens it to write.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ class Limits:
 
     steps: int = 24  # after how many steps of an optimizer it is stopped
     batches: int = 8  # to how many batches an iteration of a loader is cut
-    full_steps: int = 12  # of how many steps gradients are kept
+    full_steps: int = 12  # of so many gradients are kept
     # record the bits of every step, and leave the program's random numbers alone
     replays: bool = False
     timing_s: float = 0.0  # for how many seconds steps are timed, for `unisono plan`
@@ -55,17 +49,12 @@ class Limits:
     feed: str = ""  # file with what the ranks of another run have read; empty: each reads its own
 
 
-def events_path(folder: str | Path, rank: int) -> Path:
-    """Return where a rank's events are."""
-    return Path(folder) / f"rank{rank}.jsonl"
-
-
 @dataclass
 class Recorder:
     """The state that all hooks of a process share. Final."""
 
-    options: Limits  # what is wanted
-    rank: int  # who this is
+    options: Limits
+    rank: int
     world_size: int
     # the newest batches: loader, iteration and batch, and hashes of what they consist of
     given: list[tuple[BatchPlace, set[str]]] = field(default_factory=list)
@@ -75,14 +64,15 @@ class Recorder:
     pid: int = field(default_factory=os.getpid)
     handles: list[Any] = field(default_factory=list)  # of torch's hooks, off with the others
     at_end: list[Any] = field(default_factory=list)
-    _lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        path = Path(self.options.folder, f"rank{self.rank}.jsonl")
+        self._events = open(path, "a", buffering=1)  # noqa: SIM115  # until the process ends
 
     def write(self, event: str, /, **fields: Any) -> None:
         """Record one event."""
         if os.getpid() == self.pid:
-            self._lines.append(json.dumps({"t": event, **fields}))
-            if len(self._lines) > 256:
-                self.flush()
+            self._events.write(json.dumps({"t": event, **fields}) + "\n")
 
     def train_with_unisono(self) -> None:
         """Take the hooks for other programs away."""
@@ -105,12 +95,6 @@ class Recorder:
         except Exception:
             self.write("trouble", text=traceback.format_exc())
 
-    def flush(self) -> None:
-        """Bring all events into the file."""
-        lines, self._lines = self._lines, []
-        with open(events_path(self.options.folder, self.rank), "a") as file:
-            file.writelines(f"{line}\n" for line in lines)
-
     def end(self, how: str) -> None:
         """Record how the program ended, and what is recorded then."""
         if os.getpid() != self.pid:
@@ -119,7 +103,6 @@ class Recorder:
             with self.guarded():
                 act()
         self.write("end", how=how)
-        self.flush()
         self._done_path(self.rank).touch()
 
     def stop(self) -> NoReturn:
@@ -147,8 +130,7 @@ class Recorder:
 def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
     """Have `around` called in a function's place, with that function before its arguments.
 
-    Args:
-        also: other modules that have the same function under that name.
+    `also` are other modules that have the same function under that name.
     """
     before = getattr(owner, name)
 
@@ -188,16 +170,12 @@ def copy_folder(source: Path, target: Path) -> None:
             original = Path(here, name)
             if original in (target, target.parent):
                 continue
-            if num_left > 0 and name in folders and _is_walked(original):
+            is_linked = original.is_symlink() or name in _LINKED or num_left <= 0
+            if name in folders and not is_linked and not (original / "pyvenv.cfg").exists():
                 walked.append(name)
             else:
                 _copy_or_link(original, there / name, may_copy=num_left > 0)
         folders[:] = walked
-
-
-def _is_walked(folder: Path) -> bool:
-    is_linked = folder.is_symlink() or folder.name in _LINKED
-    return not is_linked and not (folder / "pyvenv.cfg").exists()
 
 
 def _copy_or_link(original: Path, place: Path, *, may_copy: bool) -> None:
@@ -213,31 +191,30 @@ def _copy_or_link(original: Path, place: Path, *, may_copy: bool) -> None:
 def copy_before_writing(folder: str) -> None:
     """Have this process replace a link in `folder` by a copy before it writes to the file behind.
 
-    Python says so for each file that it opens; of what torch and safetensors write natively,
-    :func:`unlink_target` is told by their hooks.
+    Python says so for each file that it opens, but not for what torch writes natively.
     """
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str | bytes):
             flags = args[2] if isinstance(args[2], int) else 0
             if flags & (os.O_WRONLY | os.O_RDWR):
-                unlink_target(folder, os.fsdecode(args[0]), keep=not flags & os.O_TRUNC)
+                unlink_target(folder, os.fsdecode(args[0]))
+
+    def save(before: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            unlink_target(folder, os.fspath(f))
+        before(obj, f, *args, **kwargs)
 
     sys.addaudithook(audit)
+    wrap(torch, "save", save, torch.serialization)
 
 
-def unlink_target(folder: str, path: str, *, keep: bool) -> None:
-    """Replace a link to a file, if it is in `folder`, by a file of its own.
-
-    Args:
-        keep: with what the file holds, for who adds to it.
-    """
+def unlink_target(folder: str, path: str) -> None:
+    """Replace a link to a file, if it is in `folder`, by a copy of that."""
     place = os.path.abspath(path)
-    if not place.startswith(folder + os.sep) or not os.path.islink(place):
-        return
     original = os.path.realpath(place)
-    if os.path.isdir(original):
-        return
-    os.unlink(place)
-    if keep:
-        shutil.copy2(original, place)
+    is_within = place.startswith(folder + os.sep) and os.path.islink(place)
+    if is_within and not os.path.isdir(original):
+        os.unlink(place)
+        if os.path.exists(original):
+            shutil.copy2(original, place)

@@ -1,6 +1,4 @@
-"""Does each sample count once, in an order that changes? Verdicts on training data. Pure.
-
-Is the result of an evaluation that of the whole set, each sample counted once? Pure.
+"""Does each sample count once, in training and in evaluations, in an order that changes? Pure.
 
 A mean over ranks of each rank's mean is not the mean over samples where ranks have different
 numbers of them. Seen from outside: the numbers that ranks add up, weighted by their samples, are
@@ -10,6 +8,7 @@ what one rank has of all of them; as they are added up, they are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 
 from unisono.tools.verify.findings import WRONG, Finding, in_order, ok, unknown, wrong
 from unisono.tools.verify.trace import EvaluationPass, RankTrace, TwoRuns
@@ -26,27 +25,18 @@ def _samples_same(seen: TwoRuns) -> Finding:
     steps = [step for step in seen.steps() if all(rank.samples for rank in step)]
     if not steps:
         return unknown(check, "No forward pass of a whole model was seen on all ranks.")
-    sets = [[set(rank.samples) for rank in step] for step in steps]
-    if all(_are_equal(ranks) for ranks in sets):
-        shown = len(sets[0][0])
-        return wrong(
-            check,
-            f"In all {len(steps)} steps all ranks computed the same samples, {shown} in the first.",
-        )
+    if all(len({frozenset(rank.samples) for rank in step}) == 1 for step in steps):
+        told = f"In all {len(steps)} steps all ranks computed the same samples"
+        return wrong(check, f"{told}, {len(set(steps[0][0].samples))} in the first.")
     for ranks, _ in seen.epochs("train"):
-        plans = [set(one.plan or ()) for one in ranks]
-        is_meant = ranks[0].replaces or ranks[0].is_sliced
-        if not is_meant and len(plans[0]) > 1 and _are_equal(plans):
+        first, *others = {frozenset(one.plan or ()) for one in ranks}
+        if len(first) > 1 and not (others or ranks[0].replaces or ranks[0].is_sliced):
             return wrong(
                 check,
-                f"Every rank reads all {len(plans[0])} samples in each epoch, in an order of its "
+                f"Every rank reads all {len(first)} samples in each epoch, in an order of its "
                 f"own, so each counts {seen.world_size} times.",
             )
     return ok(check, f"Ranks computed different samples in {len(steps)} steps.")
-
-
-def _are_equal(sets: list[set[str]]) -> bool:
-    return all(one == sets[0] for one in sets)
 
 
 def _epoch_order(seen: TwoRuns) -> Finding:
@@ -54,13 +44,14 @@ def _epoch_order(seen: TwoRuns) -> Finding:
     check, is_seen = "epoch-order-fixed", False
     for number in sorted({i.loader for i in seen.ranks[0].iterations if i.role == "train"}):
         orders = [[i for i in rank.iterations if i.loader == number] for rank in seen.ranks]
-        first = next(iter(orders[0]))
+        first = orders[0][0]
         if any(len(of_rank) < 2 or not of_rank[0].order for of_rank in orders):
             continue
         is_seen = True
         is_shuffled = not all(i.is_sorted for of_rank in orders for i in of_rank)
         is_fixed = all(of_rank[0].order == of_rank[1].order for of_rank in orders)
-        is_meant = not first.has_set_epoch and not _changes_in_one(seen.one, number)
+        of_one = [i.order for i in seen.one.iterations if i.loader == number][:2]
+        is_meant = not first.has_set_epoch and len(set(of_one)) < 2
         if is_shuffled and is_fixed and not is_meant:
             return wrong(
                 check,
@@ -72,29 +63,23 @@ def _epoch_order(seen: TwoRuns) -> Finding:
     return unknown(check, "No loader began a second epoch.", "Let it run longer with `--steps`.")
 
 
-def _changes_in_one(one: RankTrace, number: int) -> bool:
-    iterations = [i for i in one.iterations if i.loader == number]
-    return len(iterations) > 1 and iterations[0].order != iterations[1].order
-
-
 def _samples_lost(seen: TwoRuns) -> Finding:
     """Do all ranks together read as many samples as one?"""
     check, evidence = "samples-lost", ""
     for ranks, one in seen.epochs("train"):
-        if one is not None and one.num_left < min(rank.num_left for rank in ranks):
-            return wrong(
-                check,
-                f"Epoch {one.epoch} of loader {one.loader}: ranks leave out its last "
-                f"{min(rank.num_left for rank in ranks)} batches, one rank {one.num_left}.",
-                "Let the loop end when the loader does.",
-            )
-        plans = [rank.plan for rank in ranks if rank.plan is not None]
-        if len(plans) < len(ranks) or one is None or one.plan is None:
+        if one is None:
             continue
-        first, together, alone = ranks[0], set().union(*plans), set(one.plan)
+        first, where = ranks[0], f"Epoch {one.epoch} of loader {one.loader}"
+        num_left = min(rank.num_left for rank in ranks)
+        if one.num_left < num_left:
+            told = f"{where}: ranks leave out its last {num_left} batches, one rank {one.num_left}."
+            return wrong(check, told, "Let the loop end when the loader does.")
+        plans = [rank.plan for rank in ranks if rank.plan is not None]
+        if len(plans) < len(ranks) or one.plan is None:
+            continue
+        together, alone = set().union(*plans), set(one.plan)
         told = (
-            f"Epoch {first.epoch} of loader {first.loader}: {seen.world_size} ranks read "
-            f"{len(together)} samples, one rank {len(alone)}"
+            f"{where}: {seen.world_size} ranks read {len(together)} samples, one rank {len(alone)}"
         )
         is_meant = first.replaces or first.drop_last
         if len(together) < len(alone) and not is_meant:
@@ -154,22 +139,21 @@ def check_evaluations(seen: TwoRuns) -> list[Finding]:
 
 
 def _evaluations(seen: TwoRuns) -> Iterator[Evaluation]:
-    alone = seen.one.evaluations
-    for at in range(max((len(rank.evaluations) for rank in seen.ranks), default=0)):
-        ranks = [rank.evaluations[at] for rank in seen.ranks if at < len(rank.evaluations)]
-        if all(one.is_finished for one in ranks):
-            yield at, ranks, alone[at] if at < len(alone) else None
+    of_runs = (rank.evaluations for rank in (seen.one, *seen.ranks))
+    for at, (one, *found) in enumerate(zip_longest(*of_runs)):
+        ranks = [rank for rank in found if rank is not None]
+        if ranks and all(rank.is_finished for rank in ranks):
+            yield at, ranks, one
 
 
 def _worst(seen: TwoRuns, check: str, judge: Callable[[str, Evaluation], Finding]) -> Finding:
     """Judge every evaluation; the worst verdict counts."""
-    evaluations = list(_evaluations(seen))
-    if not evaluations and seen.ended:
+    if found := [judge(check, evaluation) for evaluation in _evaluations(seen)]:
+        return in_order(found)[0]
+    if seen.ended:
         return ok(check, "The program evaluates nothing.")
-    if not evaluations:
-        why = "No evaluation was seen before the program was stopped."
-        return unknown(check, why, "Let it run longer: `--steps`.")
-    return in_order(judge(check, evaluation) for evaluation in evaluations)[0]
+    why = "No evaluation was seen before the program was stopped."
+    return unknown(check, why, "Let it run longer: `--steps`.")
 
 
 def _partial(check: str, evaluation: Evaluation) -> Finding:
@@ -200,8 +184,7 @@ def _partial(check: str, evaluation: Evaluation) -> Finding:
 def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
     at, ranks, _ = evaluation
     everything = {sample for rank in ranks for sample in rank.samples}
-    total = sum(len(rank.samples) for rank in ranks)
-    num_twice = total - len(everything)
+    num_twice = sum(len(rank.samples) for rank in ranks) - len(everything)
     is_whole = all(set(rank.samples) == everything for rank in ranks)
     calls = [call for rank in ranks for call in rank.collectives]
     values = {value for call in calls for value in call.values}
@@ -215,27 +198,20 @@ def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
         f"rank is given equally many"
     )
     only_sums = all(call.name in _SUMS for call in calls)
-    if only_sums or all(_tell_sizes(rank, ranks) for rank in ranks):
+    if only_sums or all(_tells_sizes(rank, ranks) for rank in ranks):
         return wrong(check, f"{told}, and count twice in what ranks put together.")
     return unknown(check, f"{told}; whether repeats are left out later cannot be seen.")
 
 
-def _tell_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:
+def _tells_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:
     """Tell whether a rank gathers a few numbers of each, with that of its samples among them."""
-    sizes = [float(len(one.seen)) for one in ranks]
+    sizes = [len(one.seen) for one in ranks]
+    few = [c.values for c in rank.collectives if c.name not in _SUMS and len(c.values) < sum(sizes)]
     return any(
-        call.name not in _SUMS
-        and 0 < len(call.values) < sum(sizes)
-        and len(call.values) % len(ranks) == 0
-        and sizes in _columns(call.values, len(ranks))
-        for call in rank.collectives
+        list(values[at :: len(values) // len(ranks)]) == sizes
+        for values in few
+        for at in range(len(values) // len(ranks))
     )
-
-
-def _columns(values: Sequence[float], num_ranks: int) -> list[list[float]]:
-    """Give what ranks have told, each number of all ranks, from one rank after the other."""
-    each = len(values) // num_ranks
-    return [list(values[at::each]) for at in range(each)]
 
 
 def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> list[Finding]:
@@ -251,25 +227,22 @@ def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> lis
 
 def _means_of_means(seen: TwoRuns) -> Iterator[Finding]:
     for at, ranks, one in _evaluations(seen):
-        if one is None or len(ranks) < seen.world_size or not _are_comparable(ranks, one):
-            continue
         sizes = [len(rank.rows) for rank in ranks]
+        together = sorted(row for rank in ranks for row in rank.rows)
+        if one is None or not one.is_finished or together != sorted(one.rows):
+            continue
+        if len(ranks) < seen.world_size or len(set(sizes)) == 1:
+            continue
         for given, joint, single in _numbers(ranks, one):
             if _is_mean_of_means(given, joint, single, sizes):
+                means = " and ".join(f"{mean:.6g}" for mean in given)
                 yield wrong(
                     "mean-of-means",
-                    f"Evaluation {at}: ranks have {_listed(sizes)} samples and means of "
-                    f"{_listed([f'{mean:.6g}' for mean in given])}, which are averaged as if they "
-                    f"had equally many; the mean over all samples is {single:.6g}.",
+                    f"Evaluation {at}: ranks have {' and '.join(map(str, sizes))} samples and "
+                    f"means of {means}, which are averaged as if they had equally many; the mean "
+                    f"over all samples is {single:.6g}.",
                     "Add up sums and numbers of samples (`all_reduce` both), and divide then.",
                 )
-
-
-def _are_comparable(ranks: Sequence[EvaluationPass], one: EvaluationPass) -> bool:
-    """Tell whether ranks of different sizes computed together what one rank did, each once."""
-    together = sorted(row for rank in ranks for row in rank.rows)
-    have_sizes_of_their_own = len({len(rank.rows) for rank in ranks}) > 1
-    return one.is_finished and have_sizes_of_their_own and together == sorted(one.rows)
 
 
 def _numbers(
@@ -278,12 +251,12 @@ def _numbers(
     """Give what ranks add up, one number each; their sum or mean; and one rank's own number."""
     if len({len(rank.collectives) for rank in (*ranks, one)}) > 1:
         return
-    for alone, *together in zip(*(rank.collectives for rank in (one, *ranks)), strict=True):
-        shapes = {(call.name, len(call.given), len(call.values)) for call in (*together, alone)}
-        if len(shapes) == 1 and alone.name in _SUMS and len(alone.given) == len(alone.values):
-            for position, single in enumerate(alone.given):
-                given = [call.given[position] for call in together]
-                yield given, together[0].values[position], single
+    for calls in zip(*(rank.collectives for rank in (one, *ranks)), strict=True):
+        shapes = {(call.name, len(call.given), len(call.values)) for call in calls}
+        if len(shapes) == 1 and calls[0].name in _SUMS:
+            columns = zip(*(call.given for call in calls), strict=True)
+            for (single, *given), joint in zip(columns, calls[1].values, strict=False):
+                yield given, joint, single
 
 
 def _is_mean_of_means(
@@ -295,8 +268,3 @@ def _is_mean_of_means(
     tolerated = _ROUNDING * max(map(abs, (*given, single)))
     is_joint = min(abs(joint - total), abs(joint - mean)) <= tolerated
     return is_joint and abs(weighted - single) <= tolerated < abs(mean - single)
-
-
-def _listed(parts: Sequence[object]) -> str:
-    *most, last = map(str, parts)
-    return f"{', '.join(most)} and {last}"

@@ -29,7 +29,7 @@ class Gradient:
 class Micro:
     """One forward and backward pass."""
 
-    samples: tuple[str, ...] = ()  # which, in order
+    samples: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()  # digests of what the model was given of each
 
 
@@ -59,6 +59,11 @@ class OptimizerStep:
     state: ModelState | None = None  # of the model; None: no forward pass of a whole model was seen
     draws: bool = False  # whether a forward pass drew random numbers
     no_sync: bool = False  # whether torch DDP was told not to average some of the passes
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which optimizer, and which step of that."""
+        return self.optimizer, self.number
 
     @property
     def samples(self) -> tuple[str, ...]:
@@ -140,7 +145,7 @@ class TwoRuns:
 
     def steps(self) -> list[tuple[OptimizerStep, ...]]:
         """Give the steps that all ranks took, each as one value a rank."""
-        by_place = [{(s.optimizer, s.number): s for s in rank.steps} for rank in self.ranks]
+        by_place = [{step.place: step for step in rank.steps} for rank in self.ranks]
         return [
             tuple(steps[place] for steps in by_place)
             for place in by_place[0]
@@ -149,16 +154,18 @@ class TwoRuns:
 
     def step_of_one(self, step: OptimizerStep) -> OptimizerStep | None:
         """Find the same step of the run on one rank."""
-        wanted = step.optimizer, step.number
-        return next((s for s in self.one.steps if (s.optimizer, s.number) == wanted), None)
+        return next((one for one in self.one.steps if one.place == step.place), None)
 
     def epochs(self, role: str) -> Iterator[tuple[tuple[Iteration, ...], Iteration | None]]:
         """Give iterations over loaders that all ranks made, each as one value a rank, and one's."""
         for first in self.ranks[0].iterations:
-            place = first.loader, first.epoch
-            found = [i for rank in self.ranks for i in rank.iterations if i.place == place]
-            if first.role == role and len(found) == self.world_size:
-                yield tuple(found), next((i for i in self.one.iterations if i.place == place), None)
+            *found, one = (
+                next((i for i in rank.iterations if i.place == first.place), None)
+                for rank in (*self.ranks, self.one)
+            )
+            known = tuple(iteration for iteration in found if iteration is not None)
+            if first.role == role and len(known) == self.world_size:
+                yield known, one
 
     @property
     def ended(self) -> bool:

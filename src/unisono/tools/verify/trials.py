@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unisono.runtime.c10d.registration import GLOO
 from unisono.runtime.launch.forkserver import server_pool
-from unisono.runtime.launch.job import MODULE, Job, launch_environment
+from unisono.runtime.launch.job import MODULE, SCRIPT, Job, launch_environment
 from unisono.runtime.launch.report import failure_message
 from unisono.runtime.launch.supervise import supervise
 from unisono.runtime.notices import plural
@@ -28,12 +28,12 @@ _ALARM_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run."""
+    """What is run, as :class:`Job` names it."""
 
-    kind: str  # `"script"` or `"module"`
-    target: str  # the script's path or the module's name
-    args: tuple[str, ...]  # what follows it on the command line
-    folder: Path  # the working folder
+    kind: str
+    target: str
+    args: tuple[str, ...]
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +58,26 @@ def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> I
         try:
             yield trials
         finally:
-            trials.close()
+            server_pool().give_back(trials.server)
 
 
 class Trials:
-    """Runs of one program, one after the other, from one fork server. Final.
-
-    Attributes:
-        folder: where the files of all runs go.
-        limits: how much of the program is run from now on.
-    """
+    """Runs of one program, one after the other, from one fork server, in one folder. Final."""
 
     def __init__(
         self, program: Program, limits: Limits, folder: Path, environ: Mapping[str, str]
     ) -> None:
         self._program, self.limits, self.folder = program, limits, folder
         self._environ = launch_environment(environ, ["unisono", *sys.argv[1:]])
-        self._server = server_pool().borrow(self._environ)
-
-    def close(self) -> None:
-        """Give the fork server back."""
-        server_pool().give_back(self._server)
+        self.server = server_pool().borrow(self._environ)
 
     def run(
         self, world_size: int, name: str, feed: Path | None = None, files: Path | None = None
     ) -> Trial:
-        """Run the program.
+        """Run the program, on the samples of another run if there is a `feed`.
 
-        Args:
-            feed: file with the samples of another run; None: each rank reads its own.
-            files: a copy of the working folder that stays for the next run, made if it is not
-                there; None: one that is deleted.
+        `files` is a copy of the working folder that stays for the next run, made if it is not
+        there; None: one that is deleted.
         """
         folder = self.folder / name
         folder.mkdir()
@@ -106,10 +95,10 @@ class Trials:
     def _supervised(self, world_size: int, folder: Path, copy: Path) -> Trial:
         job = self._job(world_size, folder, copy)
         with _alarm(self.limits.timeout_s), signals_as_bytes(_SIGNALS) as signals:
-            ended = supervise(self._server, job, signals)
+            ended = supervise(self.server, job, signals)
         if not ended.server_is_usable:
-            self._server.close()
-            self._server = server_pool().borrow(self._environ)
+            self.server.close()
+            self.server = server_pool().borrow(self._environ)
         signum, failure = ended.state.interrupted_by, ""
         if signum == signal.SIGALRM:
             signum, failure = None, f"it took longer than {self.limits.timeout_s:g} s"
@@ -127,8 +116,12 @@ class Trials:
     def _job(self, world_size: int, folder: Path, copy: Path) -> Job:
         program = self._program
         target = program.target
-        if program.kind == "script":
-            target = _in_copy(program.folder, copy, target)
+        here = Path(os.path.abspath(program.folder / target))
+        if program.kind == SCRIPT:
+            target = str(here)  # one of another folder stays where it is
+            if here.is_relative_to(program.folder):
+                there = copy / here.relative_to(program.folder)
+                target = target if there.is_symlink() else str(there)
         return Job(
             kind=MODULE,
             target=self.limits.module,
@@ -148,19 +141,9 @@ class Trials:
 _SIGNALS: Sequence[signal.Signals] = (*ENDING_SIGNALS, signal.SIGALRM)
 
 
-def _in_copy(folder: Path, copy: Path, script: str) -> str:
-    """Return where a script of the working folder is in its copy; others stay where they are."""
-    absolute = Path(os.path.abspath(folder / script))
-    if absolute.is_relative_to(folder):
-        there = copy / absolute.relative_to(folder)
-        if there.exists() and not there.is_symlink():
-            return str(there)
-    return str(absolute)
-
-
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Have SIGALRM sent after some seconds, and again. For the main thread."""
+    """Have SIGALRM sent after some seconds, and again."""
     before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
     signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM_AGAIN_S)
     try:

@@ -1,23 +1,15 @@
-"""Verifies one program: runs it, reads what was recorded, asks all checks.
-
-*On several ranks and on one*, which reads what the ranks of the run before read together, or, with
-Unisono, on every number of workers. *After a stop*: it is stopped at several steps, started again,
-and compared with an undisturbed run.
-"""
+"""Verifies one program: runs it, reads what was recorded, asks all checks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from unisono.runtime.notices import plural
 from unisono.tools.verify.bit_checks import (
     KINDS,
-    Bits,
-    Resumption,
     bits_of,
     check_exact,
     check_resumptions,
@@ -53,116 +45,96 @@ def verify(
 ) -> Verdict:
     """Run a program several times, and compare.
 
-    Args:
-        world_size: on how many ranks, at least 2, and then on one. One that trains with Unisono
-            runs on every number up to it.
-        resumes: whether to run it on `world_size` ranks alone, stop it, and compare how it
-            resumes by itself with an undisturbed run, bit for bit.
+    It runs on `world_size` ranks and on one; with Unisono, on every number up to that. Or, if it
+    `resumes`, on `world_size` alone, undisturbed and stopped.
     """
     if resumes:
         limits = replace(limits, batches=_ALL_BATCHES, full_steps=0, replays=True)
     with trials_of(program, limits, environ) as trials:
-        verifier = _Verifier(trials, world_size, limits, say)
-        return verifier.resumed() if resumes else verifier.compared()
+        if resumes:
+            return _resumed(trials, world_size, say)
+        return _compared(trials, world_size, say)
 
 
-@dataclass(frozen=True)
-class _Verifier:
-    _trials: Trials
-    _world_size: int
-    _limits: Limits
-    _say: Callable[[str], None]
+def _compared(trials: Trials, world_size: int, say: Callable[[str], None]) -> Verdict:
+    """Run the program on several ranks and on one, and judge."""
+    say(f"running on {plural(world_size, 'rank')}")
+    trial = trials.run(world_size, "several")
+    if not trial.failure and not _has_steps(trial):
+        # It accumulates more passes than an iteration was cut to.
+        trials.limits = replace(trials.limits, batches=trials.limits.batches * _MORE_BATCHES)
+        trial = trials.run(world_size, "several-longer")
+    if trial.interrupted_by is not None or not _has_steps(trial):
+        why = "The program did not come to a step of an optimizer of torch on all ranks."
+        return _unverified(trial, why, CAUSES_FIRST, (1, world_size))
+    if any(trace.of("exact") for trace in trial.traces):
+        return _exact(trials, trial, say)
+    say("running on 1 rank")
+    alone = _run_one(trials, trial, "one")
+    num_passes = [_passes_of_first_step(one.traces[0]) for one in (alone, trial)]
+    if not alone.failure and num_passes[0] == world_size * num_passes[1] > 0:
+        # It accumulates N times as many passes on one rank, so that each is as large.
+        say(f"running on 1 rank again, with {world_size} times the passes")
+        alone = _run_one(trials, trial, "one-accumulating", one_by_one=True)
+    if alone.interrupted_by is not None:
+        return Verdict((1, world_size), (), alone.trouble, alone.interrupted_by)
+    findings = judge(trial.traces, alone.traces[0])
+    return Verdict((1, world_size), findings, trial.trouble or alone.trouble)
 
-    def compared(self) -> Verdict:
-        """Run the program on several ranks and on one, and judge."""
-        trial = self._run(self._world_size, "several")
-        if not trial.failure and not _has_steps(trial):
-            # It accumulates more passes than an iteration was cut to.
-            longer = replace(self._limits, batches=self._limits.batches * _MORE_BATCHES)
-            self._trials.limits = longer
-            trial = self._run(self._world_size, "several-longer")
-        if trial.interrupted_by is not None or not _has_steps(trial):
-            why = "The program did not come to a step of an optimizer of torch on all ranks."
-            return self._unverified(trial, why, CAUSES_FIRST, (1, self._world_size))
-        if any(trace.of("exact") for trace in trial.traces):
-            return self._exact(trial)
-        return self._with_one(trial)
 
-    def _run(self, world_size: int, name: str, feed: Path | None = None) -> Trial:
-        self._say(f"running on {plural(world_size, 'rank')}")
-        return self._trials.run(world_size, name, feed)
+def _unverified(trial: Trial, why: str, checks: Iterable[str], sizes: tuple[int, ...]) -> Verdict:
+    findings = [unknown(check, why) for check in checks]
+    return Verdict(sizes, findings, trial.trouble, trial.interrupted_by)
 
-    def _unverified(
-        self, trial: Trial, why: str, checks: Iterable[str], sizes: tuple[int, ...]
-    ) -> Verdict:
-        findings = [unknown(check, why) for check in checks]
-        return Verdict(sizes, findings, trial.trouble, trial.interrupted_by)
 
-    def _exact(self, trial: Trial) -> Verdict:
-        """Compare the bits of runs on all numbers of workers up to that of the first run."""
-        sizes, trouble = tuple(range(1, self._world_size + 1)), trial.trouble
-        runs = {self._world_size: bits_of(trial.traces)}
-        for world_size in reversed(sizes[:-1]):
-            trial = self._run(world_size, f"on-{world_size}")
-            trouble = trouble or trial.trouble
-            if trial.interrupted_by is not None:
-                return Verdict(sizes, (), trouble, trial.interrupted_by)
-            runs = {world_size: bits_of(trial.traces), **runs}
-        return Verdict(sizes, in_order(check_exact(runs)), trouble, is_exact=True)
+def _exact(trials: Trials, trial: Trial, say: Callable[[str], None]) -> Verdict:
+    """Compare the bits of runs on all numbers of workers up to that of the first run."""
+    most, trouble = len(trial.traces), trial.trouble
+    sizes, runs = tuple(range(1, most + 1)), {most: bits_of(trial.traces)}
+    for world_size in reversed(sizes[:-1]):
+        say(f"running on {plural(world_size, 'rank')}")
+        trial = trials.run(world_size, f"on-{world_size}")
+        trouble = trouble or trial.trouble
+        if trial.interrupted_by is not None:
+            return Verdict(sizes, (), trouble, trial.interrupted_by)
+        runs = {world_size: bits_of(trial.traces), **runs}
+    return Verdict(sizes, in_order(check_exact(runs)), trouble, is_exact=True)
 
-    def _with_one(self, trial: Trial) -> Verdict:
-        sizes = (1, self._world_size)
-        alone = self._run_one(trial, "one")
-        num_passes = [_passes_of_first_step(one.traces[0]) for one in (alone, trial)]
-        if not alone.failure and num_passes[0] == self._world_size * num_passes[1] > 0:
-            # It accumulates N times as many passes on one rank, so that each is as large.
-            self._say(f"running on 1 rank again, with {self._world_size} times the passes")
-            alone = self._run_one(trial, "one-accumulating", one_by_one=True)
-        if alone.interrupted_by is not None:
-            return Verdict(sizes, (), alone.trouble, alone.interrupted_by)
-        findings = judge(trial.traces, alone.traces[0])
-        return Verdict(sizes, findings, trial.trouble or alone.trouble)
 
-    def _run_one(self, trial: Trial, name: str, *, one_by_one: bool = False) -> Trial:
-        feed = self._trials.folder / f"{name}.json"
-        feed.write_text(json.dumps(feed_of(trial.traces, one_by_one=one_by_one)))
-        return self._run(1, name, feed)
+def _run_one(trials: Trials, trial: Trial, name: str, *, one_by_one: bool = False) -> Trial:
+    feed = trials.folder / f"{name}.json"
+    feed.write_text(json.dumps(feed_of(trial.traces, one_by_one=one_by_one)))
+    return trials.run(1, name, feed)
 
-    def resumed(self) -> Verdict:
-        """Run the program, stop it, resume and compare."""
-        self._say("running undisturbed")
-        trial = self._trials.run(self._world_size, "undisturbed")
-        undisturbed = bits_of(trial.traces)
-        num_steps = min(len(trace.of("step-bits")) for trace in trial.traces)
-        sizes = (self._world_size,)
-        if trial.failure or num_steps < 2:
-            why = "The program took fewer than two steps of an optimizer."
-            return self._unverified(trial, why, KINDS, sizes)
-        stops = sorted({max(1, round(num_steps * part)) for part in _STOPS})
-        resumptions = []
-        for stop in stops:
-            self._say(f"stopping after {stop} steps, and resuming")
-            trial, found = self._resume(undisturbed, stop)
-            if trial.failure:
-                why = f"Stopped after {stop} steps, it did not run again."
-                return self._unverified(trial, why, KINDS, sizes)
-            resumptions.append(found)
-        findings = in_order(check_resumptions(resumptions), tuple(KINDS))
-        return Verdict(sizes, findings, is_exact=True)
 
-    def _resume(self, undisturbed: Bits, stop: int) -> tuple[Trial, Resumption]:
-        name = f"stopped-{stop}"
-        files = self._trials.folder / f"{name}-files"
-        self._trials.limits = replace(self._limits, steps=stop)
-        trial = self._trials.run(self._world_size, name, files=files)
-        self._trials.limits = self._limits
+def _resumed(trials: Trials, world_size: int, say: Callable[[str], None]) -> Verdict:
+    """Run the program, stop it, resume and compare."""
+    say("running undisturbed")
+    trial = trials.run(world_size, "undisturbed")
+    undisturbed, limits = bits_of(trial.traces), trials.limits
+    num_steps = min(len(trace.of("step-bits")) for trace in trial.traces)
+    if trial.failure or num_steps < 2:
+        why = "The program took fewer than two steps of an optimizer."
+        return _unverified(trial, why, KINDS, (world_size,))
+    resumptions = []
+    for stop in sorted({max(1, round(num_steps * part)) for part in _STOPS}):
+        say(f"stopping after {stop} steps, and resuming")
+        files = trials.folder / f"stopped-{stop}-files"
+        trials.limits = replace(limits, steps=stop)
+        trial = trials.run(world_size, f"stopped-{stop}", files=files)
+        trials.limits = limits
         if not trial.failure:
-            trial = self._trials.run(self._world_size, f"{name}-resumed", files=files)
-        return trial, compare(undisturbed, bits_of(trial.traces), stop)
+            trial = trials.run(world_size, f"stopped-{stop}-resumed", files=files)
+        if trial.failure:
+            why = f"Stopped after {stop} steps, it did not run again."
+            return _unverified(trial, why, KINDS, (world_size,))
+        resumptions.append(compare(undisturbed, bits_of(trial.traces), stop))
+    findings = in_order(check_resumptions(resumptions), tuple(KINDS))
+    return Verdict((world_size,), findings, is_exact=True)
 
 
 def judge(traces: Sequence[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
-    """Ask all checks about a run on several ranks and one on one."""
+    """Ask all checks about the ranks of one run, and one that ran alone."""
     identities = Identities([*traces, one])
     ranks = tuple(resolve(trace, identities) for trace in traces)
     seen = TwoRuns(ranks, resolve(one, identities))
@@ -179,32 +151,23 @@ def _passes_of_first_step(trace: RawTrace) -> int:
     return kinds.index("step") if "step" in kinds else 0
 
 
-_NOT_SHARED = -1
-
-
 def feed_of(traces: Sequence[RawTrace], *, one_by_one: bool = False) -> dict[str, Any]:
     """Return the samples of each iteration, as batches of ``[index, content]``.
 
-    Args:
-        traces: of all ranks.
-        one_by_one: give the ranks' batches one after the other, to a program that accumulates
-            more passes on fewer ranks, instead of putting them together.
-
-    Returns:
-        ``epochs`` by ``"loader/iteration"``, ``lengths`` of the loaders' datasets (-1: an index
-        means another sample on each rank), and global ``batch_sizes``, by loader.
+    ``epochs`` are by ``"loader/iteration"``, ``lengths`` of the loaders' datasets (-1: an index
+    means another sample on each rank) and global ``batch_sizes`` by loader. With `one_by_one` the
+    batches of ranks follow each other, for a program that accumulates more passes on fewer ranks.
     """
     identities = Identities(traces)
     epochs, factors, lengths = {}, {}, {}
     for place in sorted({place for trace in traces for place in trace.epochs}):
         plans = [_batches(trace, place) for trace in traces if place in trace.epochs]
-        known = [plan for plan in plans if plan is not None]
-        if len(known) == len(plans):
+        if None not in plans:
             loader, epoch = place
-            epochs[f"{loader}/{epoch}"], factors[loader] = _together(known, one_by_one)
+            epochs[f"{loader}/{epoch}"], factors[loader] = _together(plans, one_by_one)
     for number, facts in traces[0].loaders.items():
         is_shared = identities.are_shared(facts["dataset"])
-        lengths[str(number)] = facts["base_length"] if is_shared else _NOT_SHARED
+        lengths[str(number)] = facts["base_length"] if is_shared else -1
     sizes = _batch_sizes(traces, factors)
     return {"epochs": epochs, "lengths": lengths, "batch_sizes": sizes}
 
