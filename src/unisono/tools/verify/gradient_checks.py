@@ -15,12 +15,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
 from unisono.runtime.notices import named
 from unisono.tools.verify.digests import (
     Array,
+    Relation,
     distance,
     joined,
     relation,
@@ -39,6 +41,7 @@ from unisono.tools.verify.trace import Gradient, OptimizerStep, TwoRuns
 
 _ENOUGH_COSINE, _ENOUGH_FACTOR = 0.95, 0.15
 _STARTS_APART_AT_MOST = 1e-4
+_OTHER_SAMPLES = "one rank did not compute the same samples, as far as that can be seen"
 
 Step = Sequence[OptimizerStep]
 """One step, as each rank took it."""
@@ -80,17 +83,27 @@ def _tolerated(step: Step, names: Sequence[str]) -> float:
 
 
 def _compare_with_one(seen: TwoRuns, step: Step, names: Sequence[str]) -> JudgedStep:
-    one, number = seen.step_of_one(step[0]), step[0].number
+    one, told = seen.step_of_one(step[0]), f"Step {step[0].number}:"
     names = [name for name in names if one is not None and name in one.gradients]
     if one is None or not names:
-        return _unknown(number, "The run on one rank took no such step.")
+        return _unknown(step, "The run on one rank took no such step.")
     if not _starts_alike(seen, step[0], one):
-        return _unknown(number, f"Step {number}: one rank starts it with other parameters.")
-    return _Comparison(step, one, names).judged()
+        return _unknown(step, f"{told} one rank starts it with other parameters.")
+    mine, ones = _averaged(step[0], names), _averaged(one, names)
+    if len(mine) != len(ones) or not np.isfinite([*mine, *ones]).all():
+        return _unknown(step, f"{told} gradients are not finite.")
+    found, tolerated = relation(mine, ones), _tolerated(step, names)
+    by_name = _are_the_same([rank.samples for rank in step], one.samples)
+    if not by_name and not _are_the_same([rank.rows for rank in step], one.rows):
+        return _roughly(step, one, found, _OTHER_SAMPLES)
+    if found.rest <= tolerated:
+        return _factor(step, found, tolerated)
+    judged = _weights(step, names, mine, ones, tolerated)
+    return judged or _roughly(step, one, found)
 
 
-def _unknown(number: int, why: str) -> JudgedStep:
-    evidence = f"Step {number}: all ranks have the same gradient."
+def _unknown(step: Step, why: str) -> JudgedStep:
+    evidence = f"Step {step[0].number}: all ranks have the same gradient."
     return JudgedStep(evidence=evidence, is_synced=True, why_unknown=why)
 
 
@@ -121,88 +134,66 @@ def _are_the_same(of_ranks: Sequence[tuple[str, ...]], of_one: tuple[str, ...]) 
     return bool(ones) and (ones == together or (all_alike and ones == alone[0]))
 
 
-class _Comparison:
-    """One step of all ranks beside the same step of one."""
+def _factor(step: Step, found: Relation, tolerated: float) -> JudgedStep:
+    """Judge a gradient that is one rank's, but for a factor."""
+    num_ranks, near = len(step), max(2 * tolerated, 1e-3)
+    told = (
+        f"Step {step[0].number}: the gradient of {num_ranks} ranks is {found.factor:.6g} times "
+        f"that of one rank on the same samples; the rest is {found.rest:.1e} of its length, "
+        f"and rounding explains {tolerated:.1e}."
+    )
+    if abs(found.factor - 1) <= near:
+        return JudgedStep(evidence=told, is_synced=True, is_equal=True)
+    power = math.log(found.factor, num_ranks) if found.factor > 0 else 0.5
+    if abs(power - round(power)) <= near:
+        return JudgedStep("gradient-times-n" if power > 0 else "gradient-over-n", told)
+    return _unknown(step, told)
 
-    def __init__(self, step: Step, one: OptimizerStep, names: Sequence[str]) -> None:
-        self._step, self._one, self._names = step, one, names
-        self._number = step[0].number
-        self._tolerated = _tolerated(step, names)
-        self._mine, self._ones = _averaged(step[0], names), _averaged(one, names)
-        by_name = _are_the_same([rank.samples for rank in step], one.samples)
-        self._has_same_samples = by_name or _are_the_same([rank.rows for rank in step], one.rows)
 
-    def judged(self) -> JudgedStep:
-        """Look for a factor, then for other weights, then for a factor beside other differences."""
-        mine, ones = self._mine, self._ones
-        if len(mine) != len(ones) or not np.isfinite([*mine, *ones]).all():
-            return _unknown(self._number, f"Step {self._number}: gradients are not finite.")
-        if not self._has_same_samples:
-            return self._roughly()
-        if relation(mine, ones).rest <= self._tolerated:
-            return self._factor()
-        return self._weights() or self._roughly()
+def _weights(
+    step: Step, names: Sequence[str], mine: Array, ones: Array, tolerated: float
+) -> JudgedStep | None:
+    """Compare how one rank and all ranks weigh the same passes; None where it does not fit."""
+    columns = [column for rank in step for column in _passes(rank, names)]
+    if not columns or len(columns) >= len(mine):
+        return None
+    ours, rest = weights(mine, columns)
+    theirs, rest_of_one = weights(ones, columns)
+    are_explained = rest <= tolerated and rest_of_one <= max(tolerated, 1e-3)
+    if not are_explained or np.ptp(ours) > 0.02 * abs(ours[0]):
+        return None
+    shares = theirs / theirs.sum()
+    if min(shares) < 0 or np.ptp(shares) * len(shares) <= max(10 * tolerated, 0.01):
+        return None
+    sizes = [len(micro.samples) for rank in step for micro in rank.micros]
+    told = (
+        f"Step {step[0].number}: all ranks weigh the same ({1 / len(columns):.4g} each pass), but "
+        f"one rank on the same samples weighs them {', '.join(f'{one:.4g}' for one in shares)}; "
+        f"they have {', '.join(map(str, sizes))} samples."
+    )
+    return JudgedStep("mean-of-means" if len(set(sizes)) > 1 else "weights-of-tokens", told)
 
-    def _factor(self) -> JudgedStep:
-        found, num_ranks = relation(self._mine, self._ones), len(self._step)
-        near = max(2 * self._tolerated, 1e-3)
-        told = (
-            f"Step {self._number}: the gradient of {num_ranks} ranks is {found.factor:.6g} times "
-            f"that of one rank on the same samples; the rest is {found.rest:.1e} of its length, "
-            f"and rounding explains {self._tolerated:.1e}."
-        )
-        if abs(found.factor - 1) <= near:
-            return JudgedStep(evidence=told, is_synced=True, is_equal=True)
-        power = math.log(found.factor, num_ranks) if found.factor > 0 else 0.5
-        if abs(power - round(power)) <= near:
-            return JudgedStep("gradient-times-n" if power > 0 else "gradient-over-n", told)
-        return _unknown(self._number, told)
 
-    def _weights(self) -> JudgedStep | None:
-        """Compare how one rank and all ranks weigh the same passes; None where it does not fit."""
-        columns = [column for rank in self._step for column in _passes(rank, self._names)]
-        if not columns or len(columns) >= len(self._mine):
-            return None
-        ours, rest = weights(self._mine, columns)
-        theirs, rest_of_one = weights(self._ones, columns)
-        are_explained = rest <= self._tolerated and rest_of_one <= max(self._tolerated, 1e-3)
-        if not are_explained or np.ptp(ours) > 0.02 * abs(ours[0]):
-            return None
-        shares = theirs / theirs.sum()
-        if min(shares) < 0 or np.ptp(shares) * len(shares) <= max(10 * self._tolerated, 0.01):
-            return None
-        sizes = [len(micro.samples) for rank in self._step for micro in rank.micros]
-        told = (
-            f"Step {self._number}: all ranks weigh the same ({1 / len(columns):.4g} each pass), "
-            f"but one rank on the same samples weighs them "
-            f"{', '.join(f'{share:.4g}' for share in shares)}; they have "
-            f"{', '.join(map(str, sizes))} samples."
-        )
-        return JudgedStep("mean-of-means" if len(set(sizes)) > 1 else "weights-of-tokens", told)
+def _roughly(step: Step, one: OptimizerStep, found: Relation, why: str = "") -> JudgedStep:
+    """Judge where more than rounding must differ: a factor of N is seen nevertheless.
 
-    def _roughly(self) -> JudgedStep:
-        """Judge where more than rounding must differ: a factor of N is seen nevertheless."""
-        found, num_ranks = relation(self._mine, self._ones), len(self._step)
-        state = self._step[0].state
-        has_batch_norm = state is not None and state.has_batch_norm
-        told = (
-            f"Step {self._number}: the gradient of {num_ranks} ranks is about {found.factor:.3g} "
-            f"times that of one rank (cosine {found.cosine:.3f})"
-        )
-        are_as_many = sum(len(rank.samples) for rank in self._step) == len(self._one.samples)
-        must_differ = has_batch_norm or not self._has_same_samples
-        if must_differ and found.cosine >= _ENOUGH_COSINE and are_as_many:
-            for check, n in (("gradient-times-n", num_ranks), ("gradient-over-n", 1 / num_ranks)):
-                if abs(found.factor / n - 1) <= _ENOUGH_FACTOR:
-                    return JudgedStep(check, f"{told}.")
-        why = "neither rounding nor other weights explain the rest"
-        if has_batch_norm:
-            why = (
-                "batch norm takes its statistics over each rank's samples; SyncBatchNorm would not"
-            )
-        elif must_differ:
-            why = "one rank did not compute the same samples, as far as that can be seen"
-        return _unknown(self._number, f"{told}: {why}.")
+    `why` is empty where nothing but batch norm can make one rank's gradient differ.
+    """
+    num_ranks, state = len(step), step[0].state
+    if state is not None and state.has_batch_norm:
+        why = "batch norm takes its statistics over each rank's samples; SyncBatchNorm would not"
+    told = (
+        f"Step {step[0].number}: the gradient of {num_ranks} ranks is about {found.factor:.3g} "
+        f"times that of one rank (cosine {found.cosine:.3f})"
+    )
+    are_as_many = sum(len(rank.samples) for rank in step) == len(one.samples)
+    if why and found.cosine >= _ENOUGH_COSINE and are_as_many:
+        for check, n in (("gradient-times-n", num_ranks), ("gradient-over-n", 1 / num_ranks)):
+            if abs(found.factor / n - 1) <= _ENOUGH_FACTOR:
+                return JudgedStep(check, f"{told}.")
+    return _unknown(
+        step, f"{told}: {why or 'neither rounding nor other weights explain the rest'}."
+    )
 
 
 _SYNC_CHECKS = tuple(GRADIENT_CHECKS)[:4]
@@ -216,10 +207,9 @@ def check_gradients(seen: TwoRuns) -> list[Finding]:
     """Judge all steps whose gradients were kept."""
     judged: list[JudgedStep] = []
     steps = seen.steps()
-    for at, step in enumerate(steps):
+    for step, later in zip_longest(steps, steps[1:]):
         if not all(rank.gradients for rank in step):
             continue
-        later = steps[at + 1] if at + 1 < len(steps) else None
         if later is None and _AVERAGES_PARAMETERS in judged:
             break
         found = _judge(seen, step, later)
@@ -228,10 +218,6 @@ def check_gradients(seen: TwoRuns) -> list[Finding]:
             were_equal = any(one.is_equal for one in judged)
             return around_mistake(mistake, tuple(GRADIENT_CHECKS), were_well=were_equal)
         judged.append(found)
-    return _without_mistake(judged)
-
-
-def _without_mistake(judged: Sequence[JudgedStep]) -> list[Finding]:
     synced = [one.evidence for one in judged if one.is_synced]
     equal = [one.evidence for one in judged if one.is_equal]
     reasons = [one.why_unknown for one in judged if one.why_unknown]
@@ -291,7 +277,9 @@ def _judge_apart(
     step: Step, later: Step | None, telling: Sequence[str], apart: Sequence[str]
 ) -> JudgedStep:
     number = step[0].number
-    if _are_the_same_later(later, apart):
+    states = [rank.state.parameters for rank in later or () if rank.state is not None]
+    digests = [[one.get(name) for one in states] for name in apart]
+    if states and all(of_ranks[0] and len(set(of_ranks)) == 1 for of_ranks in digests):
         return _AVERAGES_PARAMETERS
     num_passes = max(len(step[0].gradients[name].passes) for name in apart)
     shown = named(apart, 3)
@@ -312,14 +300,6 @@ def _judge_apart(
         "gradients-not-averaged",
         f"Step {number}: each rank's optimizer got the gradient of its own samples alone; all "
         f"{len(apart)} parameters differ between ranks ({shown}).",
-    )
-
-
-def _are_the_same_later(later: Step | None, names: Sequence[str]) -> bool:
-    """Tell whether all ranks have the same parameters before the next step."""
-    states = [rank.state.parameters for rank in later or () if rank.state is not None]
-    return bool(states) and all(
-        name in states[0] and len({one.get(name) for one in states}) == 1 for name in names
     )
 
 
