@@ -1,11 +1,10 @@
 """A file that is whole, or not there; and nothing of anybody else's is overwritten."""
 
 import os
-from pathlib import Path
 
 import pytest
 
-from unisono.tools.report.files import _names, write_page
+from unisono.tools.report.files import write_page
 
 
 def test_a_file_is_written_and_written_again(tmp_path):
@@ -31,14 +30,3 @@ def test_a_place_that_takes_no_file_is_told(tmp_path, name):
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(ValueError, match="must name a file that can be written"):
         write_page(tmp_path / name, "page")
-
-
-@pytest.mark.parametrize(
-    ("folders", "names"),
-    [
-        (["/a/one", "/a/two"], ["one", "two"]),
-        (["/a/run", "/b/run"], ["/a/run", "/b/run"]),
-    ],
-)
-def test_runs_are_named_apart(folders, names):
-    assert _names([Path(folder) for folder in folders]) == names

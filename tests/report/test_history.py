@@ -27,7 +27,7 @@ def test_a_run_is_gathered(tmp_path):
 
 def test_speed_is_samples_over_seconds_not_a_mean_of_speeds():
     history = history_of(step(0, num_samples=64), step(1, num_samples=0, seconds=0.03))
-    history.samples_per_second.halve()
+    history.samples_per_second._halve()
     assert history.samples_per_second.values[0].mean == pytest.approx(64 / 0.04)
 
 

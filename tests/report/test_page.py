@@ -176,13 +176,14 @@ def called(*words):
 
 
 def test_the_commands_say_where_their_files_are(small_library, tmp_path):
-    runs = [write_run(tmp_path / name, num_steps=4) for name in ("run a", "run b")]
+    runs = [write_run(tmp_path / name / "run", num_steps=4) for name in "ab"]
     assert called("report", runs[0]) == (0, f"{runs[0] / 'report.html'}\n")
     page = tmp_path / "p.html"
     assert called("report", runs[0], "-o", page) == (0, f"{page}\n")
     page = tmp_path / "compare.html"
     assert called("compare", *runs, "-o", page) == (0, f"{page}\n")
     assert "All digests are equal" in page.read_text()
+    assert str(runs[1]) in page.read_text()  # as the last parts of their names are the same
 
 
 def test_no_command_minds_a_process_that_is_not_known(small_library, tmp_path):

@@ -6,7 +6,7 @@ from tests.report.synthetic import BEGAN_UNIX_S, PHASES, start_line
 
 from unisono.tools.report.history import Spent
 from unisono.tools.report.run_progress import Named
-from unisono.training.events.events import Slowdown, SlowdownCause
+from unisono.tools.report.view import worker_lines
 
 
 def test_speed_is_right_where_steps_were_passed_over():
@@ -47,24 +47,11 @@ def test_times_are_not_of_steps_that_come_again():
     assert (made.progress.num_done, len(made.recent)) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("cause", "rank", "slow"),
-    [
-        (SlowdownCause.WORKER, 1, 1),
-        (SlowdownCause.WORKER, 9, None),  # it is not there any more
-        (SlowdownCause.BUSY, None, None),
-    ],
-)
-def test_a_worker_is_slow_that_is_found_to_be(cause, rank, slow):
-    made = status_of(start_line(num_workers=2), step(0, 1))
-    made.findings = (Slowdown(cause, 0.1, "x", "", rank),)
-    assert made.slow_rank == slow
-
-
 def test_a_worker_lost_in_a_step_has_no_times():
     lines = {f"{name}_s": [0.001, None] for name in PHASES}
-    made = status_of(start_line(), {**step(0, 1), **lines})
-    assert set(made.by_rank) == {0}
+    first, second = worker_lines(status_of(start_line(), {**step(0, 1), **lines}), {})
+    assert first.shares
+    assert second.shares is None
 
 
 def test_the_newest_memory_of_each_device_is_known():

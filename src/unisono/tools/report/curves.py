@@ -1,8 +1,7 @@
 """What is drawn of a run: curves over its steps, and bars of where its time goes.
 
-Figures are traces and a layout as plotly's JSON describes them. Colours are
-names of the page's own, such as ``var(--loss)``: the style sheet says what they are by day and by
-night, and the page's script puts them in, as it does with what all plots have in common.
+Figures are traces and a layout as plotly's JSON describes them. Colours are names of the page's
+style sheet; its script puts them in, and what all plots have in common.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Figure:
     title: str
     note: str
     data: list[dict[str, Any]]  # plotly's traces
-    layout: dict[str, Any]  # plotly's; the page's script adds fonts, margins and colours
+    layout: dict[str, Any]  # plotly's
     height_px: int = 280
     is_wide: bool = False  # whether it takes the whole width of the page
 
@@ -100,11 +99,9 @@ def series_trace(
     num_dots: int = 30,
     **change: Any,
 ) -> dict[str, Any]:
-    """Return the trace of a series over steps, with a dot for each value where there are few.
+    """Return the trace of a series over steps, with a dot for each value if there are `num_dots`.
 
-    Args:
-        num_dots: so many values are few.
-        change: what is otherwise, in plotly's words.
+    `change` is what is otherwise, in plotly's words.
     """
     steps = [one.middle_step for one in series.values]
     return {
@@ -140,7 +137,7 @@ def over_steps(data: Sequence[dict[str, Any]], *, from_zero: bool = False) -> di
 
 
 def step_axis(low: float, high: float) -> dict[str, Any]:
-    """Return an axis that counts steps; there is none between two."""
+    """Return an axis that counts steps."""
     axis: dict[str, Any] = {"title": {"text": "step"}, "range": [low, high]}
     return axis | {"dtick": 1} if high - low < _FEW_STEPS else axis
 
@@ -197,12 +194,6 @@ def by_worker(history: History) -> Figure:
 
 
 def _bars(phase: str, hover: str, **rest: Any) -> dict[str, Any]:
-    """Return a trace of bars, all of one phase.
-
-    Args:
-        hover: the text of a bar under the pointer, as plotly's template.
-        rest: where the bars are, in plotly's words.
-    """
     return {
         "type": "bar",
         "marker": {"color": f"var(--{phase})", "line": {"width": 0}},

@@ -1,9 +1,6 @@
 """What `unisono report` and `unisono compare` do: read, draw, write.
 
-A file is whole, or not there: its bytes go to a file beside, which then takes the name. Only pages
-are replaced: `-o train.py` by mistake keeps the script.
-
-Several runs together: their curves, where they differ, and whether they are equal.
+Only pages are replaced: `-o train.py` by mistake keeps the script.
 """
 
 from __future__ import annotations
@@ -28,54 +25,35 @@ from unisono.tools.report.page import rendered, report, state
 from unisono.tools.report.text import in_plot, name, value
 from unisono.training.events.events import End
 
-REPORT_NAME = "report.html"
+MAX_RUNS = SERIES_COLOURS
 
 
 def write_report(
     directory: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Write the report of a run.
-
-    Raises:
-        ValueError: the folder is no run's, the page cannot be written, or plotly is missing.
-        DataFormatError: the run was written by a newer version.
-    """
-    target = Path(directory) / REPORT_NAME if output is None else Path(output)
+    """Write the report of a run."""
+    target = Path(directory) / "report.html" if output is None else Path(output)
     return write_page(target, report(gather(directory)))
 
 
 def write_comparison(
     directories: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]
 ) -> Path:
-    """Write a page that draws several runs together.
-
-    Raises:
-        ValueError: there are too few or too many runs, a folder is no run's, the page cannot be
-            written, or plotly is missing.
-        DataFormatError: a run was written by a newer version.
-    """
+    """Write a page that draws several runs together."""
     if not 2 <= len(directories) <= MAX_RUNS:
         raise ValueError(
             f"DIRECTORY must name 2 to {MAX_RUNS} runs, but names {len(directories)}: "
             "use for example `unisono compare runs/one runs/two`."
         )
-    names = _names([Path(directory) for directory in directories])
+    names = [Path(directory).resolve().name for directory in directories]
+    if len(set(names)) < len(names):  # last parts do not tell all apart
+        names = [str(Path(directory)) for directory in directories]
     runs = [gather(one, name) for one, name in zip(directories, names, strict=True)]
     return write_page(output, comparison(runs))
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Name each folder by its last part, or as it was given where these do not tell all apart."""
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else list(map(str, folders))
-
-
 def write_page(path: str | os.PathLike[str], page: str) -> Path:
-    """Write a page, whole or not at all.
-
-    Raises:
-        ValueError: the name is none of a page, or the file cannot be written.
-    """
+    """Write a page, whole or not at all."""
     target = Path(path).absolute()
     if target.suffix != ".html":
         raise ValueError(f"`-o` must name a page, but {str(path)!r} does not end in .html.")
@@ -88,9 +66,6 @@ def write_page(path: str | os.PathLike[str], page: str) -> Path:
             f"({error.strerror}): make room, choose another folder, or change its permissions."
         ) from None
     return target
-
-
-MAX_RUNS = SERIES_COLOURS
 
 
 def comparison(runs: Sequence[History]) -> str:

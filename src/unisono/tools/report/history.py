@@ -1,19 +1,12 @@
 """What happened in a run, kept small enough to draw, however long it was?
 
-One pass over the event file. What a million steps say is folded into stretches.
-
-How is a long row of numbers kept small? As means of its stretches.
-
 However many values come, at most ``max_stretches`` are kept: when there are as many, each two
 neighbours become one, and each new one takes twice as many values. ::
 
     1 2 3 4 │ 5      ─►  12 34 5·      ─►  12 34 56 78 │ 9      ─►  1234 5678 9···
 
-Where does the time of a step go, in each worker?
-
-For each stretch of steps, and for each worker, the sum of the seconds in each phase is kept. What a
-step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is lost) is
-called *between*.
+What a step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is
+lost) is called *between*.
 """
 
 from __future__ import annotations
@@ -23,8 +16,8 @@ import math
 import operator
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby, islice
 from typing import cast
@@ -59,13 +52,6 @@ class Values:
         self.total = total
         self.weight = sum(weights, self.weight)
 
-    def absorb(self, later: Values, /) -> None:
-        """Take in the values that follow."""
-        self.last_step = later.last_step
-        self.total += later.total
-        self.weight += later.weight
-        self.num_not_finite += later.num_not_finite
-
     @property
     def mean(self) -> float | None:
         """The mean of the finite ones, each with its weight; None if there are none."""
@@ -78,23 +64,14 @@ class Values:
 
 
 class Series:
-    """A number a step, kept small. Final.
-
-    Attributes:
-        values: the stretches, first to last, of equally many values each but for the last one.
-        width: how many values each takes.
-        last: the last value, which may be NaN or infinite; None before the first.
-        last_step: the step that it belongs to.
-        first_not_finite: the first step whose value was not finite, or None.
-    """
+    """A number a step, kept small. Final."""
 
     def __init__(self, max_stretches: int = 300) -> None:
-        assert max_stretches >= 2
-        self.values: list[Values] = []
+        self.values: list[Values] = []  # stretches of `width` values each, but for the last one
         self.width = 1
-        self.last: float | None = None
+        self.last: float | None = None  # value, which may be NaN or infinite
         self.last_step: int | None = None
-        self.first_not_finite: int | None = None
+        self.first_not_finite: int | None = None  # step
         self._max = max_stretches
         self._num_in_last = 1
 
@@ -110,7 +87,7 @@ class Series:
         begin = 0
         while begin < len(steps):
             if self._num_in_last == self.width and len(self.values) == self._max:
-                self.halve()
+                self._halve()
             if self._num_in_last == self.width:
                 self.values.append(Values(steps[begin], steps[begin]))
                 self._num_in_last = 0
@@ -124,54 +101,39 @@ class Series:
         if steps:
             self.last, self.last_step = values[-1], steps[-1]
 
-    def halve(self) -> None:
-        """Make one of each two neighbours."""
+    def _halve(self) -> None:
         self._num_in_last = self.width * (2 - len(self.values) % 2)
         for one, next_one in zip(self.values[::2], self.values[1::2], strict=False):
-            one.absorb(next_one)
+            one.last_step = next_one.last_step
+            one.total += next_one.total
+            one.weight += next_one.weight
+            one.num_not_finite += next_one.num_not_finite
         del self.values[1::2]
         self.width *= 2
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of one worker, or of several, in each phase, and over how many steps."""
+    """Seconds of a worker in each phase, and over how many steps."""
 
     phases_s: list[float]
     num_steps: int
 
-    def add(self, other: Spent) -> None:
-        """Add another's seconds."""
-        self.phases_s = list(map(operator.add, self.phases_s, other.phases_s))
-        self.num_steps += other.num_steps
-
-    @property
-    def total_s(self) -> float:
-        """The seconds of all phases."""
-        return sum(self.phases_s)
-
     @property
     def shares(self) -> Mapping[str, float]:
         """The part of them that each phase took; empty if there were none."""
-        total_s = self.total_s
-        if total_s <= 0:
-            return {}
-        return {name: self.phases_s[i] / total_s for i, name in enumerate(PHASES)}
+        total_s = sum(self.phases_s)
+        return {name: s / total_s for name, s in zip(PHASES, self.phases_s, strict=True) if total_s}
 
     @property
     def working_s(self) -> float | None:
         """The seconds of all phases but waiting, a step; None if there were none."""
-        share = self.shares.get("waiting")
-        return None if share is None else self.total_s * (1 - share) / max(self.num_steps, 1)
+        working_s = sum(self.phases_s) - self.phases_s[PHASES.index("waiting")]
+        return working_s / self.num_steps if any(self.phases_s) else None
 
 
 class PhaseTimes:
-    """Where the time goes, kept small: over the run, and in all of it for each worker. Final.
-
-    Attributes:
-        over_steps: the seconds of each phase and of what is between, in the mean of workers.
-        by_rank: what each worker spent in the whole run.
-    """
+    """Where the time goes: over the run in the mean of workers, and in all of it by rank. Final."""
 
     def __init__(self, max_stretches: int = 200) -> None:
         self.over_steps = {name: Series(max_stretches) for name in (*PHASES, "between")}
@@ -196,8 +158,9 @@ class PhaseTimes:
             ranks, times.sum(axis=0).T.tolist(), took_part.sum(axis=0).tolist(), strict=True
         ):
             if num_steps:
-                nobody = Spent([0.0] * len(PHASES), 0)
-                self.by_rank.setdefault(rank, nobody).add(Spent(phases_s, num_steps))
+                spent = self.by_rank.setdefault(rank, Spent([0.0] * len(PHASES), 0))
+                spent.phases_s = list(map(operator.add, spent.phases_s, phases_s))
+                spent.num_steps += num_steps
         num_workers = took_part.sum(axis=1)
         told = num_workers > 0
         means = times.sum(axis=2)[told] / num_workers[told, None]
@@ -218,9 +181,8 @@ class History:
     # each metric of training, and of evaluation
     means: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     validation: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
-    best: dict[str, tuple[int, float]] = field(
-        default_factory=dict
-    )  # least losses, greatest of others, with its step
+    # least losses, greatest of others, with its step
+    best: dict[str, tuple[int, float]] = field(default_factory=dict)
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
     # of steps, by their names in the event file
     numbers: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
@@ -243,14 +205,12 @@ class History:
                 new = [event for event in some if self.progress.add(event)]
                 if kind is StepDone:
                     self._add_steps(cast("list[StepDone]", new))
-                for event in () if kind is StepDone else new:
-                    self._add_other(event)
-
-    def _add_other(self, event: Event) -> None:
-        if event is not self.progress.first and (mark := mark_of(event)) is not None:
-            self.marks.append(mark)
-        if isinstance(event, Evaluation):
-            self._add_evaluation(event)
+                    continue
+                for event in new:
+                    if event is not self.progress.first and (mark := mark_of(event)) is not None:
+                        self.marks.append(mark)
+                    if isinstance(event, Evaluation):
+                        self._add_evaluation(event)
 
     def _add_steps(self, steps: list[StepDone]) -> None:
         self._add_means(steps)
@@ -259,8 +219,8 @@ class History:
         for name in NUMBERS:
             some = [one for one in steps if getattr(one, name) is not None]
             self.numbers[name].add_all(_numbers(some), [getattr(one, name) for one in some])
-        seconds = [one.seconds for one in steps if one.seconds]
         some = [one for one in steps if one.seconds]
+        seconds = [one.seconds or 0.0 for one in some]
         speeds = [(one.num_samples or 0) / s for one, s in zip(some, seconds, strict=True)]
         self.samples_per_second.add_all(_numbers(some), speeds, seconds)
         self.phases.add(steps)
@@ -293,30 +253,20 @@ def _numbers(steps: Iterable[StepDone]) -> list[int]:
     return [one.step for one in steps]
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Let nobody look for circles, of which events have none, among so many objects."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     """Read what happened in a run.
 
-    Raises:
-        ValueError: it is no run's folder, or its event file cannot be read or says nothing.
-        DataFormatError: the file was written by a newer version.
+    Raises a ValueError where that cannot be read, a DataFormatError where a newer version wrote it.
     """
     path = events_file(directory)
-    reader = EventReader(path)
-    history = History(name)
-    with _no_garbage_collection():
+    reader, history = EventReader(path), History(name)
+    was_enabled = gc.isenabled()
+    gc.disable()  # events have no circles, and are many
+    try:
         history.add(reader.new_events())
+    finally:
+        if was_enabled:
+            gc.enable()
     history.num_unreadable = reader.num_unreadable
     if history.progress.latest is not None:
         from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it

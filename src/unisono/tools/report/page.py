@@ -1,6 +1,4 @@
-"""The report of one run: what came out, how it went, and how to get it again.
-
-One HTML page that holds all it needs and can ask nobody for anything.
+"""The report of one run: one HTML page that holds all it needs and can ask nobody for anything.
 
 The page's policy lets a browser run its two scripts, known by their hashes, and load nothing: no
 script that got into the text would run, and no request would leave. Whatever a template is given is
@@ -40,15 +38,6 @@ class State:
     last_words: str  # why it has ended, or that nothing says so
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A number that came out of a run."""
-
-    label: str
-    shown: str
-    below: str
-
-
 def report(history: History) -> str:
     """Return the page that tells of a run."""
     progress, start = history.progress, history.progress.first
@@ -56,7 +45,7 @@ def report(history: History) -> str:
     return rendered(
         "run.html",
         history=history,
-        script_name=script_name(history),
+        script_name=name(program_of(start.command)[0]) if start and start.command else "a run",
         state=state(progress),
         tiles=list(_tiles(history)),
         learning=curves.learning(history),
@@ -69,12 +58,6 @@ def report(history: History) -> str:
         command=_commands(start) if start else "",
         digest=progress.ended.digest if isinstance(progress.ended, End) else None,
     )
-
-
-def script_name(history: History) -> str:
-    """Return what was run, in a few words."""
-    start = history.progress.first
-    return name(program_of(start.command)[0]) if start and start.command else "a run"
 
 
 def state(progress: RunProgress) -> State:
@@ -95,30 +78,27 @@ def state(progress: RunProgress) -> State:
     )
 
 
-def _tiles(history: History) -> Iterator[Tile]:
+def _tiles(history: History) -> Iterator[tuple[str, str, str]]:
+    """Give the numbers that came out of a run: what, how much, and a word on it."""
     progress, start = history.progress, history.progress.latest
     goal = f"of {count(start.end_step)}" if start and start.end_step else ""
     if progress.epoch is not None:
         goal += f" · epoch {count(progress.epoch + 1)}"
-    yield Tile("Steps", count(progress.num_done), goal.strip(" ·"))
+    yield "Steps", count(progress.num_done), goal.strip(" ·")
     if (speed := history.mean_samples_per_second) is not None:
-        yield Tile("Samples a second", count(speed), "in the mean")
-    yield from _learning_tiles(history)
-    shards = progress.first.shards if progress.first else None
-    workers = count(len(progress.ranks)) if progress.ranks else "–"
-    yield Tile("Workers", workers, plural(shards, "shard") if shards else "")
-    fits = f"in {progress.num_starts} fits" if progress.num_starts > 1 else ""
-    yield Tile("Time in fit", duration(progress.seconds or None), fits)
-    yield Tile("Workers lost", count(progress.num_lost), "")
-
-
-def _learning_tiles(history: History) -> Iterator[Tile]:
+        yield "Samples a second", count(speed), "in the mean"
     loss = history.means.get("loss")
     if loss is not None and loss.last is not None:
-        yield Tile("Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}")
+        yield "Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}"
     for metric, (step, found) in islice(history.best.items(), _BEST_AT_MOST):
         word = "Best" if metric.endswith("loss") or metric == "accuracy" else "Highest"
-        yield Tile(f"{word} validation {metric}", amount(found), f"after {plural(step, 'step')}")
+        yield f"{word} validation {metric}", amount(found), f"after {plural(step, 'step')}"
+    shards = progress.first.shards if progress.first else None
+    workers = count(len(progress.ranks)) if progress.ranks else "–"
+    yield "Workers", workers, plural(shards, "shard") if shards else ""
+    fits = f"in {progress.num_starts} fits" if progress.num_starts > 1 else ""
+    yield "Time in fit", duration(progress.seconds or None), fits
+    yield "Workers lost", count(progress.num_lost), ""
 
 
 def why_not_faster(history: History) -> list[str]:
@@ -170,31 +150,17 @@ def command_line(start: Start) -> str:
     return before + shlex.join(start.command)
 
 
-_MISSING = (
-    "To draw a page, plotly and jinja2 must be installed, but are not: install them with "
-    "`pip install 'unisono[report]'`."
-)
-
-
-class MissingLibraryError(ValueError):
-    """A library that draws is not installed."""
-
-
 def rendered(template: str, **context: Any) -> str:
-    """Return a page.
-
-    Args:
-        template: the file beside this one that describes it.
-
-    Raises:
-        MissingLibraryError: plotly or jinja2 is not installed.
-    """
+    """Return the page that a file beside this one describes."""
     try:
         from jinja2 import Environment, FunctionLoader, StrictUndefined
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise MissingLibraryError(_MISSING) from None
+        raise ValueError(
+            "To draw a page, plotly and jinja2 must be installed, but are not: install them with "
+            "`pip install 'unisono[report]'`."
+        ) from None
     environment = Environment(
         loader=FunctionLoader(_resource),
         autoescape=True,
@@ -202,8 +168,7 @@ def rendered(template: str, **context: Any) -> str:
         finalize=lambda shown: shown if isinstance(shown, Markup) else plain(shown),
         trim_blocks=True,
     )
-    filters = {"count": count, "duration": duration, "moment": moment, "value": value}
-    environment.filters |= filters
+    environment.filters |= {"count": count, "duration": duration, "moment": moment, "value": value}
     environment.policies["json.dumps_function"] = _as_json
     library, script = get_plotlyjs(), _resource("page.js")
     return environment.get_template(template).render(

@@ -1,14 +1,12 @@
-"""What has a run come to, as far as its events say: who works, how far it is, how it ended?
+"""What has a run come to: who works, how far it is, how it ended, and are its processes there?
 
-The one reading of events that a page and the live view share; each adds what it alone shows.
-Where steps come again, each counts once. ::
+The one reading of events that a page and the live view share. Where steps come again, each counts
+once. ::
 
     events       start   step 0 … 9   workers   went_back   step 8   step 9   step 10   end
     num_done     0       10           10        8           9        10       11        11
     ranks        0 1     0 1          0         0           0        0        0         0
     is it new?           yes                                no       no       yes
-
-What does the kernel say of a run's workers, if they are here?
 
 An event file names processes by number, on a host. A number is believed only on that host, and only
 of a process that is as old as the line that names it: numbers come again.
@@ -102,13 +100,14 @@ class RunProgress:
     _furthest: int = -1
 
     def add(self, event: Event) -> bool:
-        """Add the next event.
-
-        Returns:
-            Whether it says something new: a step up to which the run had been before says the
-            same as it did then.
-        """
-        self._add_time(event)
+        """Add the next event, and tell whether it says something new: a repeated step does not."""
+        if math.isfinite(event.time_unix_s):
+            passed_s = event.time_unix_s - self.last_unix_s
+            if passed_s > 0 and not isinstance(event, Start):
+                self.seconds += passed_s
+            if math.isnan(self.began_unix_s):
+                self.began_unix_s = event.time_unix_s
+            self.last_unix_s = event.time_unix_s
         match event:
             case StepDone():
                 return self._add_step(event)
@@ -116,26 +115,22 @@ class RunProgress:
                 self._add_start(event)
             case Workers():
                 self._add_workers(event)
-            case WentBack():
-                self._add_went_back(event)
+            case WentBack(step=step, from_step=from_step):
+                self.num_done = step
+                if self.trouble is not None and from_step is not None:
+                    text = f"{self.trouble.text}; steps {step} to {from_step - 1} came again"
+                    self.trouble = replace(self.trouble, text=text)
             case Evaluation():
                 self.evaluation = event
             case CheckpointRequest():
                 self.checkpoint = event
                 self.num_checkpoints += 1
             case End() | Failure():
-                self._add_last(event)
+                self.num_done = event.step
+                # Several workers may fail of the same; the first word counts.
+                if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
+                    self.ended = event
         return True
-
-    def _add_time(self, event: Event) -> None:
-        if not math.isfinite(event.time_unix_s):
-            return
-        passed_s = event.time_unix_s - self.last_unix_s
-        if passed_s > 0 and not isinstance(event, Start):
-            self.seconds += passed_s
-        if math.isnan(self.began_unix_s):
-            self.began_unix_s = event.time_unix_s
-        self.last_unix_s = event.time_unix_s
 
     def _add_start(self, start: Start) -> None:
         self.first = self.first or start
@@ -172,18 +167,6 @@ class RunProgress:
                 self.named.pop(rank, None)  # not the process of that rank which was there before
             else:
                 self.named[rank] = Named(pid, event.time_unix_s)
-
-    def _add_went_back(self, event: WentBack) -> None:
-        self.num_done = event.step
-        if self.trouble is not None and event.from_step is not None:
-            text = f"{self.trouble.text}; steps {event.step} to {event.from_step - 1} came again"
-            self.trouble = replace(self.trouble, text=text)
-
-    def _add_last(self, event: End | Failure) -> None:
-        self.num_done = event.step
-        # Several workers may fail of the same; the first word counts.
-        if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
-            self.ended = event
 
 
 _SLACK_S = 2.0  # between the kernel's clock and the one that events are written by

@@ -1,13 +1,10 @@
-"""How are other people's words shown?
-
-Whatever comes out of a file passes through :func:`plain`. Pages escape it then (``page.py``);
-plots, whose texts know a few tags, get it from :func:`in_plot`.
-"""
+"""How are other people's words shown? Whatever comes out of a file passes through :func:`plain`."""
 
 from __future__ import annotations
 
 import html
 import json
+import math
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -46,21 +43,15 @@ def value(found: object) -> str:
     """Return a JSON value in few words."""
     if isinstance(found, str):
         return found
-    if isinstance(found, bool):
-        return "yes" if found else "no"
-    if found is None:
-        return "none"
-    if isinstance(found, int):
-        return str(found)
+    if found is None or isinstance(found, bool):
+        return {None: "none", True: "yes", False: "no"}[found]
     return json.dumps(found, ensure_ascii=False, allow_nan=True)[:MAX_TEXT]
 
 
 def moment(unix_s: float | None) -> str:
     """Return a point in time, in UTC."""
-    if unix_s is None:
-        return "–"
     try:
-        at = datetime.fromtimestamp(unix_s, UTC)
+        at = datetime.fromtimestamp(math.nan if unix_s is None else unix_s, UTC)
     except (ValueError, OverflowError, OSError):
         return "–"
     return at.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,7 +1,7 @@
 """A live view of a run in a terminal: read what is new, look at the processes, draw; then wait.
 
-It never writes to the run's folder. ``view.py`` decides what is shown. Where there is little room,
-lines are cut at their ends, and workers of whom there is nothing to tell are left out::
+It never writes to the run's folder. Where there is little room, lines are cut at their ends, and
+workers of whom there is nothing to tell are left out::
 
     title · facts
     step 3 of 9  ━━━━━━━━━━━━━  33 %
@@ -22,7 +22,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -46,19 +46,13 @@ _WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, sig
 class LiveView:
     """Looks at one run again and again. Final."""
 
-    def __init__(self, directory: str | os.PathLike[str], host: str | None = None) -> None:
-        self._path = Path(directory) / FILE_NAME
-        self._host = os.uname().nodename if host is None else host
+    def __init__(self, directory: str | os.PathLike[str], host: str = os.uname().nodename) -> None:
+        self._path, self._host = Path(directory) / FILE_NAME, host
         self._judged_at_s = -math.inf
         self._begin()
 
     def look(self) -> View:
-        """Return the view of the run now.
-
-        Raises:
-            ValueError: the event file cannot be read.
-            DataFormatError: a newer version wrote it.
-        """
+        """Return the view of the run now."""
         try:
             for event in self._reader.new_events(self._begin_run):
                 self._status.add(event)
@@ -69,19 +63,13 @@ class LiveView:
         start = self._status.progress.latest
         is_here = start is not None and start.host == self._host
         found = processes_of(self._status.progress.named) if is_here else {}
-        self._judge()
+        if start is not None and time.monotonic() >= self._judged_at_s + _JUDGED_EVERY_S:
+            self._judged_at_s = time.monotonic()
+            from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it
+
+            with suppress(OSError):
+                self._status.findings = slowdowns_in(self._path, vars(start), is_newest=True) or ()
         return see(self._status, found, time.time())
-
-    def _judge(self) -> None:
-        """Look for what slows the newest steps, now and then."""
-        start, now_s = self._status.progress.latest, time.monotonic()
-        if start is None or now_s < self._judged_at_s + _JUDGED_EVERY_S:
-            return
-        self._judged_at_s = now_s
-        from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it
-
-        with suppress(OSError):
-            self._status.findings = slowdowns_in(self._path, vars(start), is_newest=True) or ()
 
     def _begin(self) -> None:
         self._reader = EventReader(self._path, RECENT_BYTES)
@@ -92,40 +80,34 @@ class LiveView:
 
 
 def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> None:
-    """Show a run until it has ended, or until Ctrl-C.
+    """Show a run until it has ended, or until Ctrl-C; what is no terminal gets one view.
 
-    Args:
-        console: where to. What is no terminal gets one view.
-
-    Raises:
-        ValueError: it is no run's folder, no run has begun there where one view was asked for, or
-            the event file cannot be read.
-        DataFormatError: a newer version wrote it.
+    Raises a ValueError where there is nothing to see, a DataFormatError where a newer version wrote
+    it.
     """
     watch = LiveView(directory)
     if once or not console.file.isatty() or console.is_dumb_terminal:
-        view = _look_once(watch, directory)
+        path = events_file(directory)
+        view = watch.look()
+        if view.condition is Condition.AWAITED:
+            raise ValueError(
+                f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has "
+                "begun, or run this on a terminal without `--once`, which waits for it."
+            )
     else:
         run_folder(directory)
         view = _show_live(watch, console)
     console.print(draw(view, console))
 
 
-def _look_once(watch: LiveView, directory: str | os.PathLike[str]) -> View:
-    path = events_file(directory)
-    view = watch.look()
-    if view.condition is Condition.AWAITED:
-        raise ValueError(
-            f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has begun, or "
-            "run this on a terminal without `--once`, which waits for it."
-        )
-    return view
-
-
 def _show_live(watch: LiveView, console: Console) -> View:
     while True:
-        with _signals_waited_for(), Live(console=console, screen=True, auto_refresh=False) as live:
-            view, reason = _until_a_signal(watch, live, console)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+        try:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                view, reason = _until_a_signal(watch, live, console)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if reason != signal.SIGTSTP:
             return view
         os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was before
@@ -140,15 +122,6 @@ def _until_a_signal(watch: LiveView, live: Live, console: Console) -> tuple[View
         found = signal.sigtimedwait(_WAITED_FOR, REFRESH_S)
         if found is not None and found.si_signo != signal.SIGWINCH:
             return view, found.si_signo
-
-
-@contextmanager
-def _signals_waited_for() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _BAR_CELLS = 40
@@ -171,11 +144,7 @@ _PHASES = {
 
 
 def draw(view: View, console: Console, height: int | None = None) -> Group:
-    """Draw a view.
-
-    Args:
-        height: of the terminal, on which a text has one line; None: nothing is cut.
-    """
+    """Draw a view; `height` is that of the terminal, None: nothing is cut."""
     lines = [line for line in _lines(view, console) if line]
     shown, room = view.workers, math.inf if height is None else height - len(lines) - 1
     if len(shown) > room:

@@ -1,8 +1,7 @@
-"""How does a run stand now? Its status, its processes and the clock, put into words.
+"""How does a run stand now? Its status, its processes and the clock, put into words. Pure.
 
-Speeds and times are those of the last hundred steps; some between them may not have been read. A
-pure function, :func:`see`, makes a view of them; ``top.py`` finds
-places for it on a terminal. Whatever a file says comes out of here as plain text on one line.
+Speeds and times are those of the last hundred steps; some between them may not have been read.
+Whatever a file says comes out of here as plain text on one line; ``top.py`` finds places for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from unisono.runtime.notices import amount, duration, plural
-from unisono.tools.report.history import PhaseTimes, Spent
+from unisono.tools.report.history import PhaseTimes
 from unisono.tools.report.run_progress import GONE, MAX_WORKERS, UNKNOWN, Process, RunProgress
 from unisono.tools.report.text import name, plain, program_of
 from unisono.training.events.events import (
@@ -34,37 +33,28 @@ USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
 class RunStatus:
-    """How a run stands, as far as its events have been added. Final.
-
-    Attributes:
-        progress: what it has come to.
-        recent: the newest steps with the workers that there are now.
-        memory: the bytes that tensors of each took last of its device; empty on CPUs.
-        findings: what slows the newest steps, the costliest first.
-    """
+    """How a run stands, as far as its events have been added. Final."""
 
     def __init__(self) -> None:
         self.progress = RunProgress()
+        # the newest steps with the workers that there are now
         self.recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
+        # the bytes that tensors of each took last of its device; empty on CPUs
         self.memory: dict[int, int | None] = {}
-        self.findings: tuple[Slowdown, ...] = ()
+        self.findings: tuple[Slowdown, ...] = ()  # what slows them, the costliest first
 
     def add(self, event: Event) -> None:
         """Add the next event."""
         self.progress.add(event)
         if isinstance(event, StepDone):
-            self._add_step(event)
+            if self.recent and event.step <= self.recent[-1].step:
+                self.recent.clear()  # with a step that comes again, what was before is old
+            self.recent.append(event)
+            sizes = zip(event.ranks, event.allocated_bytes, strict=False)
+            self.memory |= dict(list(sizes)[:MAX_WORKERS])
         elif isinstance(event, Start | Workers):
             self.recent.clear()  # others compute now
             self.memory.clear()
-
-    def _add_step(self, step: StepDone) -> None:
-        recent = self.recent
-        if recent and step.step <= recent[-1].step:
-            recent.clear()  # with a step that comes again, what was before is old
-        recent.append(step)
-        sizes = zip(step.ranks, step.allocated_bytes, strict=False)
-        self.memory |= dict(list(sizes)[:MAX_WORKERS])
 
     @property
     def steps_per_s(self) -> float | None:
@@ -84,19 +74,6 @@ class RunStatus:
         if not num_samples or (rate := self.steps_per_s) is None:
             return None
         return rate * num_samples / len(self.recent)
-
-    @property
-    def by_rank(self) -> dict[int, Spent]:
-        """What each worker spent in the newest steps."""
-        times = PhaseTimes()
-        times.add(self.recent)
-        return times.by_rank
-
-    @property
-    def slow_rank(self) -> int | None:
-        """Which worker is slow; None: none."""
-        slow = (one.rank for one in self.findings if one.cause is SlowdownCause.WORKER)
-        return next((rank for rank in slow if rank in self.progress.ranks), None)
 
 
 @dataclass(frozen=True)
@@ -123,7 +100,10 @@ class WorkerLine:
 
 def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
     """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
-    spent = status.by_rank
+    times = PhaseTimes()
+    times.add(status.recent)
+    spent = times.by_rank
+    slow = {one.rank for one in status.findings if one.cause is SlowdownCause.WORKER}
     for rank in sorted({*status.progress.ranks, *status.progress.lost}):
         named = status.progress.named.get(rank)
         yield WorkerLine(
@@ -134,7 +114,7 @@ def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterato
             has_ended=status.progress.ended is not None,
             shares=spent[rank].shares if rank in spent else None,
             work_s=spent[rank].working_s if rank in spent else None,
-            is_slow=rank == status.slow_rank,
+            is_slow=rank in slow,
             device_bytes=status.memory.get(rank),
         )
 
@@ -151,7 +131,7 @@ class Condition(Enum):
 
     AWAITED = "not begun"
     RUNNING = "running"
-    STILL = "no step"
+    STILL = "standing still"
     ENDED = "ended"
     FAILED = "failed"
     GONE = "gone"
@@ -177,11 +157,7 @@ class View:
 
 
 def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:
-    """Put into words how a run stands.
-
-    Args:
-        processes: what each rank's process does, as far as anybody can tell from here.
-    """
+    """Put into words how a run stands, given what each rank's process does, as far as known."""
     progress, start = status.progress, status.progress.latest
     if start is None:
         return View(Condition.AWAITED, "", message="waiting for the run to begin")
@@ -239,12 +215,11 @@ def _facts(
 
 
 def _condition_word(progress: RunProgress, condition: Condition) -> str:
-    match progress.ended:
-        case End(stopped_early=True):
-            return "stopped early"
-        case Interrupted():
-            return "interrupted"
-    return "standing still" if condition is Condition.STILL else condition.value
+    if isinstance(progress.ended, Interrupted):
+        return "interrupted"
+    if isinstance(progress.ended, End) and progress.ended.stopped_early:
+        return "stopped early"
+    return condition.value
 
 
 def _position(status: RunStatus, start: Start, condition: Condition) -> Iterator[str]:

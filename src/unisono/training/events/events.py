@@ -1,25 +1,20 @@
-"""What can happen in a run, as a line of its event file says it?
+"""What can happen in a run, as a line of its event file says it? `docs/events.md` explains it.
 
 A line is untrusted: nothing is believed about its size or the types of its values. A field that is
 missing is None, empty or NaN; one of another type than is written here makes the whole line
-unreadable. Events and fields that are not known are passed over. `docs/events.md` explains them.
+unreadable. Events and fields that are not known are passed over.
 
-Types of fields: each says what a value must be, and how it is checked.
-
-A type is annotated with its reader, which takes what a line has under a name (None where it has
-nothing) and returns a value of the type, or raises ValueError and says what is wrong. ``events.py``
-describes events with these types.
-
-And one thing that makes steps slower than they could be, as it is found in their times.
+The type of a field is annotated with its reader, which takes what a line has under a name (None
+where it has nothing) and returns a value of the type, or raises ValueError and says what is wrong.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
@@ -61,10 +56,8 @@ def _number(value: Any) -> float:
     if type(value) is float:
         return value
     if type(value) is int:
-        try:
+        with suppress(OverflowError):
             return float(value)
-        except OverflowError:
-            raise ValueError("holds a number beyond all bounds") from None
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
     raise ValueError("must hold numbers alone")
@@ -82,11 +75,7 @@ def _time(value: Any) -> float:
 
 
 def _column(value: Any) -> tuple[float | None, ...]:
-    values = _list(value)
-    # Nearly all are such, and a long run has millions. A sum with NaN is below nothing.
-    if set(map(type, values)) == {float} and min(values) >= 0 and sum(values) <= MAX_SECONDS:
-        return tuple(values)
-    times = map(_seconds, values)
+    times = map(_seconds, _list(value))
     return tuple(time if time is not None and time >= 0 else None for time in times)
 
 
@@ -113,12 +102,6 @@ def _flag(value: Any) -> bool:
     return bool(value)
 
 
-def readers_of(record: type[Any]) -> list[tuple[str, Callable[[Any], Any]]]:
-    """List the fields of a dataclass that is annotated with these types, each with its reader."""
-    types = get_type_hints(record, include_extras=True)
-    return [(one.name, types[one.name].__metadata__[0]) for one in dataclasses.fields(record)]
-
-
 Step: TypeAlias = Annotated[int, _count]  # every line must have one
 Count: TypeAlias = Annotated[int | None, _optional(_count)]
 Counts: TypeAlias = Annotated[tuple[int, ...], _tuple_of(_count)]
@@ -135,6 +118,11 @@ Texts: TypeAlias = Annotated[tuple[str, ...], _tuple_of(_text)]
 Flag: TypeAlias = Annotated[bool, _flag]
 
 
+def kinds_of(event: type[Any]) -> dict[str, Any]:
+    """Name the fields of an event, in order, each with its annotated type."""
+    return get_type_hints(event, include_extras=True)
+
+
 FORMAT = 1
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
 _phases = attrgetter(*(f"{name}_s" for name in PHASES))
@@ -146,7 +134,7 @@ class NewerFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: a line of the file. ``step`` is how many steps were done then."""
+    """A line of the file. ``step`` is how many steps were done then."""
 
     time_unix_s: Time
     step: Step
@@ -213,9 +201,7 @@ class StepDone(Event):
 
 
 # What steps have numbers of.
-NUMBERS = [
-    name for name, kind in get_type_hints(StepDone, include_extras=True).items() if kind == Number
-]
+NUMBERS = [name for name, kind in kinds_of(StepDone).items() if kind == Number]
 
 
 @dataclass(frozen=True)
@@ -303,19 +289,14 @@ _EVENTS: dict[str, type[Event]] = {
     "interrupted": Interrupted,
     "end": End,
 }
-_READERS = {name: readers_of(event) for name, event in _EVENTS.items()}
+_READERS = {
+    name: {key: kind.__metadata__[0] for key, kind in kinds_of(event).items()}
+    for name, event in _EVENTS.items()
+}
 
 
 def read_event(line: bytes) -> Event | None:
-    """Read one line.
-
-    Returns:
-        What it says, or None for an event that is not known.
-
-    Raises:
-        NewerFormatError: the file is of a format that this version cannot read.
-        ValueError: the line is not what the format says.
-    """
+    """Read one line; None for an event that is not known, a ValueError if it is no such line."""
     try:
         found = json.loads(line)
     except RecursionError:
@@ -330,7 +311,7 @@ def read_event(line: bytes) -> Event | None:
     if name == "start" and type(written) is int and written > FORMAT:
         raise NewerFormatError(f"written in format {written}")
     values = []
-    for key, read in _READERS[name]:
+    for key, read in _READERS[name].items():
         try:
             values.append(read(found.get(key)))
         except ValueError as error:

@@ -17,6 +17,7 @@ through their reader, one by one. Invariant: the same as :func:`read_event` give
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from itertools import chain, groupby
 from operator import methodcaller
 from pathlib import Path
 from types import NoneType
-from typing import Any, BinaryIO, get_type_hints
+from typing import Any, BinaryIO
 
 from unisono.errors import DataFormatError
 from unisono.training.events import events
@@ -46,14 +47,7 @@ _STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
 
 
 def run_folder(directory: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run.
-
-    Args:
-        directory: what the script passed as `Trainer(..., directory=...)`.
-
-    Raises:
-        ValueError: there is no such folder.
-    """
+    """Return the folder of a run; raises ValueError if there is none."""
     folder = Path(directory)
     if "://" in os.fspath(directory):
         raise ValueError(
@@ -69,11 +63,7 @@ def run_folder(directory: str | os.PathLike[str]) -> Path:
 
 
 def events_file(directory: str | os.PathLike[str]) -> Path:
-    """Name the event file of a run.
-
-    Raises:
-        ValueError: there is no such folder, or no event file in it.
-    """
+    """Name the event file of a run; raises ValueError if there is none."""
     path = run_folder(directory) / FILE_NAME
     if not path.exists():
         raise ValueError(
@@ -86,45 +76,34 @@ def events_file(directory: str | os.PathLike[str]) -> Path:
 class EventReader:
     """Reads an event file piece by piece, as often as one likes.
 
-    Args:
-        recent_bytes: steps that lie further than this from the end are passed over unread, forty
-            times as quick; None: all are read.
-
-    Attributes:
-        offset_bytes: up to where it has been read.
-        num_unreadable: how many lines could not be read since the file was begun.
+    Steps that lie further than `recent_bytes` from the end are passed over unread, forty times as
+    quick; None: all are read.
     """
 
     def __init__(self, path: str | os.PathLike[str], recent_bytes: int | None = None) -> None:
         self.path = Path(path)
-        self._recent_bytes = recent_bytes
-        self._steps_from = 0
+        self._recent_bytes = math.inf if recent_bytes is None else recent_bytes
         self._file: tuple[int, int] | None = None
         self._begin()
 
     def new_events(self, begin: Callable[[], None] = lambda: None) -> Iterator[Event]:
         """Give what has been added since the last call, or all of it where the file is another.
 
-        Args:
-            begin: called before the file is read from its beginning: what was read is void.
-
-        Raises:
-            ValueError: the file cannot be read.
-            DataFormatError: it is no event file that this version can read.
+        Then `begin` is called first: what was read is void. Raises ValueError if the file cannot be
+        read, DataFormatError if a newer version wrote it.
         """
         with self._open() as file:
             if not self._is_continued(file):
                 self._begin()
                 begin()
             self._file = _identity(file)
-            if self._recent_bytes is not None:
-                self._steps_from = os.fstat(file.fileno()).st_size - self._recent_bytes
+            self._steps_from = os.fstat(file.fileno()).st_size - self._recent_bytes
             file.seek(self.offset_bytes)
             yield from self._events(file)
 
     def _begin(self) -> None:
-        self.offset_bytes = 0
-        self.num_unreadable = 0
+        self.offset_bytes = 0  # up to where it has been read
+        self.num_unreadable = 0  # lines since the file was begun
         self._last_line = b""
 
     def _open(self) -> BinaryIO:
@@ -217,18 +196,14 @@ _PLAIN_ENTRIES = {
     events.Numbers: _are_floats,
     events.Column: _are_times,
 }
-_FIELDS = get_type_hints(StepDone, include_extras=True)
+_FIELDS = events.kinds_of(StepDone)
 _NAMES = [*_FIELDS]
 _BY_RANK = _NAMES.index("ranks")  # from there on a field has one entry a rank, or none
 _decode = json.JSONDecoder().raw_decode
 
 
 def read_steps(lines: Sequence[bytes]) -> list[StepDone] | None:
-    """Read lines that begin as a step's does, each with its newline.
-
-    Returns:
-        The steps, or None if each line must be read by itself.
-    """
+    """Read lines that begin as a step's does; None if each line must be read by itself."""
     try:
         texts = [line.decode() for line in lines]
         found = [_decode(text) for text in texts]

@@ -57,28 +57,16 @@ class RunFacts:
 def slowdowns_in(
     path: Path, start: Mapping[str, Any], *, is_newest: bool = False
 ) -> tuple[Slowdown, ...] | None:
-    """Find what costs time in a call of ``fit``, the costliest first.
+    """Find what costs time in a call of ``fit``, the costliest first; None of too few steps.
 
-    Args:
-        start: what its line ``start`` says.
-        is_newest: whether to judge the newest steps alone.
-
-    Returns:
-        What was found; None of too few steps.
-
-    Raises:
-        OSError: the file cannot be read.
+    `start` is what its line ``start`` says; `is_newest` has the newest steps judged alone.
     """
     since_step, batch_size = start["step"], start["batch_size"] or 0
     sample = sample_of(path, since_step=since_step, batch_size=batch_size, is_newest=is_newest)
     if len(sample.windows) < 2:
         return None
-    facts = RunFacts(
-        start["shards"] or 0,
-        start["loader_workers"] or 0,
-        "device" not in start["machine"],
-    )
-    return judge(sample, facts)
+    is_on_host = "device" not in start["machine"]
+    return judge(sample, RunFacts(start["shards"] or 0, start["loader_workers"] or 0, is_on_host))
 
 
 def judge(sample: StepSample, facts: RunFacts) -> tuple[Slowdown, ...]:
@@ -111,6 +99,8 @@ class _Judgement:
         self._own: Seconds = self._times[..., _OWN].sum(axis=2)
         passes = [[_FORWARD], [_BACKWARD]] if facts.is_on_host else [[_FORWARD, _BACKWARD]]
         self._phases = [[_BETWEEN], [_LOADING], *passes]
+        number = facts.loader_workers + 1
+        self._read_ahead = f"read ahead with a DataLoader with `num_workers={number}`"
         # As plan/shards.py divides them: the first ones have one more, if there are more.
         size, num_longer = divmod(max(facts.shards, len(self._ranks)), len(self._ranks))
         self._shards: Seconds = np.full(len(self._ranks), float(size))
@@ -126,15 +116,15 @@ class _Judgement:
 
     def _common(self) -> Iterator[Slowdown]:
         """What all workers do, and take long for."""
-        loading_s, between_s = (float(self._usual[:, at].min()) for at in (_LOADING, _BETWEEN))
-        if loading_s >= max(_LOADING_COSTS * self._step_s, _WORTH_S):
-            sentence = f"loading takes {duration(loading_s)} of {self._of_step}"
-            remedy = self._read_ahead
-            yield Slowdown(SlowdownCause.LOADING, loading_s / self._step_s, sentence, remedy)
-        if between_s >= max(_BETWEEN_COSTS * self._step_s, _WORTH_S):
-            sentence = f"what lies between steps takes {duration(between_s)} of {self._of_step}"
-            remedy = "look at callbacks, and at what the program does between steps"
-            yield Slowdown(SlowdownCause.BETWEEN, between_s / self._step_s, sentence, remedy)
+        look = "look at callbacks, and at what the program does between steps"
+        for column, costs, cause, what, remedy in (
+            (_LOADING, _LOADING_COSTS, SlowdownCause.LOADING, "loading", self._read_ahead),
+            (_BETWEEN, _BETWEEN_COSTS, SlowdownCause.BETWEEN, "what lies between steps", look),
+        ):
+            least_s = float(self._usual[:, column].min())
+            if least_s >= max(costs * self._step_s, _WORTH_S):
+                sentence = f"{what} takes {duration(least_s)} of a step's {duration(self._step_s)}"
+                yield Slowdown(cause, least_s / self._step_s, sentence, remedy)
 
     def _slow_worker(self) -> Iterator[Slowdown]:
         compared = [self._compared(at) for at in range(len(self._ranks))]
@@ -163,9 +153,8 @@ class _Judgement:
         sentence = f"{shards} shards do not divide evenly among {num_workers} workers"
         fitting = -(-shards // num_workers) * num_workers
         remedy = f"`shards={fitting}` divides evenly, with other bits"
-        yield Slowdown(
-            SlowdownCause.UNEVEN, min(by_share_s, seen_s) / self._step_s, sentence, remedy
-        )
+        cost = min(by_share_s, seen_s) / self._step_s
+        yield Slowdown(SlowdownCause.UNEVEN, cost, sentence, remedy)
 
     def _compared(self, at: int) -> _Compared:
         """Compare a worker with the others, within each step, so that what all have cancels."""
@@ -188,14 +177,6 @@ class _Judgement:
     @property
     def _are_uneven(self) -> bool:
         return bool(self._shards.max() > self._shards.min())
-
-    @property
-    def _of_step(self) -> str:
-        return f"a step's {duration(self._step_s)}"
-
-    @property
-    def _read_ahead(self) -> str:
-        return f"read ahead with a DataLoader with `num_workers={self._facts.loader_workers + 1}`"
 
     def _remedy(self, column: int) -> str:
         if column == _LOADING:

@@ -12,7 +12,8 @@ What a line says is not trusted: one that is torn, or no step's, only ends a win
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -55,15 +56,9 @@ class StepSample:
 def sample_of(
     path: Path, *, since_step: int, batch_size: int, is_newest: bool = False
 ) -> StepSample:
-    """Read windows of steps from an event file.
+    """Read windows of steps of a call of ``fit`` that began with `since_step`.
 
-    Args:
-        since_step: the first step of the call of ``fit``.
-        batch_size: of a step that counts; the last one of an epoch may be shorter.
-        is_newest: whether to read the newest steps alone.
-
-    Raises:
-        OSError: the file cannot be read, or is no plain file.
+    Steps of another `batch_size` do not count: the last one of an epoch may be shorter.
     """
     fd = open_plain(path, os.O_RDONLY)
     try:
@@ -72,17 +67,23 @@ def sample_of(
         os.close(fd)
     kept = [[row for row in some if row.step >= since_step + WARMUP_STEPS] for some in rows]
     windows = (_window_of(some, batch_size) for some in kept)
-    return StepSample(
-        tuple(one for one in windows if one is not None),
-        _delayed_parts([row for some in kept for row in some if row.delayed_s]),
-    )
+    rows_of_delays = [row for some in kept for row in some if row.delayed_s]
+    return StepSample(tuple(filter(None, windows)), _delayed_parts(rows_of_delays))
 
 
 def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
     """Give the pieces of the file in which windows lie; nothing where it has too few steps."""
     size = os.fstat(fd).st_size
-    begin = _place_of(since_step, lambda at: next(_rows_of(_read(fd, at)), None), size)
-    first = next((line for line in _lines(_read(fd, begin)) if line.startswith(_STEP)), b"")
+    begin, end = 0, size  # shortly before the first step's line; steps ascend in a file
+    while end - begin > _PIECE_BYTES:
+        middle = (begin + end) // 2
+        row = next(_rows_of(os.pread(fd, _PIECE_BYTES, middle)), None)
+        if row is None or row.step >= since_step:
+            end = middle
+        else:
+            begin = middle
+    lines = os.pread(fd, _PIECE_BYTES, begin).split(b"\n")[:-1]
+    first = next((line for line in lines if line.startswith(_STEP)), b"")
     line_bytes = _LONGER * len(first)
     begin += int(line_bytes * WARMUP_STEPS)
     window_bytes = int(line_bytes * (WINDOW_STEPS + 2))
@@ -96,44 +97,14 @@ def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
         yield os.pread(fd, window_bytes, at)
 
 
-def _place_of(step: int, row_at: Callable[[int], StepDone | None], size: int) -> int:
-    """Find a place shortly before the line of a step; steps ascend in a file."""
-    low, high = 0, size
-    while high - low > _PIECE_BYTES:
-        middle = (low + high) // 2
-        row = row_at(middle)
-        if row is None or row.step >= step:
-            high = middle
-        else:
-            low = middle
-    return low
-
-
-def _read(fd: int, at: int) -> bytes:
-    return os.pread(fd, _PIECE_BYTES, at)
-
-
-def _lines(piece: bytes) -> list[bytes]:
-    return piece.split(b"\n")[:-1]
-
-
 def _rows_of(piece: bytes) -> Iterator[StepDone]:
-    for line in _lines(piece):
-        if (row := _row_of(line)) is not None:
+    """Read lines of steps whose workers have all told of their times."""
+    for line in piece.split(b"\n")[:-1]:
+        row = None
+        with suppress(ValueError):
+            row = read_event(line) if line.startswith(_STEP) else None
+        if isinstance(row, StepDone) and row.ranks and not np.isnan(_times_of(row)).any():
             yield row
-
-
-def _row_of(line: bytes) -> StepDone | None:
-    """Read a line; None if it is no step's, or a worker has told nothing of its times."""
-    if not line.startswith(_STEP):
-        return None
-    try:
-        row = read_event(line)
-    except ValueError:
-        return None
-    if not isinstance(row, StepDone) or not row.ranks or np.isnan(_times_of(row)).any():
-        return None
-    return row
 
 
 def _times_of(row: StepDone) -> Seconds:
