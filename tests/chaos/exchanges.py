@@ -7,7 +7,6 @@ shared     CPU workers over one copy of the parameters
 staged     CPU workers with replicas, parts through shared memory
 gloo       CPU workers with replicas, parts through gloo
 zero       staged, each worker with its pieces of the state alone
-gloo-zero  the same with gloo
 sim        workers on the test accelerator, staged
 sim-zero   the same with pieces of the state
 =========  ======================================================
@@ -22,7 +21,6 @@ EXCHANGES = {
     "staged": ("cpu", "staged"),
     "gloo": ("cpu", "gloo"),
     "zero": ("cpu", "zero"),
-    "gloo-zero": ("cpu", "gloo-zero"),
     "sim": ("sim", "staged"),
     "sim-zero": ("sim", "zero"),
 }

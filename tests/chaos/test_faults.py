@@ -82,9 +82,8 @@ def check(monkeypatch, capfd, faults, options, *, exchange="shared", workers=3, 
     ]
     + [
         ("zero", SEVERAL[0], "trainer", "clipped"),
-        ("gloo-zero", SEVERAL[1], "own", "adam"),
+        ("zero", SEVERAL[1], "own", "adam"),
         long("zero", SEVERAL[2], "own", "adam"),
-        long("gloo-zero", SEVERAL[2], "trainer", "clipped"),
     ],
 )
 def test_workers_lost_in_every_phase_change_nothing(
@@ -187,7 +186,7 @@ def test_replacements_are_lost_too(monkeypatch, capfd, faults, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", [*REPLICAS, "zero", "gloo-zero"])
+@pytest.mark.parametrize("exchange", [*REPLICAS, "zero"])
 @pytest.mark.parametrize(
     "faults",
     [

@@ -21,10 +21,7 @@ from tests.workers.desk import Death, Job
 from torch import nn
 
 from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
-from unisono.engine.exchange.sharded_exchanges import (
-    ShardedStagedExchange,
-    ShardedStagedHostsExchange,
-)
+from unisono.engine.exchange.sharded import ShardedStagedExchange, ShardedStagedHostsExchange
 from unisono.engine.exchange.staged import StagedExchange
 from unisono.engine.state.contents import digest_of, digest_of_weights, place
 from unisono.engine.state.optimizer_state import group_options, take_state

@@ -9,7 +9,12 @@ from tests.workers.desk import Job
 from torch import distributed, nn
 
 import unisono
-from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, check_devices, name_of_exchange
+from unisono.engine.exchange.choice import (
+    EXCHANGE_VARIABLE,
+    check_devices,
+    chosen,
+    name_of_exchange,
+)
 
 CPU = SimpleNamespace(is_host=True, name="cpu")
 GPU = SimpleNamespace(is_host=False, is_divided=False, name="cuda:0")
@@ -35,8 +40,6 @@ def nothing_is_set(monkeypatch):
         ("nccl", GPU, "nccl"),
         ("zero", CPU, "zero"),
         ("zero", GPUS, "zero"),
-        ("gloo-zero", CPU, "gloo-zero"),
-        ("nccl-zero", GPU, "nccl-zero"),
     ],
 )
 def test_the_name_of_an_exchange(monkeypatch, set_to, device, name):
@@ -56,10 +59,7 @@ def test_the_name_of_an_exchange(monkeypatch, set_to, device, name):
         ("gloo", GPU, True, 1, "host's memory.*computes on cuda:0"),
         ("pigeons", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is 'pigeons'"),
         ("", CPU, True, 1, "UNISONO_EXCHANGE must be one of .* but is ''"),
-        ("gloo-zero", GPU, True, 1, "UNISONO_EXCHANGE=gloo-zero .*host's memory.* on cuda:0"),
-        ("nccl-zero", CPU, True, 1, "UNISONO_EXCHANGE=nccl-zero must have a GPU for each worker"),
         ("gloo", GPU, True, 2, "host's memory.*computes on cuda:0"),
-        ("gloo-zero", CPU, True, 2, "on one host, but they are on 2: set UNISONO_EXCHANGE=zero"),
         ("shared", GPU, True, 2, "UNISONO_EXCHANGE=shared .* on cuda:0: leave it out, or set"),
     ],
 )
@@ -73,21 +73,23 @@ def test_what_cannot_be_is_refused(monkeypatch, set_to, device, has_nccl, num_ho
 @pytest.mark.parametrize(
     ("set_to", "device", "replicas_for", "name"),
     [
-        ("auto", CPU, "", "hosts"),
-        ("shared", CPU, "", "hosts"),
-        ("staged", CPU, "", "staged hosts"),
-        ("auto", CPU, "a closure", "staged hosts"),
-        ("auto", GPU, "", "staged hosts"),
-        ("auto", GPUS, "`on_gradients`", "staged hosts"),
-        ("gloo", CPU, "", "gloo hosts"),
-        ("nccl", GPU, "a closure", "nccl hosts"),
-        ("zero", GPU, "", "zero hosts"),
+        ("auto", CPU, "", "HostsExchange"),
+        ("shared", CPU, "", "HostsExchange"),
+        ("staged", CPU, "", "StagedHostsExchange"),
+        ("auto", CPU, "a closure", "StagedHostsExchange"),
+        ("auto", GPU, "", "StagedHostsExchange"),
+        ("auto", GPUS, "`on_gradients`", "StagedHostsExchange"),
+        ("gloo", CPU, "", "GroupHostsExchange"),
+        ("nccl", GPU, "a closure", "GroupHostsExchange"),
+        ("zero", GPU, "", "ShardedStagedHostsExchange"),
     ],
 )
-def test_the_name_of_an_exchange_on_several_hosts(monkeypatch, set_to, device, replicas_for, name):
+def test_the_exchange_on_several_hosts(monkeypatch, set_to, device, replicas_for, name):
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
     monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
-    assert name_of_exchange(device, replicas_for=replicas_for, num_hosts=2) == name
+    found = name_of_exchange(device, replicas_for=replicas_for, num_hosts=2)
+    sgd = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    assert chosen(found, sgd).__name__ == name
 
 
 def test_what_cannot_be_is_refused_when_a_run_is_made(monkeypatch):
@@ -107,7 +109,7 @@ def test_what_cannot_be_is_refused_when_a_run_is_made(monkeypatch):
         (["b", "a", "a"], "ranks 1 and 2 share one"),
     ],
 )
-@pytest.mark.parametrize("name", ["nccl", "nccl-zero"])
+@pytest.mark.parametrize("name", ["nccl", "nccl on hosts"])
 def test_two_workers_on_one_gpu_are_refused_on_all(control_of, identities, words, name):
     def work(team):
         device = SimpleNamespace(identity=identities[team.world.rank])
@@ -148,7 +150,6 @@ def test_a_run_computes_on_the_exchange_that_the_environment_names(monkeypatch, 
         ("gloo", "GroupExchange"),
         ("staged", "StagedExchange"),
         ("zero", "ShardedStagedExchange"),
-        ("gloo-zero", "ShardedGroupExchange"),
     ):
         if set_to is not None:
             monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)

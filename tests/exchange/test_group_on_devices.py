@@ -25,7 +25,6 @@ from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.engine.exchange.hosts_exchange import GroupHostsExchange
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
-from unisono.engine.exchange.sharded_exchanges import ShardedGroupExchange
 from unisono.engine.state.contents import digest_of, place
 from unisono.runtime.device import Device, on_host
 
@@ -33,10 +32,6 @@ from unisono.runtime.device import Device, on_host
 class AsWithNccl(GroupExchange):
     def _connect(self):
         return NcclCommunicator(self._team, self.device.torch, FakeNccl)
-
-
-class ShardedWithNccl(ShardedGroupExchange):
-    _connect = AsWithNccl._connect
 
 
 class AsWithNcclOnHosts(GroupHostsExchange):
@@ -68,17 +63,14 @@ def on_devices(shard, step):
 @pytest.mark.parametrize(
     ("optimizer", "cls", "world_size", "deaths"),
     [
-        *(
-            (optimizer, *case)
-            for optimizer in (adam, normed)
-            for case in (
-                (AsWithNccl, 1, ()),
-                (AsWithNccl, 2, ()),
-                (AsWithNccl, 3, (Death(1, 9, "before"),)),
-                (AsWithNcclOnHosts, 3, ()),
-            )
-        ),
-        *((adam, ShardedWithNccl, world_size, ()) for world_size in (1, 2, 3)),
+        (optimizer, *case)
+        for optimizer in (adam, normed)
+        for case in (
+            (AsWithNccl, 1, ()),
+            (AsWithNccl, 2, ()),
+            (AsWithNccl, 3, (Death(1, 9, "before"),)),
+            (AsWithNcclOnHosts, 3, ()),
+        )
     ],
 )
 def test_bits_are_those_of_cpus(

@@ -83,9 +83,8 @@ def test_every_exchange_has_one_digest_on_one_two_and_three_workers(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("exchange", ["zero", "gloo-zero"])
-def test_state_is_divided_among_four_workers(monkeypatch, exchange):
-    check(monkeypatch, exchange, 4, [case for case in (*CASES, *OTHER_CASES) if case[2] >= 4])
+def test_state_is_divided_among_four_workers(monkeypatch):
+    check(monkeypatch, "zero", 4, [case for case in (*CASES, *OTHER_CASES) if case[2] >= 4])
 
 
 @pytest.mark.slow
@@ -131,7 +130,7 @@ def tour(names):
 
 
 WHOLE = ("shared", "staged", "gloo", "sim")  # each worker has, or sees, the whole state
-DIVIDED = ("zero", "shared", "gloo-zero", "gloo", "zero", "gloo-zero", "sim-zero", "sim", "zero")
+DIVIDED = ("zero", "shared", "zero", "gloo", "zero", "sim-zero", "sim", "zero")
 
 
 def test_a_tour_has_every_leg_once():

@@ -89,7 +89,7 @@ def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
 
 def _others(choices: Choices, draw: random.Random) -> list[str]:
     """Choose an exchange beside the usual one, and the test accelerator where that will do."""
-    others = ("staged", "gloo", "zero", "gloo-zero")
+    others = ("staged", "gloo", "zero")
     there = [draw.choice((ACCELERATED, "sim-zero"))] if _runs_there(choices) else []
     return [draw.choice(others), *there]
 

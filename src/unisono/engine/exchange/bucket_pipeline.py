@@ -207,21 +207,19 @@ class ParameterBucket:
     start: int  # its first byte in a part
     num_bytes: int  # the bytes of the parameters, without room behind them
     slots: tuple[Slot, ...]  # where each parameter lies, from the bucket's start
-    unit: int = ALIGNMENT_BYTES  # parameters and slices begin at multiples of it
 
     def slice_bytes(self, num_workers: int) -> int:
         """Give the length of each worker's slice."""
-        return aligned(max(1, -(-self.num_bytes // num_workers)), self.unit)
+        return aligned(max(1, -(-self.num_bytes // num_workers)))
 
     def pieces(self, position: int, num_workers: int) -> list[Piece]:
         """List what lies in one worker's slice; the first parameter of the bucket is number 0."""
         length = self.slice_bytes(num_workers)
         return list(pieces_within(self.slots, position * length, (position + 1) * length))
 
-    def flags(self, row: memoryview) -> bytes:
-        """Cut what a part's flags say of the bucket's parameters; see ``parts.presence``."""
-        here = self.indices
-        return bytes(row[:1]) + bytes(row[1 + here.start : 1 + here.stop])
+    def row(self, flags: memoryview) -> tuple[memoryview, memoryview]:
+        """View what a part's flags say of the bucket's parameters; see ``parts.presence``."""
+        return flags[:1], flags[1 + self.indices.start : 1 + self.indices.stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +237,6 @@ def lay_out_buckets(
     world_size: int,
     first_bytes: int = FIRST_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
-    unit: int = ALIGNMENT_BYTES,
 ) -> BucketLayout:
     """Group parameters into buckets.
 
@@ -248,7 +245,6 @@ def lay_out_buckets(
         world_size: the most workers that a bucket is cut for.
         first_bytes: what the first bucket has at least, if there is so much.
         bucket_bytes: what each other bucket has at least.
-        unit: parameters and slices begin at multiples of so many bytes.
     """
     buckets: list[ParameterBucket] = []
     start = 0
@@ -257,9 +253,9 @@ def lay_out_buckets(
         own, offset = [], 0
         for index in indices:
             own.append(replace(slots[index], offset=offset))
-            offset = aligned(own[-1].end, unit)
-        buckets.append(ParameterBucket(indices, start, offset, tuple(own), unit))
-        start += offset + unit * world_size  # the last slice may reach beyond
+            offset = own[-1].end
+        buckets.append(ParameterBucket(indices, start, offset, tuple(own)))
+        start += offset + ALIGNMENT_BYTES * world_size  # the last slice may reach beyond
     placed = {
         index: (number, replace(slot, offset=bucket.start + slot.offset))
         for number, bucket in enumerate(buckets)

@@ -15,20 +15,9 @@ from unisono.runtime.device import Device
 from unisono.runtime.workers.team import Team
 
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
-AUTO, SHARED, STAGED, NCCL, GLOO = _REPLICATED = ("auto", "shared", "staged", "nccl", "gloo")
-ZERO = "zero"
-# Nobody asks for these: they are used where there are several hosts.
-HOSTS, STAGED_HOSTS, ZERO_HOSTS = "hosts", "staged hosts", "zero hosts"
-# As these, but each worker keeps the optimizer state of its pieces alone.
-_SHARDED = {ZERO: STAGED, "gloo-zero": GLOO, "nccl-zero": NCCL, ZERO_HOSTS: STAGED_HOSTS}
-EXCHANGES = (*_REPLICATED, ZERO, "gloo-zero", "nccl-zero")
-_ON_HOSTS = {
-    SHARED: HOSTS,
-    STAGED: STAGED_HOSTS,
-    GLOO: "gloo hosts",
-    NCCL: "nccl hosts",
-    ZERO: ZERO_HOSTS,
-}
+EXCHANGES = ("auto", "shared", "staged", "nccl", "gloo", "zero")
+AUTO, SHARED, STAGED, NCCL, GLOO, ZERO = EXCHANGES
+_ON_HOSTS = " on hosts"  # behind the names of those that are used where there are several
 _OTHERWISE = f"leave it out, or set {EXCHANGE_VARIABLE}={STAGED}"
 
 
@@ -36,9 +25,7 @@ def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int =
     """Find the exchange of a worker: what the environment names, or what is usual on its device.
 
     Args:
-        device: where the worker computes.
         replicas_for: for what each worker must have a replica; empty: nothing.
-        num_hosts: how many hosts the workers are on.
 
     Raises:
         ValueError: there is no such exchange, or not for this device or that option.
@@ -48,18 +35,13 @@ def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int =
         raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
     if name == AUTO:
         name = SHARED if device.is_host and not replicas_for else STAGED
-    said = f"{EXCHANGE_VARIABLE}={name}"
-    _check_fits(_SHARDED.get(name, name), said, device, replicas_for)
-    if num_hosts > 1 and name not in _ON_HOSTS:
-        raise ValueError(
-            f"{said} must have all workers on one host, but they are on {num_hosts}: set "
-            f"{EXCHANGE_VARIABLE}=zero, which divides the state among the workers of each host."
-        )
-    return name if num_hosts == 1 else _ON_HOSTS[name]
+    _check_fits(name, device, replicas_for)
+    return name if num_hosts == 1 else name + _ON_HOSTS
 
 
-def _check_fits(name: str, said: str, device: Device, replicas_for: str) -> None:
+def _check_fits(name: str, device: Device, replicas_for: str) -> None:
     """Refuse an exchange that is not for a worker's device, or not for what it is asked for."""
+    said = f"{EXCHANGE_VARIABLE}={name}"
     if name == SHARED and replicas_for:
         raise ValueError(
             f"{said} has one copy of the parameters for all workers, but {replicas_for} needs "
@@ -88,7 +70,7 @@ def _check_fits(name: str, said: str, device: Device, replicas_for: str) -> None
 
 def divides_state(name: str) -> bool:
     """Tell whether an exchange is to divide the optimizer's state among workers."""
-    return name in _SHARDED
+    return name.startswith(ZERO)
 
 
 def check_devices(name: str, device: Device, team: Team) -> None:
@@ -97,7 +79,7 @@ def check_devices(name: str, device: Device, team: Team) -> None:
     Raises:
         ValueError: two do; on every worker.
     """
-    if NCCL not in name or team.size == 1:
+    if not name.startswith(NCCL) or team.size == 1:
         return
     seen: dict[bytes, int] = {}
     for rank, identity in team.gather(device.identity.encode(), "choice of exchange").items():
@@ -115,26 +97,19 @@ def chosen(name: str, optimizer: Optimizer) -> type[Exchange]:
 
     Where an optimizer looks at whole parameters, each worker has its whole state.
     """
-    if name in _SHARDED:
-        return _sharded(name) if is_elementwise(optimizer) else chosen(_SHARDED[name], optimizer)
-    if name in (GLOO, NCCL):
-        # It needs a torch that has such process groups; the others do not.
-        from unisono.engine.exchange.group_exchange import GroupExchange
+    kind, is_on_hosts = name.removesuffix(_ON_HOSTS), name.endswith(_ON_HOSTS)
+    if kind == ZERO and not is_elementwise(optimizer):
+        kind = STAGED
+    if kind in (SHARED, STAGED) and not is_on_hosts:
+        return SharedExchange if kind == SHARED else StagedExchange
+    # These need a torch that has process groups; those above do not.
+    from unisono.engine.exchange import group_exchange, hosts_exchange, sharded
 
-        return GroupExchange
-    if name in _ON_HOSTS.values():
-        from unisono.engine.exchange import hosts_exchange as between
-
-        classes = {HOSTS: between.HostsExchange, STAGED_HOSTS: between.StagedHostsExchange}
-        return classes.get(name, between.GroupHostsExchange)
-    return StagedExchange if name == STAGED else SharedExchange
-
-
-def _sharded(name: str) -> type[Exchange]:
-    from unisono.engine.exchange import sharded_exchanges as sharded
-
+    if not is_on_hosts:
+        return sharded.ShardedStagedExchange if kind == ZERO else group_exchange.GroupExchange
     classes: dict[str, type[Exchange]] = {
-        ZERO: sharded.ShardedStagedExchange,
-        ZERO_HOSTS: sharded.ShardedStagedHostsExchange,
+        SHARED: hosts_exchange.HostsExchange,
+        STAGED: hosts_exchange.StagedHostsExchange,
+        ZERO: sharded.ShardedStagedHostsExchange,
     }
-    return classes.get(name, sharded.ShardedGroupExchange)
+    return classes.get(kind, hosts_exchange.GroupHostsExchange)

@@ -22,9 +22,8 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.engine.exchange.arena import Bytes, Region, Slot, private_bytes
+from unisono.engine.exchange.arena import Bytes, Region, private_bytes
 from unisono.engine.exchange.bucket_pipeline import (
-    BucketLayout,
     BucketPipeline,
     ParameterBucket,
     Rounds,
@@ -34,11 +33,16 @@ from unisono.engine.exchange.communicator import BrokenError, Communicator
 from unisono.engine.exchange.early_part import EarlyPart
 from unisono.engine.exchange.gloo_communicator import GlooCommunicator
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
-from unisono.engine.exchange.parts import Gradients, OrderedSum, OwnParts, Parts
+from unisono.engine.exchange.parts import (
+    Gradients,
+    OrderedSum,
+    OwnParts,
+    Parts,
+    PublishedParts,
+)
 from unisono.engine.exchange.replicas import ReplicaExchange
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.errors import UnisonoError
-from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
 from unisono.runtime.device import Device
 from unisono.runtime.workers.launcher_messages import Live
@@ -51,17 +55,11 @@ _VOTES = {"": 0, _CHANGED: 1}
 
 
 class GroupExchange(ReplicaExchange):
-    """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`.
+    """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`."""
 
-    Attributes:
-        gives_sums: whether every worker has all sums, not only those of its slices.
-    """
-
-    gives_sums = True
-    _own: OwnParts
     _communicator: Communicator | None = None
     _pipeline: BucketPipeline | None = None
-    _sums: BucketSums
+    _sums: Sequence[BucketSum]
     _present: tuple[bool, ...]
 
     @property
@@ -136,32 +134,32 @@ class GroupExchange(ReplicaExchange):
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
-        self._layout = self._lay_out(arena.plan.parameters)
-        num_bytes = self._layout.num_bytes
-        self._own = OwnParts(self._layout.slots, arena.flags, num_bytes, self.device)
-        self._parts = Parts(self._own)
+        self._layout = lay_out_buckets(arena.plan.parameters, self._team.world.world_size)
+        self._own = OwnParts(self._layout.slots, self._layout.num_bytes, self.device)
+        self._parts = Parts(arena.flags, self._own)
         self._early = EarlyPart(self._parts)
         super()._bind(keys, live)
-
-    def _lay_out(self, slots: Sequence[Slot]) -> BucketLayout:
-        return lay_out_buckets(slots, self._team.world.world_size)
 
     def _plan_sum(self) -> None:
         team, division = self._team, self.division
         if team.size == 1:
             self._pipeline = None
-            self._sum = OrderedSum(self._parts, division.parts, self.pieces)
-            sums = self._own.gradients[0]
+            self._sum = OrderedSum(self._parts.published(division.parts), self.pieces)
+            sums = self._own[0]
             self.whole = sums.tensors()
             self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
             return
         held = [division.parts_of[rank] for rank in team.membership.ranks]
-        self._sums = BucketSums(
-            self._layout, self._own, held, team.position, self.device, are_given=self.gives_sums
-        )
-        self._pipeline = BucketPipeline(self._sums.buckets, self._layout.bucket_of)
-        self.pieces, self.totals = self._sums.pieces, self._sums.totals
-        self.whole = self._sums.whole
+        memory = private_bytes(self._layout.num_bytes, self.device)
+        self._sums = [
+            BucketSum(
+                bucket, self._own, self.memory.arena.flags, held, team.position, memory, self.device
+            )
+            for bucket in self._layout.buckets
+        ]
+        self._pipeline = BucketPipeline(self._sums, self._layout.bucket_of)
+        sums = Region(memory, 0, self._layout.slots)
+        self.whole, self.totals = sums.tensors(), sums.pieces(self.pieces)
 
     def _move(self, pipeline: BucketPipeline) -> str:
         """Bring all sums here, and this worker's to the others. Collective.
@@ -180,7 +178,7 @@ class GroupExchange(ReplicaExchange):
         if pipeline.failure:
             self._close()  # at once: others may wait for this worker
             return pipeline.failure
-        self._present = self._sums.present
+        self._present = tuple(there for one in reversed(self._sums) for there in one.present)
         return _CHANGED if self._is_outdated(pipeline) else ""
 
     def _is_outdated(self, pipeline: BucketPipeline) -> bool:
@@ -212,166 +210,66 @@ class GroupExchange(ReplicaExchange):
 
 
 class BucketSum:
-    """The sum of one bucket, of which this worker adds up a slice. Final.
+    """The sum of one bucket, of which this worker adds up a slice and gives it to all. Final.
 
     Args:
         own: this worker's parts.
+        flags: per shard, which parameters its part has gradients for.
         held: the parts of each worker, by position.
         position: of this worker.
-        all_sums: where the sums of all parameters go, laid out as a part; None: nowhere.
+        all_sums: where the sums of all parameters go, laid out as a part.
 
     Attributes:
-        pieces, totals: what this worker adds up, and its sums.
         present: for each parameter of the bucket, whether any shard had a gradient for it.
         is_outdated: see :meth:`~.parts.OrderedSum.is_outdated`.
     """
 
+    present: tuple[bool, ...] = ()
+
     def __init__(
         self,
         bucket: ParameterBucket,
         own: OwnParts,
+        flags: Sequence[memoryview],
         held: Sequence[Sequence[Node]],
         position: int,
-        all_sums: Bytes | None,
+        all_sums: Bytes,
         device: Device,
     ) -> None:
         self._bucket, self._own = bucket, own
         self._mine, self._size = held[position], len(held)
-        self._received = _ReceivedSlices(bucket, held, position, own.flags, device)
+        self._length = length = bucket.slice_bytes(self._size)
+        nodes = [node for nodes in held for node in nodes]
+        memory = private_bytes(length * len(nodes), device)
+        self._received = memory.flat(0, length * len(nodes), torch.uint8)
+        self._from_each = [length * len(nodes) for nodes in held]
+        # As if each part's bucket lay there as a whole: only its slice does.
+        starts = [length * (at - position) for at in range(len(nodes))]
+        regions = [Region(memory, start, bucket.slots) for start in starts]
+        rows = [bucket.row(flags[node.lo]) for node in nodes]
         pieces = bucket.pieces(position, self._size)
-        parts = [part for parts in held for part in parts]
-        self._sum = OrderedSum(self._received, parts, pieces)
-        first, self.totals = bucket.indices.start, self._sum.totals
-        self.pieces = [Piece(first + p.index, p.start, p.stop) for p in pieces]
-        self.present: tuple[bool, ...] = ()
+        self._sum = OrderedSum(PublishedParts(nodes, rows, regions), pieces)
         self.is_outdated = self._sum.is_outdated
-        self._length = bucket.slice_bytes(self._size)
-        self._sums = None
-        if all_sums is not None:
-            self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
+        at = length * [node.lo for node in nodes].index(0)
+        self._total = self._received[at : at + length]
+        self._all_sums = all_sums.flat(bucket.start, length * self._size, torch.uint8)
 
     def transfer(self, communicator: Communicator) -> Rounds:
-        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each, maybe sums to all."""
+        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each, then sums to all."""
         yield communicator.all_to_all(
-            self._received.everything,
-            _by_slices(self._own, self._bucket, self._mine, self._size),
-            from_each=self._received.num_bytes,
+            self._received,
+            self._by_slices(),
+            from_each=self._from_each,
             to_each=[self._length * len(self._mine)] * self._size,
         )
         self.present = self._sum.add()
-        if self._sums is None:
-            return None
-        return communicator.all_gather(self._sums, self._received.part_of_first_shard)
+        return communicator.all_gather(self._all_sums, self._total)
 
-
-class BucketSums:
-    """The sums of all buckets. Final.
-
-    Args:
-        own: this worker's parts.
-        held: the parts of each worker, by position.
-        position: of this worker.
-        are_given: whether sums are given to all; else each worker keeps its own.
-
-    Attributes:
-        buckets: in the order in which they travel.
-        pieces, totals: those whose sums come here, and these as vectors.
-        whole: the sums of all parameters, as those lie, if they come here.
-    """
-
-    def __init__(
-        self,
-        layout: BucketLayout,
-        own: OwnParts,
-        held: Sequence[Sequence[Node]],
-        position: int,
-        device: Device,
-        *,
-        are_given: bool = True,
-    ) -> None:
-        memory = private_bytes(layout.num_bytes, device) if are_given else None
-        self.buckets = [
-            BucketSum(bucket, own, held, position, memory, device) for bucket in layout.buckets
-        ]
-        self.whole: list[torch.Tensor] = []
-        if memory is None:
-            self.pieces = [piece for bucket in self.buckets for piece in bucket.pieces]
-            self.totals = [total for bucket in self.buckets for total in bucket.totals]
-            for n, slot in enumerate(layout.slots) if position == 0 else ():
-                if not slot.numel:  # in nobody's slice
-                    self.pieces.append(Piece(n, 0, 0))
-                    self.totals.append(torch.empty(0, dtype=slot.dtype, device=device.torch))
-        else:
-            region = Region(memory, 0, layout.slots)
-            self.whole = region.tensors()
-            self.pieces = [Piece(n, 0, slot.numel) for n, slot in enumerate(layout.slots)]
-            self.totals = region.pieces(self.pieces)
-
-    @property
-    def present(self) -> tuple[bool, ...]:
-        """For each parameter, whether any shard had a gradient for it; once all have crossed."""
-        return tuple(there for bucket in reversed(self.buckets) for there in bucket.present)
-
-    @property
-    def are_outdated(self) -> bool:
-        """Whether parts have gradients for other parameters than when they were added up."""
-        return any(bucket.is_outdated() for bucket in self.buckets)
-
-
-class _ReceivedSlices:
-    """One slice of one bucket of everybody's parts. Final.
-
-    Parameters are counted from the bucket's first.
-
-    Args:
-        held: the parts of each worker, in the order in which they come.
-        position: whose slice.
-        flags: per shard, which parameters its part has gradients for.
-        device: where they are added up.
-
-    Attributes:
-        everything: what comes from all workers, as bytes.
-        part_of_first_shard: of these, the slice of the part that begins with shard 0.
-        num_bytes: what comes from each worker.
-    """
-
-    def __init__(
-        self,
-        bucket: ParameterBucket,
-        held: Sequence[Sequence[Node]],
-        position: int,
-        flags: Sequence[memoryview],
-        device: Device,
-    ) -> None:
-        length = bucket.slice_bytes(len(held))
-        order = [part.lo for parts in held for part in parts]
-        memory = private_bytes(length * len(order), device)
-        self.everything = memory.flat(0, length * len(order), torch.uint8)
-        # As if each part's bucket lay there as a whole: only its slice does.
-        self._regions = {
-            lo: Region(memory, length * at - position * length, bucket.slots)
-            for at, lo in enumerate(order)
-        }
-        at = length * order.index(0)
-        self.part_of_first_shard = self.everything[at : at + length]
-        self.num_bytes = [length * len(parts) for parts in held]
-        self._flags, self._bucket = flags, bucket
-
-    def flags(self, lo: int) -> bytes:
-        return self._bucket.flags(self._flags[lo])
-
-    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        return self._regions[lo].pieces(pieces)
-
-
-def _by_slices(
-    own: OwnParts, bucket: ParameterBucket, parts: Sequence[Node], num_workers: int
-) -> torch.Tensor:
-    """Give slice 0 of a bucket of all parts, then slice 1 of all parts, and so on, as bytes."""
-    length = bucket.slice_bytes(num_workers)
-    num_bytes = num_workers * length
-    flat = [own.memory(part.lo).flat(bucket.start, num_bytes, torch.uint8) for part in parts]
-    if len(flat) == 1:
-        return flat[0]
-    starts = range(0, num_bytes, length)
-    return torch.cat([part[start : start + length] for start in starts for part in flat])
+    def _by_slices(self) -> torch.Tensor:
+        """Give slice 0 of all own parts, then slice 1 of all parts, and so on, as bytes."""
+        start, length, num_bytes = self._bucket.start, self._length, self._length * self._size
+        flat = [self._own.memory(p.lo).flat(start, num_bytes, torch.uint8) for p in self._mine]
+        if len(flat) == 1:
+            return flat[0]
+        starts = range(0, num_bytes, length)
+        return torch.cat([part[first : first + length] for first in starts for part in flat])

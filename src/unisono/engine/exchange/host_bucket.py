@@ -15,13 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from unisono.engine.exchange.arena import Arena, Region, size_of
 from unisono.engine.exchange.bucket_pipeline import ParameterBucket, Rounds
 from unisono.engine.exchange.host_lane import HostLane
-from unisono.engine.exchange.parts import OrderedSum, pieces_within, presence
-from unisono.plan.shards import Piece
+from unisono.engine.exchange.parts import OrderedSum, PublishedParts, pieces_within, presence
 from unisono.plan.summation import Node, within
 from unisono.runtime.workers.memory import Memory, aligned
 
@@ -62,6 +59,11 @@ class LaneMemory:
             return self._sums[part], 0
         return self.arena.memory, self.arena.gradients[part.lo].start
 
+    def region(self, part: Node, bucket: ParameterBucket) -> Region:
+        """View a bucket of a part of this host."""
+        memory, first = self.of(part)
+        return Region(memory, first + bucket.start, bucket.slots)
+
 
 class HostBucket:
     """One bucket, of which each host adds up a slice. Final.
@@ -71,32 +73,49 @@ class HostBucket:
         number: which bucket of the lane.
     """
 
+    _frames: tuple[int, int]  # what slices and sums of a turn are numbered
+
     def __init__(self, bucket: ParameterBucket, number: int, memory: LaneMemory) -> None:
         self._bucket, self._number, self._memory = bucket, number, memory
-        self._hosts = [host for host in range(len(memory.held)) if host != memory.host]
-        self._turn = 0
-        end, length = aligned(bucket.num_bytes), bucket.slice_bytes(len(memory.held))
-        starts = range(0, length * len(memory.held), length)
+        held, arena = memory.held, memory.arena
+        self._hosts = [host for host in range(len(held)) if host != memory.host]
+        end, length = aligned(bucket.num_bytes), bucket.slice_bytes(len(held))
+        starts = range(0, length * len(held), length)
         self._bounds = [(min(start, end), min(start + length, end)) for start in starts]
-        self._flags = {
-            part.lo: bytearray(1 + len(bucket.indices)) for parts in memory.held for part in parts
+        start, stop = self._bounds[memory.host]
+        nodes = [node for nodes in held for node in nodes]
+        self._flags = {node: memoryview(bytearray(1 + len(bucket.indices))) for node in nodes}
+        self._received = {
+            node: Memory.private(stop - start) for host in self._hosts for node in held[host]
         }
-        self._received = self._room()
-        self._workers_parts = _WorkersParts(memory.arena, bucket)
+        regions = [
+            # As if the bucket lay there as a whole: only this host's slice does.
+            Region(self._received[node], -start, bucket.slots)
+            if node in self._received
+            else memory.region(node, bucket)
+            for node in nodes
+        ]
+        mine = list(pieces_within(bucket.slots, start, stop))
+        totals = Region(memory.totals, memory.totals_at + bucket.start, bucket.slots)
+        published = PublishedParts(nodes, [(self._flags[node],) for node in nodes], regions)
+        self._sum = OrderedSum(published, mine, totals.pieces(mine))
+        self._inner = {
+            node: PublishedParts(
+                inner,
+                [bucket.row(arena.flags[one.lo]) for one in inner],
+                [
+                    Region(arena.memory, arena.gradients[one.lo].start + bucket.start, bucket.slots)
+                    for one in inner
+                ],
+            )
+            for node, inner in memory.within.items()
+        }
         pieces = list(pieces_within(bucket.slots, 0, end))
         self._host_sums = [
-            OrderedSum(self._workers_parts, inner, pieces, self.views(part.lo, pieces))
-            for part, inner in memory.within.items()
-            if len(inner) > 1
+            OrderedSum(inner, pieces, memory.region(node, bucket).pieces(pieces))
+            for node, inner in self._inner.items()
+            if len(inner.nodes) > 1
         ]
-        mine = list(pieces_within(bucket.slots, *self._bounds[memory.host]))
-        totals = Region(memory.totals, memory.totals_at + bucket.start, bucket.slots)
-        self._sum = OrderedSum(
-            self,
-            [part for parts in memory.held for part in parts],
-            mine,
-            totals.pieces(mine),
-        )
 
     def expect(self, lane: HostLane, turn: int) -> None:
         """Say where what comes in a turn is to go, before any of it can come.
@@ -104,97 +123,40 @@ class HostBucket:
         Args:
             turn: which exchange of all buckets it is, counted over the lane's life.
         """
-        self._turn, (slices, sums) = turn, self._frames(turn)
-        lane.expect(slices, {host: self._of_host(host) for host in self._hosts})
+        first, held = (turn << 32) + _ROUNDS * self._number, self._memory.held
+        self._frames = slices, sums = first, first + 1
+        own = self._length(self._memory.host)
+        for host in self._hosts:
+            places = [self._received[node].view(0, own) for node in held[host]]
+            lane.expect(slices, {host: places + [self._flags[node][1:] for node in held[host]]})
         lane.expect(sums, {host: [self._totals(host)] for host in self._hosts})
 
     def transfer(self, lane: HostLane) -> Rounds:
         """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each host, then sums to all."""
-        memory, (slices, sums) = self._memory, self._frames(self._turn)
-        self._make_parts()
-        yield lane.swap(slices, {host: self._for_host(host) for host in self._hosts})
-        self._sum.add()
-        return lane.swap(sums, {host: [self._totals(memory.host)] for host in self._hosts})
-
-    def flags(self, lo: int) -> bytes:
-        """See :class:`~.parts.PublishedParts`; parameters are counted from the bucket's first."""
-        return bytes(self._flags[lo])
-
-    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """See :class:`~.parts.PublishedParts`: this host's slice of a part."""
-        return self._region(lo).pieces(pieces)
-
-    def _frames(self, turn: int) -> tuple[int, int]:
-        first = (turn << 32) + _ROUNDS * self._number
-        return first, first + 1
-
-    def _room(self) -> dict[int, Memory]:
-        """Take memory for this host's slice of each part of other hosts."""
-        start, stop = self._bounds[self._memory.host]
-        return {
-            part.lo: Memory.private(stop - start)
-            for host in self._hosts
-            for part in self._memory.held[host]
-        }
-
-    def _region(self, lo: int) -> Region:
-        if lo in self._received:
-            start, _ = self._bounds[self._memory.host]
-            return Region(self._received[lo], -start, self._bucket.slots)
-        part = next(part for part in self._memory.within if part.lo == lo)
-        memory, first = self._memory.of(part)
-        return Region(memory, first + self._bucket.start, self._bucket.slots)
-
-    def _make_parts(self) -> None:
-        """Add up this host's parts, and say which parameters they have gradients for."""
+        slices, sums = self._frames
         for own in self._host_sums:
             own.add()
-        for part, inner in self._memory.within.items():
-            rows = [presence(self._workers_parts.flags(one.lo)) for one in inner]
-            self._flags[part.lo][1:] = bytes(any(column) for column in zip(*rows, strict=True))
-
-    def _of_host(self, host: int) -> list[memoryview]:
-        """View what another host sends of its parts."""
-        parts = self._memory.held[host]
-        slices = [
-            self._received[part.lo].view(0, self._length(self._memory.host)) for part in parts
-        ]
-        return slices + [memoryview(self._flags[part.lo])[1:] for part in parts]
+        for node, inner in self._inner.items():
+            rows = [presence(b"".join(row)) for row in inner.rows]
+            self._flags[node][1:] = bytes(any(column) for column in zip(*rows, strict=True))
+        yield lane.swap(slices, {host: self._for_host(host) for host in self._hosts})
+        self._sum.add()
+        return lane.swap(sums, {host: [self._totals(self._memory.host)] for host in self._hosts})
 
     def _for_host(self, host: int) -> list[memoryview]:
         """View what is sent to another host of this one's parts."""
-        start, _ = self._bounds[host]
-        slices, flags = [], []
-        for part in self._memory.within:
-            memory, first = self._memory.of(part)
-            slices.append(memory.view(first + self._bucket.start + start, self._length(host)))
-            flags.append(memoryview(self._flags[part.lo])[1:])
-        return slices + flags
+        memory, start = self._memory, self._bucket.start + self._bounds[host][0]
+        slices = [
+            place.view(first + start, self._length(host))
+            for place, first in map(memory.of, memory.within)
+        ]
+        return slices + [self._flags[node][1:] for node in memory.within]
 
     def _totals(self, host: int) -> memoryview:
         """View the sums that one host makes."""
-        start, _ = self._bounds[host]
-        memory, first = self._memory, self._memory.totals_at + self._bucket.start
-        return memory.totals.view(first + start, self._length(host))
+        memory, start = self._memory, self._bucket.start + self._bounds[host][0]
+        return memory.totals.view(memory.totals_at + start, self._length(host))
 
     def _length(self, host: int) -> int:
         start, stop = self._bounds[host]
         return stop - start
-
-
-class _WorkersParts:
-    """One bucket of parts that workers of this host have published. Final.
-
-    Args:
-        bucket: which parameters; they are counted from its first.
-    """
-
-    def __init__(self, arena: Arena, bucket: ParameterBucket) -> None:
-        self._arena, self._bucket = arena, bucket
-
-    def flags(self, lo: int) -> bytes:
-        return self._bucket.flags(self._arena.flags[lo])
-
-    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        start = self._arena.gradients[lo].start + self._bucket.start
-        return Region(self._arena.memory, start, self._bucket.slots).pieces(pieces)

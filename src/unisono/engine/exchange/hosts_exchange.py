@@ -194,7 +194,7 @@ class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
         self._all_reduce.go_back(load)
 
     def _is_outdated(self, pipeline: BucketPipeline) -> bool:
-        return super()._is_outdated(pipeline) or self._sums.are_outdated
+        return super()._is_outdated(pipeline) or any(one.is_outdated() for one in self._sums)
 
     def _plan_sum(self) -> None:
         super()._plan_sum()

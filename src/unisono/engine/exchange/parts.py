@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
-from unisono.engine.exchange.arena import Arena, Block, Bytes, Region, Slot, Span, private_bytes
+from unisono.engine.exchange.arena import Block, Bytes, Region, Slot, Span, private_bytes
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, additions_over, as_whole, tree_sum
 from unisono.runtime.device import Device, by_device
@@ -25,41 +25,27 @@ _PRESENT, _ABSENT = 1, 0
 
 
 class OwnParts:
-    """The parts that this worker has computed, where nobody else sees them. Final.
+    """The parts that this worker has computed, by first shard, where nobody else sees them. Final.
 
     Args:
         slots: where each parameter lies in a part.
-        flags: per shard, which parameters its part has gradients for; all see them.
-        num_bytes: how many a part takes.
         spans: on several devices, where which bytes are.
     """
 
     def __init__(
-        self,
-        slots: tuple[Slot, ...],
-        flags: Sequence[memoryview],
-        num_bytes: int,
-        device: Device,
-        spans: Sequence[Span] = (),
+        self, slots: Sequence[Slot], num_bytes: int, device: Device, spans: Sequence[Span] = ()
     ) -> None:
-        self.flags, self._slots = flags, slots
+        self._slots = slots
         self._num_bytes, self._device, self._spans = num_bytes, device, spans
         self._memories: dict[int, Bytes] = {}
-
-    @property
-    def gradients(self) -> OwnParts:
-        """A region for each part, by its first shard."""
-        # No attribute: in a circle, a device's memory would wait for Python's garbage collection.
-        return self
 
     def __getitem__(self, lo: int) -> Region:
         return Region(self.memory(lo), 0, self._slots)
 
-    def release(self) -> None:
-        """Give memory of a device back; nobody reads the parts any more."""
-        for memory in self._memories.values():
-            if isinstance(memory, Block):
-                memory.release()
+    @property
+    def blocks(self) -> list[Block]:
+        """What they take of a device's memory."""
+        return [memory for memory in self._memories.values() if isinstance(memory, Block)]
 
     def memory(self, lo: int) -> Bytes:
         """Give the bytes of a part by its first shard."""
@@ -68,25 +54,24 @@ class OwnParts:
         return self._memories[lo]
 
 
-class PublishedParts(Protocol):
-    """Parts that can be added up."""
+class PublishedParts(NamedTuple):
+    """Parts that can be added up; together they are every shard, or all of a sub-tree, once."""
 
-    def flags(self, lo: int, /) -> bytes:
-        """Read which parameters the part of shard `lo` has gradients for; see :func:`presence`."""
-
-    def views(self, lo: int, pieces: Sequence[Piece], /) -> list[torch.Tensor]:
-        """View pieces of the part of shard `lo`, as vectors."""
+    nodes: Sequence[Node]
+    rows: Sequence[Sequence[memoryview]]  # the flags of each; see `presence`
+    regions: Sequence[Region]  # where each is, or where it would be of which only pieces are there
 
 
 class Parts:
     """Writes and reads published parts. Final.
 
     Args:
-        room: where they lie: an arena, or memory of this worker alone.
+        flags: per shard, which parameters its part has gradients for; all see them.
+        regions: where parts lie: in an arena, or in memory of this worker alone.
     """
 
-    def __init__(self, room: Arena | OwnParts) -> None:
-        self._room = room
+    def __init__(self, flags: Sequence[memoryview], regions: Sequence[Region] | OwnParts) -> None:
+        self._flags, self._regions = flags, regions
         self._slots: dict[int, list[torch.Tensor]] = {}
         self._is_divided = False
 
@@ -99,10 +84,10 @@ class Parts:
         slots = self._slots_of(part)
         present = [g for g in gradients if g is not None]
         if len(present) == len(slots):
-            self._room.flags[part.lo][0] = _PRESENT
+            self._flags[part.lo][0] = _PRESENT
         else:
             flags = (_ABSENT, *(_ABSENT if g is None else _PRESENT for g in gradients))
-            self._room.flags[part.lo][:] = bytes(flags)
+            self._flags[part.lo][:] = bytes(flags)
             slots = [slot for slot, g in zip(slots, gradients, strict=True) if g is not None]
         if present:
             with torch.no_grad():
@@ -115,42 +100,39 @@ class Parts:
 
     def begin(self, part: Node) -> None:
         """Begin to publish a part one parameter at a time; so far it has no gradients."""
-        self._room.flags[part.lo][:] = bytes(len(self._room.flags[part.lo]))
+        self._flags[part.lo][:] = bytes(len(self._flags[part.lo]))
 
     def put(self, part: Node, index: int, gradient: torch.Tensor) -> None:
-        """Copy the gradient of one parameter into a part's slot, once the part is begun.
-
-        Raises:
-            TypeError: it is sparse.
-        """
+        """Copy the gradient of one parameter into a part's slot, once the part is begun."""
         with torch.no_grad():
             slots = [self._slots_of(part)[index]]
             _check_dense(slots, [gradient])
             torch._foreach_copy_(slots, [gradient])
-        self._room.flags[part.lo][1 + index] = _PRESENT
+        self._flags[part.lo][1 + index] = _PRESENT
 
     def remove(self, part: Node, index: int) -> None:
         """Take the gradient of one parameter out of a part."""
-        self._room.flags[part.lo][1 + index] = _ABSENT
+        self._flags[part.lo][1 + index] = _ABSENT
 
-    def flags(self, lo: int) -> bytes:
-        """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
-        return bytes(self._room.flags[lo])
-
-    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """View pieces of the part in slot `lo`, as vectors."""
-        return self._room.gradients[lo].pieces(pieces)
+    def published(self, nodes: Sequence[Node]) -> PublishedParts:
+        """Give parts to be added up."""
+        rows = [(self._flags[node.lo],) for node in nodes]
+        return PublishedParts(nodes, rows, [self._regions[node.lo] for node in nodes])
 
     def _slots_of(self, part: Node) -> list[torch.Tensor]:
         slots = self._slots.get(part.lo)
         if slots is None:
-            slots = self._slots[part.lo] = self._room.gradients[part.lo].tensors()
+            slots = self._slots[part.lo] = self._regions[part.lo].tensors()
             self._is_divided = len({slot.device for slot in slots if slot.numel()}) > 1
         return slots
 
 
 def presence(flags: bytes) -> list[bool]:
-    """Say for each parameter whether a part has a gradient for it, from :meth:`Parts.flags`."""
+    """Say for each parameter whether a part has a gradient for it.
+
+    Args:
+        flags: a byte that is 1 where all have one, then a byte for each parameter.
+    """
     is_complete, *each = flags
     return [bool(is_complete or flag) for flag in each]
 
@@ -183,7 +165,7 @@ class OrderedSum:
     """Finishes the tree over some pieces. Final.
 
     Args:
-        parts: together they are every shard, or every one of a sub-tree, once.
+        published: the parts.
         pieces: what is added up here.
         into: where the sums go, as vectors; then the parts stay as they are. None: into the slots
             of the parts (the whole sum into that of the first shard), of which nobody else reads
@@ -197,16 +179,15 @@ class OrderedSum:
     def __init__(
         self,
         published: PublishedParts,
-        parts: Sequence[Node],
         pieces: Sequence[Piece],
         into: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        self._published, self.pieces = published, pieces
-        self._slots = [part.lo for part in parts]
-        whole = Node(min(self._slots), max(part.hi for part in parts))
-        self._parts = tuple(as_whole(whole, parts))
-        self._views = [published.views(lo, pieces) for lo in self._slots]
-        first = self._slots.index(whole.lo)
+        self._rows, self.pieces = published.rows, pieces
+        starts = [node.lo for node in published.nodes]
+        whole = Node(min(starts), max(node.hi for node in published.nodes))
+        self._parts = tuple(as_whole(whole, published.nodes))
+        self._views = [region.pieces(pieces) for region in published.regions]
+        first = starts.index(whole.lo)
         written = {first} | {into for into, _ in additions_over(whole.hi - whole.lo, self._parts)}
         self._sums: list[Sequence[torch.Tensor]] = [
             views if into is None or at not in written else list(map(torch.empty_like, views))
@@ -225,7 +206,7 @@ class OrderedSum:
             For each parameter, whether any shard had a gradient for it; only then are its totals
             defined.
         """
-        self._flags = flags = tuple(map(self._published.flags, self._slots))
+        self._flags = flags = tuple(map(b"".join, self._rows))
         program = self._programs.get(flags)
         if program is None:
             if len(self._programs) >= _PROGRAMS_AT_MOST:
@@ -237,7 +218,7 @@ class OrderedSum:
 
     def is_outdated(self) -> bool:
         """Tell whether parts have gradients for other parameters now than in :meth:`add`."""
-        now = tuple(map(self._published.flags, self._slots))
+        now = tuple(map(b"".join, self._rows))
         return now != self._flags and list(map(presence, now)) != list(map(presence, self._flags))
 
     def _compile(self, flags: tuple[bytes, ...]) -> _Program:

@@ -112,7 +112,7 @@ class Exchange(ABC):
             new_key=new_key,
         )
         self.buffers.bind(self.memory.arena)
-        self._parts = Parts(self.memory.arena)
+        self._parts = Parts(self.memory.arena.flags, self.memory.arena.gradients)
         try:
             self._bind(keys, None if loop is None else live)
         except StepBrokenError:
@@ -196,35 +196,27 @@ class Exchange(ABC):
         """
         return self._sum.add()
 
-    @abstractmethod
     def all_sums(self, purpose: str) -> bool:
-        """Wait until :attr:`whole` has everybody's sums.
+        """Wait until :attr:`whole` has everybody's sums; False if somebody was lost."""
+        return self._team.meet(purpose)
 
-        Returns:
-            Whether it has; False if somebody was lost.
-        """
-
-    @abstractmethod
     def are_read(self, purpose: str) -> bool:
-        """Wait until everybody has read :attr:`whole`, before own sums are changed.
+        """Wait until everybody has read :attr:`whole`, before own sums are changed; likewise."""
+        return self._team.meet(purpose)
 
-        Returns:
-            Whether everybody has; False if somebody was lost.
-        """
-
-    @abstractmethod
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
         """Collect a value from all whose sums this worker does not have; the same list for all.
 
-        Returns:
-            None if somebody was lost.
+        None if somebody was lost.
         """
+        membership = self._team.membership
+        heard = self._team.gather(value, purpose)
+        return list(heard.values()) if self._team.membership == membership else None
 
     def share(self, purpose: str) -> bool:
         """Make what this worker and the others have updated everybody's.
 
-        Returns:
-            Whether it is; False if somebody was lost and :meth:`load` has to be called.
+        False if somebody was lost and :meth:`load` has to be called.
         """
         return self._team.meet(purpose)
 

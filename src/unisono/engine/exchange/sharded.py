@@ -1,60 +1,63 @@
 """Replicas whose workers each keep the optimizer state of their pieces alone (ZeRO-1).
 
-::
+As ``staged.py``, but what is given to all are parameters, behind the update::
 
-    all parts ──► sums of my pieces ──► my pieces, updated ──► handed round ──► all parameters
-                                            │
-                          my pieces of the state, here and nowhere else
+    worker 0   parts ──►┌────────┐──► its pieces of all parts, added, updated ──►┌────────┐
+                        │ host's │        and of the state, nowhere else         │ host's │──► all
+    worker 1   parts ──►│ memory │──► its pieces of all parts, added, updated ──►│ memory │
+                        └────────┘                                               └────────┘
+                    gather: all meet                                         share: all meet
 
-Whoever is lost takes its pieces of the state with it, at any time, and all go back to the newest
-snapshot, which has the whole state: each worker writes its pieces there. When somebody joins, the
-pieces are divided anew from there, too.
+Sums lie where parts were, so they take no room, unless something asks for all of them (a norm,
+``on_gradients``). Whoever is lost takes its pieces of the state with it, at any time, and all go
+back to the newest snapshot, where each worker writes its pieces. When somebody joins, the pieces
+are divided anew from there, too.
 
-What needs all sums (a norm, ``on_gradients``) has them handed round besides.
+On several hosts the state is divided among the workers of each host: lane i adds up with the other
+hosts and updates, with the same bits on every host, so parameters cross no network.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.exchange.arena import Arena, Region
-from unisono.engine.exchange.parts import OwnParts
-from unisono.engine.exchange.replicas import ReplicaExchange
+from unisono.engine.exchange.arena import Arena, Block, Region, private_bytes, within
+from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
+from unisono.engine.exchange.parts import OrderedSum
+from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared_optimizer_state import (
     PiecesOfState,
+    StateKey,
     StateKeys,
     lay_down,
     place_of,
     plan_state,
 )
+from unisono.engine.exchange.staged import StagedExchange
 from unisono.engine.state.optimizer_state import StateInPieces, check_in_place, move_one
 from unisono.engine.state.optimizers import members_of
 from unisono.plan.shards import Piece
 from unisono.runtime.device import in_memory_order
 from unisono.runtime.timeouts import STALL
 from unisono.runtime.workers.launcher_messages import Live
+from unisono.runtime.workers.memory import ALIGNMENT_BYTES
 
 _POLL_S = 0.001
 
 
-class ShardedExchange(ReplicaExchange):
-    """An exchange of replicas whose state is in pieces; arguments as of :class:`Exchange`.
-
-    The optimizer is element-wise. Abstract: it hands nothing round.
-    """
+class ShardedStagedExchange(StagedExchange):
+    """An exchange of replicas whose state is in pieces; the optimizer is element-wise."""
 
     is_in_pieces = True
     optimizer_state: OwnPieces
-    _own: OwnParts
     _owners: frozenset[int] = frozenset()
     _taken_from: int | None = None  # the slot of a snapshot; None: the newest one
 
@@ -74,17 +77,52 @@ class ShardedExchange(ReplicaExchange):
         if not self.is_lost:
             self.trust_leader()
 
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """See :class:`Exchange`; meets nobody."""
+        self._fetch()
+        return self._sum.add()
+
+    def all_sums(self, purpose: str) -> bool:
+        """See :class:`Exchange`."""
+        self._view_whole(self._all_sums())
+        for place, total in zip(self._sums_of_pieces, self.totals, strict=True):
+            self.copies.to_host(place, total)
+        self.copies.wait()
+        if not self._team.meet(purpose):
+            return False
+        for there, here in self._sums_within(0, self._num_bytes):
+            self.copies.to_device(here, there)
+        return True
+
+    def are_read(self, purpose: str) -> bool:
+        """See :class:`Exchange`; what was changed in all sums is in this worker's."""
+        for total, there in zip(self.totals, self._sums.pieces(self.pieces), strict=True):
+            total.copy_(there)
+        self.copies.wait()
+        return self._team.meet(purpose)
+
+    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
+        """See :class:`Exchange`."""
+        return Exchange.agree(self, value, purpose)
+
+    def share(self, purpose: str) -> bool:
+        """See :class:`Exchange`; hands the parameters round."""
+        there, here, (start, stop) = self._parameters_there, self._parameters_memory, self._mine
+        for place, source in self._within(there, here, start, stop):
+            self.copies.to_host(place, source)
+        self.copies.wait()
+        if not self._team.meet(purpose):
+            return False
+        for first, last in ((0, start), (stop, self._num_bytes)):
+            for source, place in self._within(there, here, first, last):
+                self.copies.to_device(place, source)
+        return True
+
     def load(self) -> None:
         """See :class:`Exchange`; nobody writes what others may still read of the lost step."""
         while len(self._team.hosts) == 1 and not self._team.meet("going back"):
             continue
         super().load()
-
-    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """See :class:`Exchange`."""
-        membership = self._team.membership
-        heard = self._team.gather(value, purpose)
-        return list(heard.values()) if self._team.membership == membership else None
 
     def take_changes(self, *, alone: bool = False) -> None:
         """See :class:`Exchange`; raises RuntimeError where the optimizer's state was replaced."""
@@ -93,8 +131,9 @@ class ShardedExchange(ReplicaExchange):
 
     def hand_out(self) -> None:
         """See :class:`Exchange`."""
-        if not self.device.is_host:
-            self._release_parts()  # the whole state takes their place
+        if not self.device.is_host:  # the whole state takes the place of parts, which are read
+            for block in (*self._own.blocks, *self._fetched):
+                block.release()
         states, whose = self.memory.snapshots.states(self.memory.newest_slot)
         self.optimizer_state.leave(whose)
         for name, member in members_of(self._optimizer).items():
@@ -127,29 +166,39 @@ class ShardedExchange(ReplicaExchange):
         return plan_state(self._optimizer, parameters)
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
-        groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
-        with_groups = [(parameter, groups[id(parameter)]) for parameter in self.parameters]
-        self.optimizer_state = OwnPieces(self.memory.arena, keys, with_groups)
+        arena, members = self.memory.arena, members_of(self._optimizer)
+        self.optimizer_state = pieces = OwnPieces(arena, keys, self._optimizer, self.parameters)
         self._shown: dict[str, Any] = {
-            name: StateInPieces(member, self.optimizer_state)
-            for name, member in members_of(self._optimizer).items()
+            name: StateInPieces(member, pieces) for name, member in members.items()
         }
         super()._bind(keys, live)
         # Now: all are here, so nobody waits any more for those who left the loop before.
-        self.memory.arena.left[self._team.neighbours.index(self._team.world.rank)] = 0
-        for place, parameter in zip(self._room().tensors(), self.parameters, strict=True):
+        arena.left[self._team.neighbours.index(self._team.world.rank)] = 0
+        self._parameters_there = arena.parameters.everything()
+        self._pinned.pin(self._parameters_there)
+        self._parameters_memory = private_bytes(self._num_bytes, self.device, self._divided)
+        places = Region(self._parameters_memory, 0, arena.plan.parameters).tensors()
+        for place, parameter in zip(places, self.parameters, strict=True):
             if parameter.numel():
                 parameter.data = place.copy_(parameter.detach())
-        for name, member in members_of(self._optimizer).items():
+        for name, member in members.items():
             member.state = self._shown[name]
 
-    def _release_parts(self) -> None:
-        """Give a device's memory of parts back, which nobody reads any more."""
-        self._own.release()
+    def _plan_sum(self) -> None:
+        self._take_pieces(self._cut(self._team.size)[self._team.position])
+        self._sum = OrderedSum(self._published(), self.pieces)
+        self.totals = self._sum.totals
+        self._hold_state()
 
-    @abstractmethod
-    def _room(self) -> Region:
-        """Give memory where parameters lie as they are handed round."""
+    def _take_pieces(self, pieces: Sequence[Piece]) -> None:
+        sums, slots = self.memory.arena.sums, self.memory.arena.plan.parameters
+        self.pieces, self._sums_of_pieces = pieces, sums.pieces(pieces)
+        places = [slots[p.index].offset + slots[p.index].dtype.itemsize * p.start for p in pieces]
+        sizes = [total.nbytes for total in self._sums_of_pieces]
+        self._mine = (places[0], places[-1] + sizes[-1]) if pieces else (0, 0)
+        # Some bytes even if they have no elements, as these must be on their device, too.
+        start = max(0, min(self._mine[0], self._num_bytes - ALIGNMENT_BYTES))
+        self._slice = start, max(self._mine[1], start + ALIGNMENT_BYTES)
 
     def _hold_state(self) -> None:
         """Have the state of this worker's pieces, once those are known."""
@@ -181,6 +230,32 @@ class ShardedExchange(ReplicaExchange):
             whose[:] = self.optimizer_state.known
 
 
+class ShardedStagedHostsExchange(ShardedStagedExchange, StagedHostsExchange):
+    """An exchange between hosts. Final."""
+
+    _here: Block | None  # where the sums of this worker's pieces are on its device
+
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """See :class:`Exchange`."""
+        present = self._all_reduce.finish()
+        if self._here is not None:
+            for source, place in self._within(self._sums_there, self._here, *self._mine):
+                self.copies.to_device(place, source)
+        return present
+
+    def _plan_sum(self) -> None:
+        arena, all_reduce = self.memory.arena, self._all_reduce
+        lanes = self._cut(all_reduce.num_lanes)
+        all_reduce.plan(self.division, lanes, (arena.memory, arena.sums.start))
+        self._take_pieces([] if all_reduce.number is None else lanes[all_reduce.number])
+        self.totals, self._here = self._sums_of_pieces, None
+        if not self.device.is_host:
+            self._pinned.pin(self._sums_there)
+            self._here = Block([*within(self._spans, *self._slice)])
+            self.totals = Region(self._here, 0, arena.plan.parameters).pieces(self.pieces)
+        self._hold_state()
+
+
 def _bring(pieces: OwnPieces, states: Region, left: memoryview, optimizer: Optimizer) -> None:
     """Make the state of an optimizer whole, of what all have left behind."""
     until_s = time.monotonic() + STALL.in_s()
@@ -196,22 +271,18 @@ def _bring(pieces: OwnPieces, states: Region, left: memoryview, optimizer: Optim
 
 
 class OwnPieces(PiecesOfState):
-    """This worker's pieces of the optimizer's state, where its parameters are. Final.
-
-    Args:
-        arena: says which parameters have state.
-        keys: of the state.
-        parameters: with the options of the group of each.
-    """
+    """This worker's pieces of an optimizer's state, where its parameters are. Final."""
 
     def __init__(
         self,
         arena: Arena,
         keys: StateKeys,
-        parameters: Sequence[tuple[nn.Parameter, Mapping[str, Any]]],
+        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
     ) -> None:
         self.keys, self.known = keys, arena.whose
-        self._parameters = parameters
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self._parameters = [(parameter, groups[id(parameter)]) for parameter in parameters]
         self._held: dict[Piece, dict[str, Any]] = {}
 
     def parameter(self, piece: Piece) -> torch.Tensor:
@@ -228,7 +299,7 @@ class OwnPieces(PiecesOfState):
         if piece.is_first:
             self.known[piece.index] = 1
 
-    def show(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, index: int) -> None:
+    def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
         """See :class:`PiecesOfState`; no worker can."""
 
     def here(self) -> list[dict[str, Any]]:
@@ -246,18 +317,15 @@ class OwnPieces(PiecesOfState):
 
     def hold(self, pieces: Sequence[Piece], kept: Region) -> None:
         """Have the state of these pieces alone; take what is not here from where all of it is."""
+
+        def taken(piece: Piece) -> dict[str, Any]:
+            return self._moved(piece.index, lambda key: place_of(kept, piece, key))
+
         self._held = {
-            piece: self._held.get(piece) or self._taken(piece, kept)
+            piece: self._held.get(piece) or taken(piece)
             for piece in pieces
             if self.known[piece.index]
         }
-
-    def _taken(self, piece: Piece, kept: Region) -> dict[str, Any]:
-        parameter, group = self._parameters[piece.index]
-        keys = self.keys[piece.index].items()
-        state: dict[str, Any] = {name: place_of(kept, piece, key).clone() for name, key in keys}
-        move_one(state, group, parameter.device)
-        return state
 
     def leave(self, known: memoryview) -> None:
         """Have nothing, as a loop has ended in which these parameters have got state."""
@@ -266,16 +334,14 @@ class OwnPieces(PiecesOfState):
         self._held.clear()
         self.known = memoryview(bytes(known))
 
-    def make_whole(self, optimizer: torch.optim.Optimizer, kept: Region) -> None:
+    def make_whole(self, optimizer: Optimizer, kept: Region) -> None:
         """Give an optimizer the whole state of its parameters, from where all of it is."""
-        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for index, (parameter, group) in enumerate(self._parameters):
+        optimizer.state = defaultdict(dict)
+        for index, (parameter, _) in enumerate(self._parameters):
             if self.known[index] and id(parameter) in own:
-                keys = self.keys[index].items()
-                state[parameter] = {name: kept.tensor(key.at).clone() for name, key in keys}
-                move_one(state[parameter], group, parameter.device)
-        optimizer.state = state
+                state = self._moved(index, lambda key: kept.tensor(key.at))
+                optimizer.state[parameter] = state
 
     def write(self, into: Region) -> None:
         """Copy all that this worker has to where all of it is."""
@@ -284,3 +350,10 @@ class OwnPieces(PiecesOfState):
                 if key.is_array or piece.is_first:
                     place = place_of(into, piece, key)
                     place.copy_(state[name].detach().reshape(place.shape))
+
+    def _moved(self, index: int, find: Callable[[StateKey], torch.Tensor]) -> dict[str, Any]:
+        """Copy a parameter's state, or a piece of it, to where its optimizer has it."""
+        parameter, group = self._parameters[index]
+        state: dict[str, Any] = {name: find(key).clone() for name, key in self.keys[index].items()}
+        move_one(state, group, parameter.device)
+        return state

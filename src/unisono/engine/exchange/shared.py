@@ -42,20 +42,6 @@ class SharedExchange(Exchange):
 
     optimizer_state: SharedOptimizerState | None = None
 
-    def all_sums(self, purpose: str) -> bool:
-        """See :class:`Exchange`."""
-        return self._team.meet(purpose)
-
-    def are_read(self, purpose: str) -> bool:
-        """See :class:`Exchange`."""
-        return self._team.meet(purpose)
-
-    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """See :class:`Exchange`."""
-        membership = self._team.membership
-        heard = self._team.gather(value, purpose)
-        return list(heard.values()) if self._team.membership == membership else None
-
     def take_changes(self, *, alone: bool = False) -> None:
         """See :class:`Exchange`."""
         super().take_changes()
@@ -159,7 +145,7 @@ class SharedExchange(Exchange):
 
     def _plan_sum(self) -> None:
         pieces = self._cut(self._team.size)[self._team.position]
-        self._sum = OrderedSum(self._parts, self.division.parts, pieces)
+        self._sum = OrderedSum(self._parts.published(self.division.parts), pieces)
         self.pieces, self.totals = self._sum.pieces, self._sum.totals
 
     def _begin(self) -> None:

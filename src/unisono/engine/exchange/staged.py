@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from unisono.engine.exchange.arena import (
-    Arena,
     Block,
     Bytes,
     Region,
@@ -36,12 +35,17 @@ from unisono.engine.exchange.arena import (
 )
 from unisono.engine.exchange.bucket_pipeline import BUCKET_BYTES
 from unisono.engine.exchange.early_part import EarlyPart, PartBuckets
-from unisono.engine.exchange.parts import Gradients, OrderedSum, OwnParts, Parts, pieces_within
+from unisono.engine.exchange.parts import (
+    Gradients,
+    OrderedSum,
+    OwnParts,
+    Parts,
+    PublishedParts,
+    pieces_within,
+)
 from unisono.engine.exchange.replicas import ReplicaExchange
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
-from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
-from unisono.runtime.device import Copies
 from unisono.runtime.workers.launcher_messages import Live
 from unisono.runtime.workers.memory import aligned
 
@@ -50,6 +54,8 @@ class StagedExchange(ReplicaExchange):
     """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`."""
 
     _own: OwnParts
+    _fetched: list[Block]  # where others' parts come to
+    _to_fetch: list[tuple[torch.Tensor, torch.Tensor]]
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
@@ -87,8 +93,7 @@ class StagedExchange(ReplicaExchange):
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`~.protocol.Exchange`; everybody has all sums then."""
         while True:
-            if self._fetched is not None:
-                self._fetched.fetch()
+            self._fetch()
             present = self._sum.add()
             if self._team.size == 1:
                 return present
@@ -137,31 +142,28 @@ class StagedExchange(ReplicaExchange):
         arena = self.memory.arena
         slots, num_bytes = arena.plan.parameters, size_of(arena.plan.parameters)
         self._pinned = _Pinned(self.device.register)
+        self._fetched, self._to_fetch = [], []
         self._sums_there = arena.sums.everything()
         for buffers in arena.buffers:
             self._pinned.pin(buffers.everything())
         self._num_bytes, self._spans = num_bytes, spans_of(slots, self.parameters)
         if not self.device.is_host:
-            self._own = OwnParts(slots, arena.flags, num_bytes, self.device, self._divided)
-            self._parts = Parts(self._own)
+            self._own = OwnParts(slots, num_bytes, self.device, self._divided)
+            self._parts = Parts(arena.flags, self._own)
             self._early, self._buckets = EarlyPart(self._parts), PartBuckets(slots, BUCKET_BYTES)
         super()._bind(keys, live)
 
     def _plan_sum(self) -> None:
-        team, division = self._team, self.division
-        parts, slots = division.parts, self.memory.arena.plan.parameters
+        team = self._team
         share = aligned(-(-self._num_bytes // team.size))
         start = min(share * team.position, self._num_bytes)
         self._slice = start, min(start + share, self._num_bytes)
-        self._fetched = None if self.device.is_host else self._fetched_parts()
-        published = self._fetched or self._parts
         if team.size == 1:
-            self._sum = OrderedSum(published, parts, self.pieces)
+            self._sum = OrderedSum(self._published(), self.pieces)
             self.totals = self._sum.totals
         else:
-            pieces = list(pieces_within(slots, *self._slice))
-            into = self._sums.pieces(pieces)
-            self._sum = OrderedSum(published, parts, pieces, into)
+            pieces = list(pieces_within(self.memory.arena.plan.parameters, *self._slice))
+            self._sum = OrderedSum(self._published(), pieces, self._sums.pieces(pieces))
             self.totals = self._all_sums()
         self._view_whole(self.totals)
 
@@ -203,63 +205,32 @@ class StagedExchange(ReplicaExchange):
         for first, last, _ in within(self._spans, start, stop):
             yield there[first:last], here.flat(first, last - first, torch.uint8)
 
-    def _fetched_parts(self) -> FetchedParts:
-        arena, division = self.memory.arena, self.division
-        own = {part.lo for part in division.parts_of[self._team.world.rank]}
-        others = [part.lo for part in division.parts if part.lo not in own]
-        for lo in others:
-            self._pinned.pin(arena.gradients[lo].everything())
-        spans = [*within(self._spans, *self._slice)]
-        return FetchedParts(self.copies, spans, arena, self._own, others)
+    def _published(self) -> PublishedParts:
+        """Give all parts to be added up; others' come from the host, only the slice of each."""
+        nodes, arena = self.division.parts, self.memory.arena
+        self._to_fetch, self._fetched = [], []
+        if self.device.is_host:
+            return self._parts.published(nodes)
+        own = self.division.parts_of[self._team.world.rank]
+        spans, regions = [*within(self._spans, *self._slice)], []
+        for node in nodes:
+            if node in own:
+                regions.append(self._own[node.lo])
+                continue
+            there, block = arena.gradients[node.lo].everything(), Block(spans)
+            self._pinned.pin(there)
+            self._fetched.append(block)
+            # As if the part lay there as a whole.
+            regions.append(Region(block, 0, arena.plan.parameters))
+            for start, stop, _ in spans:
+                here = block.flat(start, stop - start, torch.uint8)
+                self._to_fetch.append((here, there[start:stop]))
+        return PublishedParts(nodes, [(arena.flags[node.lo],) for node in nodes], regions)
 
-
-class FetchedParts:
-    """A slice of all parts on a device: this worker's are there, others come from the host. Final.
-
-    Args:
-        copies: between the device and the host.
-        spans: the bytes of the slice, and where they are to be.
-        arena: where the others' parts lie.
-        own: this worker's.
-        others: the first shards of the others'.
-
-    Attributes:
-        blocks: what was copied, by first shard.
-    """
-
-    def __init__(
-        self,
-        copies: Copies,
-        spans: Sequence[Span],
-        arena: Arena,
-        own: OwnParts,
-        others: Sequence[int],
-    ) -> None:
-        self._copies, self._own, self._flags = copies, own, arena.flags
-        # As if each part lay there as a whole: only its slice does.
-        blocks = self.blocks = {lo: Block(spans) for lo in others}
-        self._regions = {lo: Region(b, 0, arena.plan.parameters) for lo, b in blocks.items()}
-        self._to_copy = [
-            (
-                block.flat(start, stop - start, torch.uint8),
-                arena.gradients[lo].everything()[start:stop],
-            )
-            for lo, block in blocks.items()
-            for start, stop, _ in spans
-        ]
-
-    def fetch(self) -> None:
-        """Copy the others' to the device, once all are published."""
-        for into, source in self._to_copy:
-            self._copies.to_device(into, source)
-
-    def flags(self, lo: int) -> bytes:
-        """See :class:`~.parts.PublishedParts`."""
-        return bytes(self._flags[lo])
-
-    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """See :class:`~.parts.PublishedParts`."""
-        return (self._regions.get(lo) or self._own[lo]).pieces(pieces)
+    def _fetch(self) -> None:
+        """Copy others' parts to the device, once all are published."""
+        for here, there in self._to_fetch:
+            self.copies.to_device(here, there)
 
 
 class _Pinned:

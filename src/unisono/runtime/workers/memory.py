@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 ALIGNMENT_BYTES = 64
 
 
-def aligned(num_bytes: int, unit: int = ALIGNMENT_BYTES) -> int:
+def aligned(num_bytes: int) -> int:
     """Round up to whole cache lines (64 bytes), where additions have the same bits everywhere."""
-    return -(-num_bytes // unit) * unit
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
