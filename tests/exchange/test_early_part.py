@@ -16,29 +16,6 @@ def slots_of(*numels):
     return lay_out({str(n): torch.empty(numel) for n, numel in enumerate(numels)})
 
 
-def test_buckets_are_given_when_all_of_them_is_there():
-    buckets = PartBuckets(slots_of(100, 16, 16, 40), 128)  # bytes: 448, 64, 64, 192
-    assert buckets.mark(2) is None
-    assert buckets.mark(3) == (576, 768)
-    assert buckets.mark(1) == (448, 576)
-    assert buckets.rest() == [(0, 448)]
-    assert buckets.mark(0) == (0, 448)
-    assert buckets.rest() == []
-
-
-def test_what_has_changed_is_given_again():
-    buckets = PartBuckets(slots_of(16, 16, 16), 64)
-    assert buckets.mark(2) == (128, 192)
-    assert buckets.mark(2) is None
-    assert buckets.mark(1) == (64, 128)
-    assert buckets.rest() == [(128, 192), (0, 64)]
-    buckets.mark_changed([1])
-    assert buckets.rest() == [(128, 192), (64, 128), (0, 64)]
-    buckets.begin()
-    assert buckets.mark(1) == (64, 128)
-    assert buckets.rest() == [(128, 192), (0, 64)]
-
-
 @pytest.mark.slow
 @given(
     numels=st.lists(st.integers(0, 60), max_size=8),
@@ -59,8 +36,7 @@ def test_every_byte_is_given_after_its_last_change(numels, num_bytes, data):
     indices = st.integers(0, len(slots) - 1)
     for index in data.draw(st.lists(indices, max_size=20)) if slots else []:
         there[index] += 1
-        span = buckets.mark(index)
-        copy([span] if span else [])
+        copy([buckets.spans[number] for number in buckets.mark(index)])
     for index in data.draw(st.lists(indices, max_size=3)) if slots else []:
         there[index] += 1
         buckets.mark_changed([index])

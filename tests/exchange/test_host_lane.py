@@ -95,7 +95,7 @@ def test_strangers_are_turned_away(control_of, monkeypatch):
 
 
 def ready_buckets(number=1):
-    return ReadyBuckets([memoryview(bytearray(64))], 0, [(at,) for at in range(number)], number)
+    return ReadyBuckets([memoryview(bytearray(64))], 0, [(at,) for at in range(number)])
 
 
 def test_a_bucket_leaves_as_soon_as_this_worker_has_come_to_it(monkeypatch, lanes):

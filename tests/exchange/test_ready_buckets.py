@@ -11,7 +11,7 @@ INDICES = [(3, 4), (2, 3), (0, 1)]  # a parameter may be in several
 
 def workers(number, start=0):
     counts = [memoryview(bytearray(start.to_bytes(4, "little") * 16)) for _ in range(number)]
-    return [ReadyBuckets(counts, position, INDICES, 5) for position in range(number)]
+    return [ReadyBuckets(counts, position, INDICES) for position in range(number)]
 
 
 @pytest.mark.parametrize("start", [0, 2**32 - 2])  # the counts may pass the largest number

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -50,47 +51,82 @@ class BucketTransfer(Protocol):
         """
 
 
+class BucketProgress:
+    """Which buckets are ready, as gradients come in whatever order.
+
+    Args:
+        indices: the parameters of each bucket, in the order in which they leave; a parameter may be
+            in several.
+
+    Attributes:
+        num_ready: how many of the first are.
+        changed: those that have changed since they were ready.
+        is_outdated: whether there is one of them among the first `num_ready`.
+    """
+
+    def __init__(self, indices: Sequence[Sequence[int]]) -> None:
+        self._sizes = list(map(len, indices))
+        self._buckets_of: defaultdict[int, list[int]] = defaultdict(list)
+        for number, own in enumerate(indices):
+            for index in own:
+                self._buckets_of[index].append(number)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step: nothing is ready."""
+        self.missing = self._sizes.copy()
+        self._seen: set[int] = set()
+        self.changed: set[int] = set()
+        self.num_ready, self.is_outdated = 0, False
+
+    def mark(self, index: int) -> list[int]:
+        """Take note of a parameter's gradient, maybe another than before; gives new buckets."""
+        if index in self._seen:
+            self.mark_changed([index])
+            return []
+        self._seen.add(index)
+        numbers = self._buckets_of[index]
+        for number in numbers:
+            self.missing[number] -= 1
+        while self.num_ready < len(self.missing) and not self.missing[self.num_ready]:
+            self.num_ready += 1
+        return [number for number in numbers if not self.missing[number]]
+
+    def mark_changed(self, indices: Sequence[int]) -> None:
+        """Take note that parameters have other gradients than before."""
+        numbers = {number for index in indices for number in self._buckets_of[index]}
+        self.changed |= {number for number in numbers if not self.missing[number]}
+        self.is_outdated |= any(number < self.num_ready for number in numbers)
+
+
 class BucketPipeline:
     """Brings all buckets of a step to everybody's sums. Final.
 
     Args:
         transfers: the buckets, in the order in which they travel.
-        bucket_of: the number of each parameter's bucket, by index; empty where nobody marks those.
+        indices: the parameters of each; empty where nobody marks those.
 
     Attributes:
+        progress: which buckets are ready.
         failure: why the exchange of this step has failed so far; empty: it has not.
-        is_outdated: whether something has changed since it was sent.
     """
 
-    def __init__(self, transfers: Sequence[BucketTransfer], bucket_of: Sequence[int] = ()) -> None:
-        self._transfers, self._bucket_of = transfers, bucket_of
-        self._sizes = [bucket_of.count(number) for number in range(len(transfers))]
+    def __init__(
+        self, transfers: Sequence[BucketTransfer], indices: Sequence[Sequence[int]] = ()
+    ) -> None:
+        self._transfers, self.progress = transfers, BucketProgress(indices)
         self.begin()
 
     def begin(self) -> None:
         """Begin an exchange: nothing is under way."""
-        self._missing = self._sizes.copy()
-        self._ready: set[int] = set()
+        self.progress.begin()
         self._under_way: list[_UnderWay] = []
         self.failure = ""
-        self.is_outdated = False
 
     def mark_ready(self, index: int, carrier: Carrier) -> None:
         """Take note that all parts have a parameter's gradient, maybe another than before."""
-        if index in self._ready:
-            self.mark_changed([index])
-            return
-        self._ready.add(index)
-        self._missing[self._bucket_of[index]] -= 1
-        turn = len(self._under_way)
-        while turn < len(self._missing) and not self._missing[turn]:
-            turn += 1
-        self.send(turn, carrier)
-
-    def mark_changed(self, indices: Sequence[int]) -> None:
-        """Take note that parameters have other gradients than before."""
-        num_sent = len(self._under_way)
-        self.is_outdated |= any(self._bucket_of[index] < num_sent for index in indices)
+        self.progress.mark(index)
+        self.send(self.progress.num_ready, carrier)
 
     def send(self, num_ready: int, carrier: Carrier) -> None:
         """Send the first buckets, so many; then do what else can be done at once."""
@@ -229,7 +265,6 @@ class BucketLayout:
     buckets: tuple[ParameterBucket, ...]  # from the last parameters to the first
     slots: tuple[Slot, ...]  # where each parameter lies in a part, by index
     num_bytes: int  # of a part, with the room behind each bucket
-    bucket_of: tuple[int, ...]  # the number of each parameter's bucket, by index
 
 
 def lay_out_buckets(
@@ -256,14 +291,12 @@ def lay_out_buckets(
             offset = own[-1].end
         buckets.append(ParameterBucket(indices, start, offset, tuple(own)))
         start += offset + ALIGNMENT_BYTES * world_size  # the last slice may reach beyond
-    placed = {
-        index: (number, replace(slot, offset=bucket.start + slot.offset))
-        for number, bucket in enumerate(buckets)
-        for index, slot in zip(bucket.indices, bucket.slots, strict=True)
-    }
-    in_order = [placed[index] for index in range(len(slots))]
-    numbers, absolute = tuple(n for n, _ in in_order), tuple(slot for _, slot in in_order)
-    return BucketLayout(tuple(buckets), absolute, start, numbers)
+    in_order = [
+        replace(slot, offset=bucket.start + slot.offset)
+        for bucket in reversed(buckets)
+        for slot in bucket.slots
+    ]
+    return BucketLayout(tuple(buckets), tuple(in_order), start)
 
 
 def lay_out_lane(

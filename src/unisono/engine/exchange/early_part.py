@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from unisono.engine.exchange.arena import Slot
-from unisono.engine.exchange.bucket_pipeline import bucket_ranges
+from unisono.engine.exchange.bucket_pipeline import BucketProgress, bucket_ranges
 from unisono.engine.exchange.parts import Gradients, Parts
 from unisono.plan.summation import Node
 from unisono.runtime.workers import meeting_point as futex
@@ -71,131 +71,74 @@ class EarlyPart:
         return changed
 
 
-class PartBuckets:
+class PartBuckets(BucketProgress):
     """Runs of neighbouring parameters, each copied at once when all of it is there. Final.
 
     Args:
         slots: where each parameter lies in a part.
         num_bytes: how many a bucket has at least, but for the first.
-
-    Attributes:
-        is_outdated: whether something has changed since its bucket was given.
     """
 
     def __init__(self, slots: Sequence[Slot], num_bytes: int) -> None:
         sizes = [slot.end - slot.offset for slot in slots]
-        self._indices = list(bucket_ranges(sizes, num_bytes, num_bytes))
-        self._spans = [(slots[own[0]].offset, slots[own[-1]].end) for own in self._indices]
-        self._of = {index: at for at, own in enumerate(self._indices) for index in own}
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a part: nothing of it is there."""
-        self._missing = list(map(len, self._indices))
-        self._seen: set[int] = set()
-        self._unsent = set(range(len(self._spans)))
-        self.is_outdated = False
-
-    def mark(self, index: int) -> tuple[int, int] | None:
-        """Note that a parameter is there; if it is the last one of its bucket, give its bytes."""
-        if index in self._seen:
-            self.mark_changed([index])
-            return None
-        self._seen.add(index)
-        bucket = self._of[index]
-        self._missing[bucket] -= 1
-        if self._missing[bucket]:
-            return None
-        self._unsent.discard(bucket)
-        return self._spans[bucket]
+        self.indices = list(bucket_ranges(sizes, num_bytes, num_bytes))
+        self.spans = [(slots[own[0]].offset, slots[own[-1]].end) for own in self.indices]
+        super().__init__(self.indices)
 
     def has_given(self, index: int) -> bool:
         """Tell whether a parameter's bucket was given, and maybe is still being copied."""
-        return self._of[index] not in self._unsent
-
-    def mark_changed(self, indices: Sequence[int]) -> None:
-        """Note that parameters have changed since they were there."""
-        changed = {self._of[index] for index in indices}
-        self.is_outdated |= not changed <= self._unsent
-        self._unsent |= changed
-
-    def indices(self, span: tuple[int, int]) -> range:
-        """Give the parameters of the bucket that has these bytes."""
-        return self._indices[self._spans.index(span)]
+        return not any(self.missing[number] for number in self._buckets_of[index])
 
     def rest(self) -> list[tuple[int, int]]:
         """Give the bytes of the buckets that have not been given as they are now."""
-        return [self._spans[bucket] for bucket in sorted(self._unsent)]
+        each = enumerate(zip(self.spans, self.missing, strict=True))
+        return [span for number, (span, left) in each if left or number in self.changed]
 
 
 _WORD = 1 << 32
 _ADD_AT_MOST = 2047
 
 
-class ReadyBuckets:
+class ReadyBuckets(BucketProgress):
     """What the workers of a host have come to in a step, as one of them sees it. Final.
 
     Args:
         counts: where the workers count, 4 bytes for each.
         position: which of them is this one.
         indices: the parameters of each bucket, in the order in which they leave.
-        num_parameters: how many parameters there are.
 
     Attributes:
         tell: called when this worker has come to a bucket.
     """
 
     def __init__(
-        self,
-        counts: Sequence[memoryview],
-        position: int,
-        indices: Sequence[Sequence[int]],
-        num_parameters: int,
+        self, counts: Sequence[memoryview], position: int, indices: Sequence[Sequence[int]]
     ) -> None:
         self.tell: Callable[[], None] = lambda: None
         self._counts = [ctypes.c_uint32.from_buffer(count) for count in counts]
         self._own = self._counts[position]
-        self._sizes = list(map(len, indices))
-        self._buckets_of: list[list[int]] = [[] for _ in range(num_parameters)]
-        for number, own in enumerate(indices):
-            for index in own:
-                self._buckets_of[index].append(number)
-        self.begin()
+        super().__init__(indices)
 
     def begin(self) -> None:
         """Begin a step: nothing is ready."""
-        self._base, self._come = self._own.value, 0
-        self._missing = self._sizes.copy()
-        self._seen: set[int] = set()
-        self.is_outdated = False
+        super().begin()
+        self._base, self._told = self._own.value, 0
 
-    def mark(self, index: int) -> None:
-        """Take note that this worker has left a parameter's gradient, maybe another than before."""
-        if index in self._seen:
-            self.mark_changed([index])
-            return
-        self._seen.add(index)
-        for number in self._buckets_of[index]:
-            self._missing[number] -= 1
-        come = self._come
-        while come < len(self._missing) and not self._missing[come]:
-            come += 1
-        self._come_to(come)
-
-    def mark_changed(self, indices: Sequence[int]) -> None:
-        """Take note that parameters have other gradients than before."""
-        self.is_outdated |= any(
-            number < self._come for index in indices for number in self._buckets_of[index]
-        )
+    def mark(self, index: int) -> list[int]:
+        """See :class:`BucketProgress`; tells the others of buckets that are ready in their turn."""
+        new = super().mark(index)
+        self._tell()
+        return new
 
     def mark_all(self) -> None:
         """Take note that all that this worker has is there."""
-        self._come_to(len(self._sizes))
+        self.num_ready = len(self.missing)
+        self._tell()
 
     @property
     def has_all(self) -> bool:
         """Whether this worker has come to all buckets."""
-        return self._come == len(self._sizes)
+        return self.num_ready == len(self.missing)
 
     def count(self) -> int:
         """Tell how many buckets all workers of the host have come to."""
@@ -204,9 +147,9 @@ class ReadyBuckets:
         futex.acquire(ctypes.addressof(self._own))
         return number
 
-    def _come_to(self, number: int) -> None:
-        while self._come < number:
-            more = min(number - self._come, _ADD_AT_MOST)
+    def _tell(self) -> None:
+        while self._told < self.num_ready:
+            more = min(self.num_ready - self._told, _ADD_AT_MOST)
             futex.add_and_wake(ctypes.addressof(self._own), more)
-            self._come += more
+            self._told += more
             self.tell()

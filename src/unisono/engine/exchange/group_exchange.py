@@ -81,7 +81,7 @@ class GroupExchange(ReplicaExchange):
             return
         changed = self._early.complete(part, gradients)
         if self._pipeline is not None:
-            self._pipeline.mark_changed(changed)
+            self._pipeline.progress.mark_changed(changed)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`; all sums are here then, so none can be lost."""
@@ -157,7 +157,9 @@ class GroupExchange(ReplicaExchange):
             )
             for bucket in self._layout.buckets
         ]
-        self._pipeline = BucketPipeline(self._sums, self._layout.bucket_of)
+        self._pipeline = BucketPipeline(
+            self._sums, [bucket.indices for bucket in self._layout.buckets]
+        )
         sums = Region(memory, 0, self._layout.slots)
         self.whole, self.totals = sums.tensors(), sums.pieces(self.pieces)
 
@@ -183,7 +185,7 @@ class GroupExchange(ReplicaExchange):
 
     def _is_outdated(self, pipeline: BucketPipeline) -> bool:
         """Tell whether what was sent, or added up, is not what was published in the end."""
-        return pipeline.is_outdated
+        return pipeline.progress.is_outdated
 
     def _connect(self) -> Communicator:
         if self.device.is_host:

@@ -175,7 +175,6 @@ class HostAllReduce:
             arena.counts[: len(team.neighbours)],
             self._position,
             [bucket.indices for layout in reversed(layouts) for bucket in layout],
-            len(slots),
         )
         self._buckets = []
         if self.number is not None and layouts[self.number]:

@@ -222,7 +222,7 @@ class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
             return
         super().publish(part, gradients)
         if has_begun:
-            ready.is_outdated |= self._buckets.is_outdated
+            ready.is_outdated |= bool(self._buckets.changed)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`; afterwards this host knows what all shards say."""
@@ -244,9 +244,9 @@ class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
     def _copies_parts(self) -> bool:
         return not self.device.is_host
 
-    def _copy_bucket(self, part: Node, span: tuple[int, int]) -> None:
-        super()._copy_bucket(part, span)
-        self._leaving.add(self._buckets.indices(span), self.copies.issued())
+    def _copy_bucket(self, part: Node, number: int) -> None:
+        super()._copy_bucket(part, number)
+        self._leaving.add(self._buckets.indices[number], self.copies.issued())
         self._leaving.look(self._all_reduce.ready)  # where no lane's thread does
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:

@@ -81,9 +81,8 @@ class StagedExchange(ReplicaExchange):
         if self._buckets.has_given(index):
             self.copies.before_changes()
         self._early.put(part, index, gradient)
-        span = self._buckets.mark(index)
-        if span is not None:
-            self._copy_bucket(part, span)
+        for number in self._buckets.mark(index):
+            self._copy_bucket(part, number)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`."""
@@ -125,9 +124,9 @@ class StagedExchange(ReplicaExchange):
     def _copies_parts(self) -> bool:
         return self._team.size > 1 and not self.device.is_host
 
-    def _copy_bucket(self, part: Node, span: tuple[int, int]) -> None:
+    def _copy_bucket(self, part: Node, number: int) -> None:
         """Copy a bucket while the backward pass goes on."""
-        self._copy_part(part, [span])
+        self._copy_part(part, [self._buckets.spans[number]])
 
     def _copy_part(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
         """Copy bytes of a part to where the others see them."""
