@@ -169,10 +169,7 @@ class Arena:
     """The regions of one run's shared memory. Final.
 
     Attributes:
-        memory: all of it.
         key: the memory's name among all that the workers share.
-        places: where snapshots lie.
-        parameters, fixed, states: regions of the plan.
         whose: which parameters have optimizer state: a byte for each, 1 for those.
         buffers: the model's buffers twice: those of this step and of the next.
         moved: likewise the fixed parameters that passes move.
@@ -196,19 +193,14 @@ class Arena:
         self.states = self.region("states")
         self.whose = self.whose_in(0)
         self.left = memory.view(starts["left"], plan.shards)
-        self.buffers = tuple(Region(memory, starts[name], plan.buffers) for name in _BUFFERS)
-        self.moved = tuple(
-            Region(memory, starts[name], plan.fixed) for name in ("moved", "other moved")
-        )
+        self.buffers = self._regions(plan.buffers, _BUFFERS)
+        self.moved = self._regions(plan.fixed, ("moved", "other moved"))
         self.moved_flags = tuple(
             memory.view(starts[name], len(plan.fixed) + 1)
             for name in ("moved flags", "other moved flags")
         )
-        self.gradients = tuple(
-            Region(memory, starts[f"gradients {shard}"], plan.parameters)
-            for shard in range(plan.shards)
-        )
-        self.sums = Region(memory, starts["sums"], plan.parameters)
+        parts = [f"gradients {shard}" for shard in range(plan.shards)]
+        *self.gradients, self.sums = self._regions(plan.parameters, (*parts, "sums"))
         self.rows = self._per_shard("rows", ROW_BYTES)
         self.flags = self._per_shard("flags", len(plan.parameters) + 1)
         self.counts = self._per_shard("counts", ALIGNMENT_BYTES)
@@ -227,11 +219,7 @@ class Arena:
         return sum(plan.region_bytes().values())
 
     def state_spans(self, copy_of_buffers: int) -> list[tuple[int, int]]:
-        """Say where the state lies: spans (start, stop), in the order that snapshots keep.
-
-        Args:
-            copy_of_buffers: which of the two copies is the present one.
-        """
+        """Say where the state lies: spans (start, stop), in the order that snapshots keep."""
         end, now = self._starts["buffers"], self._starts[_BUFFERS[copy_of_buffers]]
         return [(0, end), (now, now + self._starts[_BUFFERS[1]] - end)]
 
@@ -246,6 +234,9 @@ class Arena:
     def whose_in(self, snapshot_at: int) -> memoryview:
         """View `whose`, or the copy of it in the snapshot that begins at a byte."""
         return self.memory.view(snapshot_at + self._starts["whose"], len(self.plan.parameters))
+
+    def _regions(self, slots: Sequence[Slot], names: Sequence[str]) -> tuple[Region, ...]:
+        return tuple(Region(self.memory, self._starts[name], slots) for name in names)
 
     def _per_shard(self, region: str, num_bytes: int) -> list[memoryview]:
         start = self._starts[region]

@@ -44,11 +44,7 @@ class BucketTransfer(Protocol):
     """A bucket that crosses once in each exchange."""
 
     def transfer(self, carrier: Any, /) -> Rounds:
-        """Begin the rounds, one after the other: as many for every bucket, on every worker.
-
-        Raises:
-            BrokenError: nothing can be sent any more.
-        """
+        """Begin the rounds, one after the other: as many for every bucket, on every worker."""
 
 
 class BucketProgress:
@@ -143,11 +139,7 @@ class BucketPipeline:
         self.send(len(self._transfers), carrier)
 
     def finish(self, carrier: Carrier, patience_s: float = math.inf) -> bool:
-        """Wait until all sums are here, or for so many seconds.
-
-        Returns:
-            Whether it is over, well or with a :attr:`failure`.
-        """
+        """Wait until all is over, well or with a :attr:`failure`; False after so many seconds."""
         self.send_all(carrier)
         until_s = time.monotonic() + patience_s
         try:
@@ -178,17 +170,12 @@ class BucketPipeline:
 
 
 class _UnderWay:
-    """A bucket that has begun to cross. Final.
-
-    Attributes:
-        transfer: that of its newest round.
-        num_begun: how many rounds have begun; infinite: all of them.
-    """
+    """A bucket that has begun to cross. Final."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self.transfer: Transfer | None = next(rounds)
-        self.num_begun: float = 1
+        self.transfer: Transfer | None = next(rounds)  # of its newest round
+        self.num_begun: float = 1  # rounds; infinite: all of them
 
     @property
     def is_ready(self) -> bool:
@@ -220,13 +207,7 @@ FIRST_BYTES, BUCKET_BYTES = 1 << 20, 4 << 20
 def bucket_ranges(
     sizes: Sequence[int], first_bytes: int = FIRST_BYTES, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[range]:
-    """Cut parameters, from the last to the first, where a bucket is full.
-
-    Args:
-        sizes: the bytes of each parameter.
-        first_bytes: what the first bucket has at least, if there is so much.
-        bucket_bytes: what each other bucket has at least.
-    """
+    """Cut parameters, from the last to the first, where a bucket has so many bytes."""
     stop, num_bytes, full_bytes = len(sizes), 0, first_bytes
     for index in reversed(range(len(sizes))):
         num_bytes += sizes[index]
@@ -273,14 +254,7 @@ def lay_out_buckets(
     first_bytes: int = FIRST_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> BucketLayout:
-    """Group parameters into buckets.
-
-    Args:
-        slots: of all parameters; their offsets do not count.
-        world_size: the most workers that a bucket is cut for.
-        first_bytes: what the first bucket has at least, if there is so much.
-        bucket_bytes: what each other bucket has at least.
-    """
+    """Group parameters into buckets, each with room for slices of at most so many workers."""
     buckets: list[ParameterBucket] = []
     start = 0
     sizes = [slot.end - slot.offset for slot in slots]
@@ -307,7 +281,6 @@ def lay_out_lane(
     A bucket may begin and end within a parameter; each begins at a whole cache line.
 
     Args:
-        slots: where each parameter lies in a part.
         pieces: what the buckets hold together, one after the other.
         bucket_bytes: what each bucket has, but for one; whole cache lines.
     """

@@ -33,9 +33,6 @@ from unisono.runtime.workers.team import Team
 class Buffers:
     """The model's buffers, saved and restored as a whole. Final.
 
-    Args:
-        copies: between it and the host.
-
     Attributes:
         slots: the layout that the arena reserves, twice.
         now: which of the arena's two copies is the present one.
@@ -66,10 +63,9 @@ class Buffers:
         self._copies.wait()
 
     def check_changes(self, team: Team) -> None:
-        """See that all have changed them alike since the step. Collective, if they were changed.
+        """Raise MismatchError where not all have changed them alike, as far as that is known.
 
-        Raises:
-            MismatchError: they have not, as far as that is known.
+        Collective, if they were changed.
         """
         if team.size > 1 and (changed := self._values.changed(self.now)):
             value = zlib.crc32(repr(changed).encode())
@@ -162,9 +158,6 @@ class BufferValues:
 
     On the CPU the buffers themselves lie in the block. On an accelerator they keep memory of their
     own, and are copied to and from blocks there.
-
-    Args:
-        copies: between it and the host.
 
     Attributes:
         slots: where each lies in a block.
@@ -312,11 +305,7 @@ class BufferValues:
                 module._buffers[key] = tensor
 
     def _collect(self) -> None:
-        """Take back the values of buffers that the forward pass replaced by new tensors.
-
-        Raises:
-            RuntimeError: one has another shape, another dtype, or was None before.
-        """
+        """Take back the values of buffers that the forward pass replaced by new tensors."""
         for name, tensor, owners in zip(self._names, self._tensors, self._owners, strict=True):
             for module, key in owners:
                 value = _now_at(module, key)

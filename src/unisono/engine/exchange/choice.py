@@ -26,9 +26,6 @@ def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int =
 
     Args:
         replicas_for: for what each worker must have a replica; empty: nothing.
-
-    Raises:
-        ValueError: there is no such exchange, or not for this device or that option.
     """
     name = os.environ.get(EXCHANGE_VARIABLE, AUTO)
     if name not in EXCHANGES:
@@ -74,11 +71,7 @@ def divides_state(name: str) -> bool:
 
 
 def check_devices(name: str, device: Device, team: Team) -> None:
-    """See that no two workers share a GPU where NCCL is to connect them. Collective.
-
-    Raises:
-        ValueError: two do; on every worker.
-    """
+    """Raise ValueError where two workers share a GPU and NCCL is to connect them. Collective."""
     if not name.startswith(NCCL) or team.size == 1:
         return
     seen: dict[bytes, int] = {}

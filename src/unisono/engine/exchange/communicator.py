@@ -51,26 +51,15 @@ class Transfer(ABC):
 
     @abstractmethod
     def join(self) -> None:
-        """Order what this worker, or its current stream, does next after the bytes.
-
-        Raises:
-            BrokenError: they will not come.
-        """
+        """Order what this worker, or its current stream, does next after the bytes."""
 
 
 class Carrier(ABC):
-    """What transfers are waited for with."""
+    """What transfers are waited for with. Methods raise BrokenError where bytes will not come."""
 
     @abstractmethod
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
-        """Wait until the bytes are there, or for so many seconds.
-
-        Returns:
-            Whether they are there.
-
-        Raises:
-            BrokenError: they will not come, or a member has left.
-        """
+        """Wait until the bytes are there, or for so many seconds; tell whether they are."""
 
     def aside(self) -> AbstractContextManager[Any]:
         """Have what is done inside of the block run beside what the worker computes."""
@@ -93,29 +82,12 @@ class Communicator(Carrier):
         """Begin to send each member its part of `sent`, and to receive everybody's for this one.
 
         Args:
-            received: bytes, shape (sum of `from_each`,).
-            sent: bytes, shape (sum of `to_each`,).
-            from_each: how many bytes come from each member, by position.
-            to_each: how many bytes go to each member, by position.
-
-        Raises:
-            BrokenError: nothing can be sent any more.
+            from_each, to_each: how many bytes of `received` and `sent`, by position.
         """
 
     @abstractmethod
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Transfer:
-        """Begin to give every member the bytes of all.
-
-        Args:
-            received: bytes, shape (members · n,), by position.
-            sent: bytes of this member, shape (n,).
-
-        Raises:
-            BrokenError: nothing can be sent any more.
-        """
-
-    def catch_up(self) -> None:
-        """Order what the current stream does next after what was begun :meth:`aside`."""
+        """Begin to give every member the bytes of all, by position."""
 
     @abstractmethod
     def close(self) -> None:
@@ -128,17 +100,10 @@ _LOOK_EVERY_S = 0.01
 
 
 def connect(team: Team, make: Callable[[Store], Group], number: int = 1) -> list[Group]:
-    """Make process groups of the present members. Collective.
+    """Make so many process groups of the present members, in other threads. Collective.
 
     All tell each other their addresses once, for all groups: afterwards one worker may fail where
     another does not notice, so none meets the others here again.
-
-    Args:
-        make: makes a group with a store; runs in other threads.
-        number: how many groups to make.
-
-    Raises:
-        BrokenError: a member was lost meanwhile, or a group could not be made.
     """
     makings = [_Making(make) for _ in range(number)]
     for making in makings:
@@ -212,11 +177,7 @@ class Addresses(Store):
         self.is_asked.set()
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all have told what they have.
-
-        Raises:
-            RuntimeError: somebody was lost before it had told its address.
-        """
+        """Wait until all have told what they have."""
         self.is_asked.set()
         self._is_answered.wait()
         if any(key not in self._all for key in keys):

@@ -37,25 +37,14 @@ class EarlyPart:
         return bool(self._put)
 
     def put(self, part: Node, index: int, gradient: torch.Tensor) -> None:
-        """Publish one parameter's gradient.
-
-        Raises:
-            TypeError: it is sparse.
-        """
+        """Publish one parameter's gradient."""
         if not self._put:
             self._parts.begin(part)
         self._parts.put(part, index, gradient)
         self._put[index] = (gradient, gradient._version)
 
     def complete(self, part: Node, gradients: Gradients) -> list[int]:
-        """Publish what has not been, or is another now.
-
-        Returns:
-            The parameters that had been published with something else.
-
-        Raises:
-            TypeError: a gradient is sparse.
-        """
+        """Publish what has not been, or is another now; list those that have changed."""
         put, self._put = self._put, {}
         changed = []
         for index, gradient in enumerate(gradients):

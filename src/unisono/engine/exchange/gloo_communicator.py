@@ -50,14 +50,7 @@ class GlooTransfer(Transfer):
 
 
 class GlooCommunicator(Communicator):
-    """Moves bytes from memory to memory. Final.
-
-    Args:
-        team: the workers; the communicator connects the present members.
-
-    Raises:
-        BrokenError: a member was lost meanwhile.
-    """
+    """Moves bytes from memory to memory. Final."""
 
     def __init__(self, team: Team) -> None:
         self._team, self.membership = team, team.membership

@@ -164,11 +164,7 @@ class GroupExchange(ReplicaExchange):
         self.whole, self.totals = sums.tensors(), sums.pieces(self.pieces)
 
     def _move(self, pipeline: BucketPipeline) -> str:
-        """Bring all sums here, and this worker's to the others. Collective.
-
-        Returns:
-            Why that has failed, in words; empty if it has not.
-        """
+        """Bring all sums here, and this worker's to the others; say why that has failed, if so."""
         try:
             communicator = self._connected()
             if communicator is None:
@@ -223,7 +219,6 @@ class BucketSum:
 
     Attributes:
         present: for each parameter of the bucket, whether any shard had a gradient for it.
-        is_outdated: see :meth:`~.parts.OrderedSum.is_outdated`.
     """
 
     present: tuple[bool, ...] = ()

@@ -112,11 +112,7 @@ class HostAllReduce:
         self._generation = self._team.membership.generation
 
     def share(self, views: Sequence[memoryview]) -> None:
-        """Connect the lanes when a loop begins, and copy memory of the first host to the others.
-
-        Args:
-            views: what, in the same places and of the same lengths on each.
-        """
+        """Connect the lanes when a loop begins, and copy memory of the first host to the others."""
         team, snapshots = self._team, self._memory.snapshots
         self._connect()
         if self.number == 0:
@@ -128,11 +124,9 @@ class HostAllReduce:
     def go_back(
         self, put_back: Callable[[], None], *, wait: Callable[[], None] = lambda: None
     ) -> None:
-        """Connect the lanes anew after a loss, with the newest snapshot put back.
+        """Connect the lanes anew after a loss, and have the newest snapshot put back.
 
-        Args:
-            put_back: does that on this worker, maybe several times.
-            wait: waits for what this worker has begun to copy; no neighbour puts back before.
+        Once all have waited for what they have begun to copy; maybe several times.
         """
         team, snapshots = self._team, self._memory.snapshots
         supervisor, count = team.supervisor, self._arena.counts[self._position]
@@ -163,7 +157,7 @@ class HostAllReduce:
 
         Args:
             lanes: what each has of the parameters; nothing where gradients go another way.
-            totals: where the sums of this worker's lane go, laid out from a byte on as a part is.
+            totals: where its sums go, laid out from a byte on as a part is.
         """
         self._division = division
         team, arena = self._team, self._arena
@@ -220,11 +214,7 @@ class HostAllReduce:
         self._has_moved = any(vote & _MOVED for vote in votes.values())
 
     def finish(self) -> tuple[bool, ...]:
-        """Wait for the sums of this worker's lane, and for buffers of other hosts.
-
-        Returns:
-            For each parameter, whether any shard had a gradient for it.
-        """
+        """Wait for sums of this worker's lane and buffers of other hosts; see `add_up`."""
         self._end()
         if self._is_outdated:
             self.begin()

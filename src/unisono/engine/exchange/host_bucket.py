@@ -29,7 +29,6 @@ class LaneMemory:
     """What this worker adds up of a lane: parts of this host, and the sums of all. Final.
 
     Args:
-        arena: where the parts of this host's workers are.
         held: the parts of each host.
         host: which one this is.
         parts: those of all workers.
@@ -66,12 +65,7 @@ class LaneMemory:
 
 
 class HostBucket:
-    """One bucket, of which each host adds up a slice. Final.
-
-    Args:
-        bucket: which parameters.
-        number: which bucket of the lane.
-    """
+    """One bucket, of which each host adds up a slice; its number is that in the lane. Final."""
 
     _frames: tuple[int, int]  # what slices and sums of a turn are numbered
 
@@ -118,11 +112,7 @@ class HostBucket:
         ]
 
     def expect(self, lane: HostLane, turn: int) -> None:
-        """Say where what comes in a turn is to go, before any of it can come.
-
-        Args:
-            turn: which exchange of all buckets it is, counted over the lane's life.
-        """
+        """Say where what comes in a turn of the lane is to go, before any of it can come."""
         first, held = (turn << 32) + _ROUNDS * self._number, self._memory.held
         self._frames = slices, sums = first, first + 1
         own = self._length(self._memory.host)

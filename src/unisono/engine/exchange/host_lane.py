@@ -62,31 +62,21 @@ class HostLane(Carrier):
         self._is_left = False
 
     def expect(self, number: int, into: Mapping[int, Views]) -> None:
-        """Say where the bytes of a frame are to go, before they can come.
-
-        Args:
-            number: of the frame, which no other has that is under way.
-            into: memory, by host.
-        """
+        """Say where the bytes of a frame are to go, by host, before they can come."""
         for host, views in into.items():
             self._links[host].expect(number, views)
 
     def swap(self, number: int, sent: Mapping[int, Views]) -> Transfer:
         """Begin to send a frame to each host; there is one from each, which is expected.
 
-        Args:
-            sent: its bytes, by host; they must not change before the transfer is ready.
+        Bytes must not change before the transfer is ready.
         """
         for host, views in sent.items():
             self._links[host].send(number, views)
         return _Swap(number, list(self._links.values()))
 
     def progress(self, at_most_s: float) -> None:
-        """Move bytes; wait at most so many seconds for any, or until :meth:`wake` is called.
-
-        Raises:
-            BrokenError: another host has closed its connection, or has sent what nobody expects.
-        """
+        """Move bytes; wait at most so many seconds for any, or until :meth:`wake` is called."""
         # Python waits for threads that wait here before it ends.
         if self._is_left or not threading.main_thread().is_alive():
             raise BrokenError("this worker has left")
@@ -104,11 +94,7 @@ class HostLane(Carrier):
             os.eventfd_write(self._bell, 1)
 
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
-        """Wait until the bytes are there and sent, or for so many seconds; tell whether they are.
-
-        Raises:
-            BrokenError: as of :meth:`progress`.
-        """
+        """See :class:`Carrier`; this worker's are sent then, too."""
         until_s = time.monotonic() + patience_s
         while not transfer.is_ready:
             left_s = until_s - time.monotonic()
@@ -261,12 +247,6 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
 
     Args:
         ranks: those of this worker's lane, by host; empty: it has none.
-
-    Returns:
-        None if this worker has no lane.
-
-    Raises:
-        BrokenError: another worker of the lane was not reached.
     """
     if not ranks:
         team.gather(b"", "addresses")
@@ -301,13 +281,9 @@ class LaneTurn(threading.Thread):
     """Sends buckets as they are ready, and finishes when all sums are here. Final; starts at once.
 
     Args:
-        pipeline: the buckets; this thread's alone until it has ended.
-        lane: likewise.
+        pipeline, lane: this thread's alone until it has ended.
         ready: the buckets of all lanes.
         num_ready: tells how many of this lane's are ready.
-
-    Attributes:
-        error: what nobody has foreseen.
     """
 
     def __init__(

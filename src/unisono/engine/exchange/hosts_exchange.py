@@ -52,7 +52,7 @@ from unisono.runtime.workers.memory import Memory
 
 
 class _BetweenHosts(Exchange):
-    """What exchanges between hosts have in common. Abstract; arguments as of :class:`Exchange`."""
+    """What exchanges between hosts have in common. Abstract."""
 
     takes_early = True  # on CPUs, too
     _all_reduce: HostAllReduce
@@ -74,7 +74,7 @@ class _BetweenHosts(Exchange):
 
 
 class HostsExchange(_BetweenHosts, SharedExchange):
-    """An exchange between hosts. Final; arguments as of :class:`Exchange`."""
+    """An exchange between hosts. Final."""
 
     @property
     def acts(self) -> bool:
@@ -160,12 +160,12 @@ class _ReplicasBetweenHosts(_BetweenHosts, ReplicaExchange):
 
 
 class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
-    """An exchange between hosts. Final; arguments as of :class:`~.protocol.Exchange`."""
+    """An exchange between hosts. Final."""
 
     takes_early = GroupExchange.takes_early
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """See :class:`~.protocol.Exchange`; all sums are here then."""
+        """See :class:`Exchange`; all sums are here then."""
         pipeline, communicator = self._pipeline, self._connected()
         if pipeline is None:
             return super().gather(purpose)
@@ -176,7 +176,7 @@ class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
         return None if self._settle(pipeline) else self._take_over()
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
-        """See :class:`~.protocol.Exchange`; brings the buffers of other hosts here."""
+        """See :class:`Exchange`; brings the buffers of other hosts here."""
         return self._all_reduce.finish()
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
@@ -203,10 +203,10 @@ class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
 
 
 class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
-    """An exchange between hosts. Final; arguments as of :class:`~.protocol.Exchange`."""
+    """An exchange between hosts. Final."""
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
-        """See :class:`~.protocol.Exchange`."""
+        """See :class:`Exchange`."""
         self._all_reduce.begin()
         if self.device.is_host:
             self._early.put(part, index, gradient)
@@ -215,7 +215,7 @@ class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
             super().publish_early(part, index, gradient)
 
     def publish(self, part: Node, gradients: Gradients) -> None:
-        """See :class:`~.protocol.Exchange`."""
+        """See :class:`Exchange`."""
         has_begun, ready = self._early.has_begun, self._all_reduce.ready
         if has_begun and self.device.is_host:
             ready.mark_changed(self._early.complete(part, gradients))
@@ -225,7 +225,7 @@ class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
             ready.is_outdated |= bool(self._buckets.changed)
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """See :class:`~.protocol.Exchange`; afterwards this host knows what all shards say."""
+        """See :class:`Exchange`; afterwards this host knows what all shards say."""
         self._all_reduce.begin()
         self.copies.wait()
         self._leaving.clear()
@@ -233,7 +233,7 @@ class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
         return None
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
-        """See :class:`~.protocol.Exchange`; everybody has all sums then."""
+        """See :class:`Exchange`; everybody has all sums then."""
         present = self._all_reduce.finish()
         self._team.meet(purpose)
         for there, here in self._sums_within(0, self._num_bytes):

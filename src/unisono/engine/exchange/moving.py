@@ -30,7 +30,6 @@ class Moving:
 
     Args:
         fixed: those parameters, by name, with memory that they keep.
-        arena: has room for what is kept, twice.
         origin: a method that gives what they are now, in memory that passes do not change.
         suspects: a method that says which of them, by position, may have been changed since the
             loop began. Neither is kept alive, as whom they belong to holds this.
@@ -83,9 +82,7 @@ class Moving:
     def _look(self) -> None:
         """Find those that the passes before have moved, whatever way they take.
 
-        Raises:
-            RuntimeError: one has not moved in the first steps, so that it is not known any more
-                what the step began with.
+        Of one that has not moved in the first steps it is not known what the step began with.
         """
         now, moved = self._now(), set[int]()
         if now != self._seen:
@@ -176,11 +173,7 @@ def _called(method: WeakMethod[Callable[[], Values]]) -> Values:
 
 
 def replace_data(name: str, parameter: nn.Parameter, place: torch.Tensor) -> None:
-    """Take over the ``.data`` that a program has given a parameter, into memory that it keeps.
-
-    Raises:
-        ValueError: it has another shape or dtype.
-    """
+    """Take over the ``.data`` that a program has given a parameter, into memory that it keeps."""
     if parameter.data_ptr() == place.data_ptr():
         return
     if parameter.shape != place.shape or parameter.dtype != place.dtype:

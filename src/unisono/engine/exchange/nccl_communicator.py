@@ -62,11 +62,7 @@ class NcclCommunicator(Communicator):
     """Moves bytes between GPUs. Final.
 
     Args:
-        team: the workers; the communicator connects the present members.
         make: makes the group of a store, a rank and a size, on that device.
-
-    Raises:
-        BrokenError: a member was lost meanwhile.
     """
 
     def __init__(
@@ -107,10 +103,6 @@ class NcclCommunicator(Communicator):
         """See :class:`Communicator`."""
         stream: AbstractContextManager[Any] = self._module.stream(self._stream)
         return stream
-
-    def catch_up(self) -> None:
-        """See :class:`Communicator`."""
-        self._module.current_stream(self._stream.device).wait_stream(self._stream)
 
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
         """See :class:`Communicator`; the host waits."""

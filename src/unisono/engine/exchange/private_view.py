@@ -80,16 +80,9 @@ class PrivateView:
         return found
 
     def publish_changes(self, team: Team, *, alone: bool = False) -> Ranges:
-        """Write what all have changed alike to the shared memory. Collective, if anything was.
+        """Write what all have changed alike to the shared memory, and say where.
 
-        Args:
-            alone: this worker writes all of it; not collective then.
-
-        Returns:
-            What was changed.
-
-        Raises:
-            MismatchError: not every worker has made the same changes.
+        Collective, if anything was changed and this worker does not write all of it `alone`.
         """
         changed = self.changed()
         if alone or not changed:
@@ -197,9 +190,6 @@ def check_changed_alike(
         name: of the first tensor that this worker has changed.
         value: stands for all that it has changed, 32 bits.
         hashes: gives them by name, where they differ.
-
-    Raises:
-        MismatchError: not every worker has made the same changes.
     """
     votes: dict[int, int] | None = None
     try:
@@ -217,11 +207,7 @@ def _purpose_of(name: str) -> str:
 
 
 def check_alike(team: Team, hashes: Mapping[str, int]) -> None:
-    """Compare tensors by their hashes. Collective.
-
-    Raises:
-        MismatchError: names one that is not the same on every worker.
-    """
+    """Compare tensors by their hashes, and raise MismatchError that names one. Collective."""
     heard = team.gather(json.dumps(hashes).encode(), "changes between steps")
     said = {rank: json.loads(message) for rank, message in heard.items()}
     first = min(said)

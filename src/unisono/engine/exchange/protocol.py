@@ -45,18 +45,12 @@ class Exchange(ABC):
     """Carries the gradients of one loop. Every method but `publish` is collective.
 
     Args:
-        model: whose parameters and buffers the exchange keeps alike while it is bound.
-        shards: S.
-        new_key: names the memory, where a new one is needed.
-        previous: the memory of an earlier loop of the same run.
+        new_key: names the memory, where that of an earlier loop (`previous`) does not fit.
         live: how this worker joins a loop that the others are in; None: it begins with them.
 
     Attributes:
-        copies: between the device and the host.
         parameters: those that the optimizer updates, in an order that is the same everywhere.
         fixed: those that it does not.
-        division: which shards and parts are whose.
-        memory: what the workers of this host share.
         optimizer_state: in pieces; None: whoever updates has all of it in its own optimizer.
         is_in_pieces: whether nobody but this worker has the state of its pieces.
         have_all: whether every worker has the whole state; else the leader alone updates, and has
@@ -148,11 +142,7 @@ class Exchange(ABC):
         self._plan_sum()
 
     def publish(self, part: Node, gradients: Gradients) -> None:
-        """Show the others a part of this worker's, which may be lost from now on.
-
-        Raises:
-            TypeError: a gradient is sparse.
-        """
+        """Show the others a part of this worker's, or raise TypeError: a gradient is sparse."""
         self._parts.publish(part, gradients)
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
@@ -161,22 +151,13 @@ class Exchange(ABC):
         The part is published as a whole nevertheless, which counts: what comes early may be only
         some parameters, in any order, and one of them twice. A gradient that is the same tensor
         then, unchanged, need not be copied again.
-
-        Args:
-            part: this worker's last one, as :meth:`publish` gets it.
-            gradient: its sum over the part.
-
-        Raises:
-            TypeError: it is sparse.
         """
         raise NotImplementedError("this exchange takes nothing early")
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """Meet the others once this worker's parts are published.
+        """Meet the others once this worker's parts are published; None if all are there.
 
-        Returns:
-            None if all parts are there. Else a worker was lost: publish these, too (maybe none),
-            and call this again.
+        Else a worker was lost: publish these, too (maybe none), and call this again.
         """
         if self._team.meet(purpose):
             return None
@@ -187,12 +168,7 @@ class Exchange(ABC):
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """Add up :attr:`pieces` of all parts, in tree order.
 
-        Args:
-            purpose: what for, where the others have to be met.
-
-        Returns:
-            For each parameter, whether any shard had a gradient for it; only then are its sums
-            defined.
+        Gives for each parameter whether any shard had a gradient for it; else it has no sum.
         """
         return self._sum.add()
 
@@ -223,10 +199,7 @@ class Exchange(ABC):
     def take_changes(self, *, alone: bool = False) -> None:
         """Make what the program has changed between two steps everybody's, as all have.
 
-        Collective, if anything was changed.
-
-        Args:
-            alone: not collective; see :meth:`save`.
+        Collective, if anything was changed and not `alone`; see :meth:`save`.
 
         Raises:
             MismatchError: not every worker has made the same changes, as far as that is known.
@@ -242,11 +215,7 @@ class Exchange(ABC):
         return 0
 
     def check_replicas(self, seen: Collection[int]) -> None:
-        """See that replicas are the same, by what :meth:`replica` gave. Collective, if not.
-
-        Raises:
-            MismatchError: they are not; names a tensor.
-        """
+        """Raise MismatchError where replicas are not the same, by what :meth:`replica` gave."""
         return
 
     def changed_name(self) -> str:
@@ -262,11 +231,7 @@ class Exchange(ABC):
         return
 
     def give_changes(self, *, alone: bool = False) -> None:
-        """Show all what the program has changed since the step, before :meth:`save`. Collective.
-
-        Args:
-            alone: not collective; see :meth:`save`.
-        """
+        """Show all what the program has changed since the step, before :meth:`save`."""
         self.buffers.publish(self._team, alone=alone)
 
     def save(
@@ -275,8 +240,7 @@ class Exchange(ABC):
         """Copy the state into a snapshot, each worker a share; nobody is met.
 
         Args:
-            facts: what is to be known beside it, plain JSON; of the leader of a host.
-            tensors: what is to be kept beside what the exchange has.
+            facts, tensors: what is to be kept beside it, of the leader of a host.
             alone: copy all of it; not collective then.
 
         Returns:
@@ -356,11 +320,9 @@ class Exchange(ABC):
 
     def _named_whole(self) -> dict[str, nn.Parameter]:
         """Name the parameters whose optimizer state is not in the arena."""
-        return (
-            {}
-            if self.optimizer_state is not None
-            else named_parameters(self._model, self._optimizer)
-        )
+        if self.optimizer_state is not None:
+            return {}
+        return named_parameters(self._model, self._optimizer)
 
     def _plan_state(
         self, parameters: Mapping[str, nn.Parameter]

@@ -11,9 +11,8 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -26,17 +25,11 @@ from unisono.runtime.workers.launcher_messages import Membership
 from unisono.runtime.workers.team import Team
 
 
-@dataclass(frozen=True, slots=True)
-class StateKey:
-    """One tensor of a parameter's optimizer state.
+class StateKey(NamedTuple):
+    """One tensor of a parameter's optimizer state."""
 
-    Attributes:
-        at: its position among all of them.
-        is_array: whether it has an element for each of the parameter's; else it is a scalar.
-    """
-
-    at: int
-    is_array: bool
+    at: int  # its position among all of them
+    is_array: bool  # whether it has an element for each of the parameter's; else it is a scalar
 
 
 StateKeys = list[dict[str, StateKey]]
@@ -83,14 +76,7 @@ def lay_down(
     keys: StateKeys,
     into: Region,
 ) -> bytes:
-    """Copy an optimizer's whole state to where pieces of it are.
-
-    Returns:
-        For each parameter whether it has state, as :attr:`PiecesOfState.known`.
-
-    Raises:
-        ValueError: a parameter has other state than the optimizer keeps.
-    """
+    """Copy an optimizer's whole state to where pieces of it are; tells whose, as `known`."""
     flags = bytearray(len(parameters))
     for index, parameter in enumerate(parameters):
         there = state.get(parameter, {})
@@ -112,7 +98,6 @@ class PiecesOfState(ABC):
     """Parameters and their optimizer state, in the pieces that workers update.
 
     Attributes:
-        keys: of the optimizer's state.
         known: which parameters have optimizer state: a byte for each, 1 for those.
     """
 
@@ -140,8 +125,6 @@ class SharedOptimizerState(PiecesOfState):
     """The shared values of parameters and their optimizer state, whole and in pieces. Final.
 
     Args:
-        arena: where all of it lies.
-        keys: of the optimizer's state.
         shown: the state as the program sees it.
 
     Attributes:
@@ -173,18 +156,7 @@ class SharedOptimizerState(PiecesOfState):
     def take_replaced(
         self, state: MutableMapping[torch.Tensor, Any], parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """Take over state that the program has replaced, added or taken away between steps.
-
-        Args:
-            state: the optimizer's.
-            parameters: those that it updates.
-
-        Returns:
-            Whether there was any.
-
-        Raises:
-            ValueError: a parameter has other state than the optimizer keeps.
-        """
+        """Take over state that the program has replaced, added or taken away; tell whether any."""
         seen = [*chain.from_iterable(map(dict.values, state.values()))]
         if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
             return False
@@ -260,11 +232,7 @@ class Division:
         return self.divided_for != self._team.membership
 
     def take_over(self) -> list[Node]:
-        """Divide what lost workers have left in the step under way.
-
-        Returns:
-            The parts that this worker computes besides; maybe none.
-        """
+        """Divide what lost workers have left in the step; give what this one computes besides."""
         self._held, new = take_over(self._held, self._team.membership.ranks)
         self._follow()
         return self._parts_among(new[self._team.world.rank])

@@ -38,14 +38,7 @@ _SHARE_ALIGNMENT = 4096
 
 
 class Snapshots:
-    """The two slots of one arena, as one worker sees them. Final.
-
-    Args:
-        keys: of the optimizer's state that lies there.
-
-    Attributes:
-        places: where they lie in the memory.
-    """
+    """The two slots of one arena, as one worker sees them. Final."""
 
     def __init__(self, arena: Arena, keys: StateKeys) -> None:
         self._arena = arena
@@ -97,11 +90,7 @@ class Snapshots:
         """Copy one worker's share of the state into a slot, or back into the arena.
 
         Args:
-            copy_of_buffers: which of the two copies is the present one.
-            position: of this worker among those that copy.
-            size: how many copy.
-            into_slot: whether the slot is written.
-            buffers_alone: whether the rest of the state is left out.
+            position, size: of this worker among those that copy.
         """
         state, buffers = self._arena.state_spans(copy_of_buffers)
         at = self.places.slots_at[slot]
@@ -131,9 +120,6 @@ class Snapshots:
         Args:
             facts: plain JSON.
             tensors: those that lie nowhere else.
-
-        Raises:
-            ValueError: it does not fit.
         """
         facts = {**facts, "strides": strides_of(tensors)}
         files, data = self._describe_files(tensors), map(as_bytes, tensors.values())
@@ -299,13 +285,8 @@ class RunMemory:
     """One run's memory on this host. Final.
 
     Args:
-        keys: of the optimizer's state that lies there.
         key: names the memory; None: `previous` is used again where all have it and it fits.
-        previous: of an earlier loop of the same run.
         new_key: names a new memory.
-
-    Attributes:
-        snapshots: both slots of them.
     """
 
     def __init__(

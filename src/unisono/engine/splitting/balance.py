@@ -16,7 +16,7 @@ tensors are no units: they are computed where their inputs are.
 
 from __future__ import annotations
 
-import difflib
+from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,31 +28,20 @@ from unisono.runtime.notices import named
 
 
 def divide(costs: Sequence[int], num_devices: int) -> list[int]:
-    """Divide units among devices: consecutive ones for each, and at least one.
+    """Divide units among devices: consecutive ones for each, and at least one; gives their places.
 
-    Args:
-        costs: of each unit, in order; whole numbers from 0 on.
-        num_devices: how many.
-
-    Returns:
-        The place of each unit. The largest sum of costs of a device is the smallest there can be.
-
-    Raises:
-        ValueError: there are fewer units than devices.
+    The largest sum of costs of a device is the smallest there can be.
     """
     if len(costs) < num_devices:
         raise ValueError(
             f"a model must have a part for each device, but has {len(costs)} parts that can be "
             f"computed apart for {num_devices} devices: pass fewer devices."
         )
-    low, high = max(costs), sum(costs)
-    while low < high:
-        limit = (low + high) // 2
-        if _filled(costs, limit)[-1] < num_devices:
-            high = limit
-        else:
-            low = limit + 1
-    return _filled(costs, low, num_devices)
+    limits = range(sum(costs))
+    limit = bisect_left(
+        limits, True, max(costs), key=lambda limit: _filled(costs, limit)[-1] < num_devices
+    )
+    return _filled(costs, limit, num_devices)
 
 
 def _filled(costs: Sequence[int], limit: int, at_least: int = 1) -> list[int]:
@@ -79,14 +68,6 @@ def assigned(
         places: by device, its place.
         names: of all units.
         needed: whether a unit has to be named; others go with the unit before them.
-
-    Returns:
-        The place of each unit.
-
-    Raises:
-        TypeError: names are not given in a list.
-        ValueError: a device or a name is not known, two devices have the same name, or a unit is
-            named nowhere.
     """
     place_of = _read(balance, places, names)
     found: list[int] = []
@@ -130,30 +111,17 @@ def _read(
                 f"{prefixes!r}: write `[{prefixes!r}]`."
             )
         for prefix in prefixes:
-            _check_known(prefix, names)
+            if not any(is_within(name, prefix) for name in names):
+                raise ValueError(
+                    f"`balance` must name layers with parameters or buffers that are computed "
+                    f"apart, but has {prefix!r}: there are {named(names)}."
+                )
             if place_of.setdefault(prefix, places[device]) != places[device]:
                 raise ValueError(
                     f"`balance` must name each layer once, but names `{prefix}` for two devices: "
                     f"leave one out."
                 )
     return place_of
-
-
-def _check_known(prefix: str, names: Sequence[str]) -> None:
-    if any(is_within(name, prefix) for name in names):
-        return
-    whole = next((name for name in names if is_within(prefix, name)), None)
-    if whole is not None:
-        raise ValueError(
-            f"`balance` must name what is computed apart, but `{prefix}` is a part of `{whole}`, "
-            f"which is computed as one: name `{whole}`."
-        )
-    close = difflib.get_close_matches(str(prefix), names, n=1)
-    instead = f"did you mean `{close[0]}`?" if close else f"there are {named(names)}."
-    raise ValueError(
-        f"`balance` must name layers with parameters or buffers, but the model has no {prefix!r}: "
-        f"{instead}"
-    )
 
 
 _DIVIDED = (
@@ -190,9 +158,7 @@ class Unit:
 
         Where a parameter needs no gradient, only itself.
         """
-        copies = [4 if p.requires_grad else 1 for p in self.parameters.values()]
-        sizes = [p.nbytes for p in self.parameters.values()]
-        held = sum(size * count for size, count in zip(sizes, copies, strict=True))
+        held = sum(p.nbytes * (4 if p.requires_grad else 1) for p in self.parameters.values())
         return held + sum(buffer.nbytes for buffer in self.buffers.values())
 
 
@@ -221,18 +187,16 @@ def _units_within(module: nn.Module, name: str, seen: set[int]) -> Iterator[Unit
     if not is_divided(module):
         yield _unit(module, name, seen)
         return
-    for key, parameter in module._parameters.items():
-        if parameter is not None and id(parameter) not in seen:
+    for full, parameter in module.named_parameters(name, recurse=False):
+        if id(parameter) not in seen:
             seen.add(id(parameter))
-            full = _joined(name, key)
             yield Unit(full, None, {full: parameter}, {}, is_alone=False)
-    for key, buffer in module._buffers.items():
-        if buffer is not None and id(buffer) not in seen:
+    for full, buffer in module.named_buffers(name, recurse=False):
+        if id(buffer) not in seen:
             seen.add(id(buffer))
-            full = _joined(name, key)
             yield Unit(full, None, {}, {full: buffer}, is_alone=False)
     for key, child in module.named_children():
-        yield from _units_within(child, _joined(name, key), seen)
+        yield from _units_within(child, f"{name}.{key}" if name else key, seen)
 
 
 def _unit(module: nn.Module, name: str, seen: set[int]) -> Unit:
@@ -247,9 +211,4 @@ def _unit(module: nn.Module, name: str, seen: set[int]) -> Unit:
 
 
 def _has_tensors(module: nn.Module) -> bool:
-    tensors = (*module.parameters(), *module.buffers())
-    return bool(tensors)
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+    return bool([*module.parameters(), *module.buffers()])

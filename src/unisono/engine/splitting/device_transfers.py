@@ -220,7 +220,6 @@ def device_transfers(
     """Go through a model on these devices inside the block, or go on with the pass under way.
 
     Args:
-        devices: those that have parts, in order.
         given: what the model, or a part of it, is called with.
     """
     there = _UNDER_WAY.get()

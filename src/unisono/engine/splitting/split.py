@@ -75,12 +75,7 @@ def split(
 
 
 def check_can_be_cut(model: nn.Module) -> None:
-    """Refuse what is no model that can be cut.
-
-    Raises:
-        TypeError: it is no module.
-        ValueError: it is wrapped, compiled, or not initialised.
-    """
+    """Refuse what is no model that can be cut."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
@@ -134,14 +129,7 @@ _EXAMPLE = '`["cuda:0", "cuda:1"]`'
 def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
     """Find torch's devices, accelerators with their numbers.
 
-    Args:
-        devices: all with a number, the same for every worker, or all without: then each worker has
-            as many of its own.
-        world: the worker's place.
-
-    Raises:
-        TypeError: `devices` is no list of names of devices.
-        ValueError: they are of several types, one is named twice, or one is not there.
+    All have a number, the same for every worker, or none: then each has as many of its own.
     """
     names = _read_names(devices)
     kind = names[0].type
@@ -242,13 +230,8 @@ class SplitForward:
     """What a module of a cut model is called by. Final.
 
     Args:
-        module: which.
-        split: of the model.
         place: of a unit; None: its parts are on several.
         is_alone: see :class:`Unit`.
-
-    Attributes:
-        split: of the model.
     """
 
     def __init__(
@@ -279,11 +262,7 @@ class SplitForward:
 
 
 def check_buffers(model: nn.Module, split: Split) -> None:
-    """Refuse layers on several devices that have one buffer, which passes may change.
-
-    Raises:
-        ValueError: there are such; names them.
-    """
+    """Refuse layers on several devices that have one buffer, which passes may change."""
     place_of = _devices_of_modules(model, split)
     for name, owners in owners_of_buffers(model).items():
         found = [place_of[id(module)] for module, _ in owners if id(module) in place_of]
@@ -300,9 +279,6 @@ def check_casts(model: nn.Module) -> None:
     """Refuse weights that autocast would cast once on one device, and on each of several.
 
     Gradients of all uses are then added up in the lower precision, or in float32.
-
-    Raises:
-        ValueError: layers on several devices have one weight.
     """
     split = split_of(model)
     if split is None or len(set(split.devices)) < 2:
