@@ -19,7 +19,7 @@ import torch
 from bench import machine
 
 RESULTS = machine.REPOSITORY / "bench" / "results"
-MACHINE, TESTS, FACTS = "machine", "tests", "facts"
+MACHINE, TESTS = "machine", "tests"
 BLOCKS, ROWS, KILLS, TARGETS = "blocks", "rows", "kills", "targets"
 FAILURES, NOTES = "failures", "notes"
 PACKAGES = ("triton", "accelerate", "lightning", "transformers", "numpy")
@@ -45,7 +45,7 @@ class Figures:
                 **device_facts(device),
                 "packages": {name: machine.version(name) for name in PACKAGES},
             },
-            **{name: [] for name in (NOTES, TESTS, FACTS, ROWS, TARGETS, KILLS, FAILURES, BLOCKS)},
+            **{name: [] for name in (NOTES, TESTS, ROWS, TARGETS, KILLS, FAILURES, BLOCKS)},
         }
         self._write()
 

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from bench.gpu import find_package
 from bench.gpu.__main__ import add_arguments, failed, plan_of, why_not
-from bench.gpu.figures import FACTS, FAILURES, KILLS, NOTES, TARGETS, TESTS, Figures
+from bench.gpu.figures import FAILURES, KILLS, NOTES, TARGETS, TESTS, Figures
 from bench.gpu.measuring import measure_all
 from bench.gpu.turns import NOT_INSTALLED, TOO_FEW_GPUS
 from bench.processes import REPOSITORY, environment, kill_all
@@ -41,8 +41,6 @@ FINDINGS_VARIABLE = "UNISONO_GPU_FINDINGS"
 DEVICE_VARIABLE = "UNISONO_TEST_DEVICE"
 MARGIN_S = 8.0  # for the summary
 LINES_OF_A_FAILURE = 12
-WORDS_OF_A_FACT = 300
-PIECES = "pieces_have_the_bits_of_the_whole"
 LONG = ("kills", "compiled", "sharing", "checkpoints")
 
 
@@ -177,8 +175,7 @@ class Findings:
         self._num_read += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         for line in lines:
-            found: dict[str, Any] = json.loads(line)
-            self._figures.add(TESTS if "outcome" in found else FACTS, found)
+            self._figures.add(TESTS, json.loads(line))
 
 
 def end_of_file(path: Path, status: int, log: Path, figures: Figures, console: Console) -> None:
@@ -207,8 +204,6 @@ def sum_up(figures: Figures, console: Console) -> int:
             console.print("\n".join(f"    {line[:160]}" for line in message), markup=False)
     for line in failures_told(content[FAILURES]):
         console.print(line, markup=False, highlight=False)
-    for line in facts_told(content[FACTS]):
-        console.print(f"fact: {line}", markup=False, highlight=False, soft_wrap=True)
     print_verdicts(console, [Verdict(**verdict) for verdict in content[TARGETS]])
     if content[KILLS]:
         times_s = [kill["to_committed_s"] for kill in content[KILLS]]
@@ -237,15 +232,6 @@ def failures_told(failures: list[dict[str, str]]) -> list[str]:
             lines = one["how"].splitlines()[-LINES_OF_A_FAILURE:]
             told.append(f"FAILED {one['workload']} {one['side']}: " + "\n    ".join(lines))
     return told
-
-
-def facts_told(facts: list[dict[str, Any]]) -> list[str]:
-    """Tell the facts, those of all optimizers in one line."""
-    of_pieces = [fact for fact in facts if PIECES in fact]
-    differ = [f"{fact['optimizer']} ({fact['way']})" for fact in of_pieces if not fact[PIECES]]
-    pieces = f"{len(of_pieces)} optimizers on pieces; other bits than whole: {', '.join(differ)}"
-    told = [pieces] if of_pieces else []
-    return told + [json.dumps(fact)[:WORDS_OF_A_FACT] for fact in facts if PIECES not in fact]
 
 
 if __name__ == "__main__":

@@ -114,25 +114,18 @@ def max_memory_allocated(device: _Device = None) -> int:
     return torch.accelerator.max_memory_allocated(index_of(device))
 
 
-# Nothing is kept beyond what is used.
-memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
-
-
 def reset_peak_memory_stats(device: _Device = None) -> None:
     torch.accelerator.reset_peak_memory_stats(index_of(device))
 
 
-def memory_stats(device: _Device = None) -> dict[str, Any]:
-    return torch.accelerator.memory_stats(index_of(device))
+def memory_stats_as_nested_dict(device: _Device = None) -> dict[str, Any]:
+    sizes = {"current": memory_allocated(device), "peak": max_memory_allocated(device)}
+    return {"allocated_bytes": {"all": sizes}}
 
 
 def mem_get_info(device: _Device = None) -> tuple[int, int]:
     """Give the free and the total bytes."""
     return torch.accelerator.get_memory_info(index_of(device))
-
-
-def empty_cache() -> None:
-    pass
 
 
 def get_rng_state(device: _Device = None) -> torch.Tensor:
@@ -159,10 +152,6 @@ def manual_seed(seed: int) -> None:
 def manual_seed_all(seed: int) -> None:
     for generator in default_generators:
         generator.manual_seed(seed)
-
-
-def initial_seed() -> int:
-    return default_generators[current_device()].initial_seed()
 
 
 class _Runtime:

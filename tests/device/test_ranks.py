@@ -83,10 +83,6 @@ def test_a_worker_may_be_lost_at_every_meeting(accelerator, control_of, rank, wo
         check(results, "adam")
 
 
-def test_losses_may_be_brought_to_the_host(accelerator, control_of):
-    check(ranks.run(control_of(2), on_host=True), "adam")
-
-
 def test_a_loss_that_is_not_finite_is_named_by_all(accelerator, control_of):
     results = ranks.run(control_of(2), bad=(2, 3))
     for result in results.values():

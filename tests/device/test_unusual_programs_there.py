@@ -224,14 +224,3 @@ def test_weights_trained_there_are_loaded_on_the_cpu(accelerator, tmp_path):
         for name, value in model.state_dict().items():
             assert value.device.type == "cpu"
             assert torch.equal(value, expected[name]), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["cpu then sim", "sim then cpu"])
-def test_a_run_goes_on_elsewhere(accelerator, tmp_path, order):
-    first, _, other = order.split()
-    whole = unusual.fitted("cpu")
-    for device, steps in ((first, 3), (other, 7)):
-        trainer = unusual.make(device, directory=tmp_path)
-        trainer.fit(unusual.data(40), batch_size=10, steps=steps)
-    assert trainer.digest() == whole

@@ -1,7 +1,6 @@
 """The communicator of NCCL ends when a member is lost; with a group that only looks like NCCL's."""
 
 import os
-import threading
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -25,10 +24,6 @@ def settings_are_there(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def num_guards():
-    return sum(thread.name == "unisono-guard" for thread in threading.enumerate())
-
-
 def communicator_of(team):
     device = torch.device("sim", team.world.rank)
     return NcclCommunicator(team, device, FakeNccl), device
@@ -42,47 +37,6 @@ def all_to_all(team, communicator, device):
     assert communicator.wait(transfer)
     transfer.join()
     return received.tolist()
-
-
-def test_bytes_come_from_all(settings_are_there, accelerator, control_of):
-    def work(team):
-        communicator, device = communicator_of(team)
-        seen = [all_to_all(team, communicator, device) for _ in range(3)]
-        sent = torch.full((2,), 7 + team.position, dtype=torch.uint8, device=device)
-        received = torch.zeros(6, dtype=torch.uint8, device=device)
-        transfer = communicator.all_gather(received, sent)
-        assert transfer.is_ready
-        assert communicator.wait(transfer)
-        transfer.join()
-        communicator.close()
-        communicator.close()
-        assert communicator._group.num_aborts == 1
-        return seen, received.tolist()
-
-    results = Job(control_of(3)).run(work)
-    assert results == dict.fromkeys(range(3), ([[0, 1, 2]] * 3, [7, 7, 8, 8, 9, 9]))
-    assert num_guards() == 0
-
-
-def test_a_lost_worker_holds_nobody_up(settings_are_there, accelerator, control_of):
-    def work(team):
-        communicator, device = communicator_of(team)
-        seen = all_to_all(team, communicator, device)
-        if team.world.rank == 1:
-            team.meet("it dies here")
-        with pytest.raises(BrokenError, match=r"a worker was lost|aborted"):
-            all_to_all(team, communicator, device)
-        assert not team.meet("it dies here")
-        communicator.close()
-        assert communicator._group.num_aborts == 1
-        again, device = communicator_of(team)
-        seen = seen, all_to_all(team, again, device)
-        again.close()
-        return seen
-
-    # Two meetings tell where the group is.
-    results = Job(control_of(3), [Death(1, 3, "before")]).run(work)
-    assert results == dict.fromkeys((0, 2), ([0, 1, 2], [0, 1]))
 
 
 def test_a_worker_that_is_lost_while_all_connect_holds_nobody_up(

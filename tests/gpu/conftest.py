@@ -1,4 +1,4 @@
-"""What tests on a GPU share: the device, a place for facts, and what comes to the sitting's file.
+"""What tests on a GPU share: the device, and what comes to the sitting's file.
 
 Each test with the fixture ``device`` is marked ``gpu`` and runs on CUDA; where torch sees none, it
 is skipped and says so. ``UNISONO_TEST_DEVICE=cpu make test-gpu`` runs them on the CPU instead,
@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -82,16 +82,6 @@ def _workers() -> Iterator[psutil.Process]:
                 yield from child.children()
         except psutil.NoSuchProcess:
             continue
-
-
-@pytest.fixture
-def record(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Give a function that writes a fact down, for a person to read; nothing depends on it."""
-
-    def write(**fact: Any) -> None:
-        _append({"of": request.node.name, **fact})
-
-    return write
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -70,14 +70,13 @@ def skip_where_it_is_allowed(operation: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("operation", MODELS)
-def test_an_operation_without_a_deterministic_form_is_named(operation, device, record):
+def test_an_operation_without_a_deterministic_form_is_named(operation, device):
     skip_where_it_is_allowed(operation, device)
     before = settings()
     torch.manual_seed(0)
     run = trainer(MODELS[operation](), device)
     with pytest.raises(unisono.errors.NondeterministicError) as caught:
         run.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=1)
-    record(message=str(caught.value), module=caught.value.module, line=caught.value.line)
     assert operation in caught.value.operation
     assert "exact=False" in str(caught.value)
     assert settings() == before
@@ -92,7 +91,7 @@ def test_it_is_computed_where_exactness_is_given_up(operation, device):
 
 
 @pytest.mark.needs_accelerator
-def test_memory_that_is_not_there_is_explained(device, record):
+def test_memory_that_is_not_there_is_explained(device):
     def greedy(model: nn.Module, batch: Any) -> Any:
         torch.empty(1 << 50, dtype=torch.uint8, device=batch[0].device)
         return cases.classify(model, batch)
@@ -100,7 +99,6 @@ def test_memory_that_is_not_there_is_explained(device, record):
     run = trainer_of("cnn", device, 2, loss=greedy)
     with pytest.raises(unisono.errors.OutOfMemoryError, match="pass `shards=4`") as caught:
         run.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=1)
-    record(message=str(caught.value))
     assert caught.value.step == 0
     assert caught.value.needed["parameters"] > 0
 

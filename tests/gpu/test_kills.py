@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from tests.gpu import cases
@@ -74,42 +68,3 @@ def test_the_others_go_on_without_one_that_is_not_replaced(device, monkeypatch, 
         *(train_and_hold, device, ()), workers=2, device=device, restarts=20, replace=False
     )
     assert results == [(alone, STEPS), None], capfd.readouterr().err
-
-
-def train_slowly(device: str, folder: str) -> str:
-    """Train with pauses, so that somebody may be killed at any moment; each worker says its pid."""
-
-    def loss(model: torch.nn.Module, batch: Any) -> Any:
-        time.sleep(0.01)
-        return cases.classify(model, batch)
-
-    trainer = trainer_of("cnn", device, SHARDS, loss=loss)
-    Path(folder, str(os.getpid())).touch()
-    trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=5 * STEPS)
-    return trainer.digest()
-
-
-def test_workers_killed_from_outside_at_any_moment_change_nothing(device, tmp_path, capfd):
-    alone = train("cnn", device, SHARDS, 5 * STEPS)
-    killed: list[int] = []
-    is_done = threading.Event()
-
-    def kill_some() -> None:
-        while not is_done.wait(0.4) and len(killed) < 4:
-            there = [int(path.name) for path in tmp_path.iterdir() if int(path.name) not in killed]
-            alive = [pid for pid in there if psutil.pid_exists(pid)]
-            if len(alive) == 2:
-                killed.append(alive[len(killed) % 2])
-                os.kill(killed[-1], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_some)
-    killer.start()
-    try:
-        results = launch(
-            *(train_slowly, device, str(tmp_path)), workers=2, device=device, restarts=20
-        )
-    finally:
-        is_done.set()
-        killer.join()
-    assert killed
-    assert results == [alone] * 2, (killed, capfd.readouterr().err)

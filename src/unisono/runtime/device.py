@@ -28,7 +28,6 @@ from unisono.runtime.world import WORKSPACE_VARIABLE, World, fix_workspaces, wor
 HOST = "cpu"
 """Where tensors lie in the memory of the host."""
 AUTO = "auto"
-_MEMORY_STATS = "allocated_bytes.all.current", "allocated_bytes.all.peak"
 _SPIN_S, _NAP_S = 200e-6, 50e-6
 _NAP_PART = 0.01  # of the time waited so far: a device that never answers costs no processor time
 # torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
@@ -59,11 +58,7 @@ class Device:
 
     @classmethod
     def of(cls, name: str | torch.device, world: World) -> Device:
-        """Find the device of a worker, or raise what is wrong with its name.
-
-        ``"auto"``: one GPU for each worker, or the CPU where there is none. Of torch's names, one
-        without a number means that each worker has its own.
-        """
+        """Find the device of a worker; a name without a number means that each has its own."""
         if name == AUTO:
             name = "cuda" if torch.cuda.is_available() else HOST
         device = read_name(name)
@@ -75,11 +70,8 @@ class Device:
                 f"`device` must be there, but torch finds no {device.type!r} device on this "
                 f'machine: pass `device="auto"`, or leave it out.'
             )
-        index = (
-            world.local_rank // workers_per_gpu(os.environ)
-            if device.index is None
-            else device.index
-        )
+        own = world.local_rank // workers_per_gpu(os.environ)
+        index = own if device.index is None else device.index
         if index >= count:
             raise ValueError(
                 f"`device` must have a device for each worker, but worker {world.local_rank} of "
@@ -88,11 +80,6 @@ class Device:
                 f'`device="cpu"`.'
             )
         return cls(torch.device(device.type, index))
-
-    @staticmethod
-    def is_hosts(kind: str) -> bool:
-        """Tell whether a type of device is the CPU."""
-        return kind == HOST
 
     @property
     def name(self) -> str:
@@ -123,10 +110,7 @@ class Device:
         return ", ".join(said)
 
     def fix_workspaces(self) -> None:
-        """Give cuBLAS workspaces of one size, as deterministic products of matrices need.
-
-        To be called before the first product; what the program's environment says stays.
-        """
+        """Give cuBLAS workspaces of one size before the first product, as exact ones need."""
         if not self.is_host:
             fix_workspaces(os.environ)
 
@@ -184,33 +168,20 @@ class Device:
         return (lambda: batch) if self._arrivals is None else self._arrivals.begin(batch)
 
     def memory(self) -> tuple[int, int] | None:
-        """Count the bytes of this process's tensors on it, now and at most; None on the CPU.
-
-        Does not wait for the device.
-        """
+        """Count the bytes of this process's tensors on it, now and at most; None on the CPU."""
         if self.is_host:
             return None
-        if self.is_divided:
-            known = [sizes for part in self.parts if (sizes := part.memory()) is not None]
-            allocated, peak = map(sum, zip(*known, strict=True))
-            return allocated, peak
-        nested = getattr(self._module, "memory_stats_as_nested_dict", None)
-        if nested is not None:  # most of the time goes into flattening it
-            stats = nested(self.torch)["allocated_bytes"]["all"]
-            return stats["current"], stats["peak"]
-        flat = self._module.memory_stats(self.torch)
-        allocated, peak = (int(flat.get(name, 0)) for name in _MEMORY_STATS)
-        return allocated, peak
+        # Flattening them would take most of the time.
+        found = map(self._module.memory_stats_as_nested_dict, [part.torch for part in self.parts])
+        each = [stats["allocated_bytes"]["all"] for stats in found]
+        return sum(one["current"] for one in each), sum(one["peak"] for one in each)
 
     def room(self) -> tuple[int | None, int]:
         """Count the bytes of the device's memory that are free (None: not known), and all."""
         if self.is_host:
             return None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if self.is_divided:
-            each = [self._module.mem_get_info(part.torch) for part in self.parts]
-            return sum(int(free) for free, _ in each), sum(int(total) for _, total in each)
-        free, total = self._module.mem_get_info(self.torch)
-        return int(free), int(total)
+        each = [self._module.mem_get_info(part.torch) for part in self.parts]
+        return sum(int(free) for free, _ in each), sum(int(total) for _, total in each)
 
     def copies(self) -> Copies:
         """Give a stream of copies between this device and the host."""
@@ -219,8 +190,7 @@ class Device:
     def register(self, memory: torch.Tensor) -> Callable[[], None] | None:
         """Pin memory of the host where it lies, so that nobody waits for copies from and to it.
 
-        Returns what undoes that, before the memory goes; None if it cannot be pinned, which is told
-        once.
+        Returns what undoes that; None if it cannot be pinned, which is told once.
         """
         runtime = getattr(self._module, "cudart", None)
         if runtime is None or not memory.nbytes:
@@ -373,8 +343,8 @@ def flushes_denormals() -> bool:
 def seed_generators(seed: int) -> None:
     """Seed every default generator of this process (Python's, numpy's, torch's) from 64 bits.
 
-    numpy gets the low 32 bits, as torch's generator of the CPU does by itself: two words take it 13
-    microseconds more, and :func:`unisono.plan.seeds.seed_of` has these differ.
+    numpy gets the low 32 bits: two words take it 13 microseconds more, and
+    :func:`unisono.plan.seeds.seed_of` has these differ.
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)

@@ -73,13 +73,10 @@ class _BetweenHosts(Exchange):
         super().unbind()
 
 
-class HostsExchange(_BetweenHosts, SharedExchange):
-    """An exchange between hosts. Final."""
+class _Lanes(_BetweenHosts):
+    """Of these, what cuts parameters into lanes, and has parts in memory of the host. Abstract."""
 
-    @property
-    def acts(self) -> bool:
-        """See :class:`Exchange`; where one worker updates for all, one of each host does."""
-        return self.have_all or self._team.leads_host
+    _early: EarlyPart
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`Exchange`."""
@@ -98,6 +95,15 @@ class HostsExchange(_BetweenHosts, SharedExchange):
         """See :class:`Exchange`; afterwards this host knows what all shards have to say."""
         self._all_reduce.gather(purpose)
         return None
+
+
+class HostsExchange(_Lanes, SharedExchange):
+    """An exchange between hosts. Final."""
+
+    @property
+    def acts(self) -> bool:
+        """See :class:`Exchange`; where one worker updates for all, one of each host does."""
+        return self.have_all or self._team.leads_host
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`Exchange`."""
@@ -202,35 +208,33 @@ class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
         self._all_reduce.plan(self.division, lanes, (Memory.private(0), 0))
 
 
-class StagedHostsExchange(_ReplicasBetweenHosts, StagedExchange):
+class StagedHostsExchange(_Lanes, _ReplicasBetweenHosts, StagedExchange):
     """An exchange between hosts. Final."""
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`Exchange`."""
-        self._all_reduce.begin()
         if self.device.is_host:
-            self._early.put(part, index, gradient)
-            self._all_reduce.ready.mark(index)
-        else:
             super().publish_early(part, index, gradient)
+        else:
+            self._all_reduce.begin()
+            StagedExchange.publish_early(self, part, index, gradient)
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`Exchange`."""
-        has_begun, ready = self._early.has_begun, self._all_reduce.ready
-        if has_begun and self.device.is_host:
-            ready.mark_changed(self._early.complete(part, gradients))
+        if self.device.is_host:
+            super().publish(part, gradients)
             return
-        super().publish(part, gradients)
+        has_begun = self._early.has_begun
+        StagedExchange.publish(self, part, gradients)
         if has_begun:
-            ready.is_outdated |= bool(self._buckets.changed)
+            self._all_reduce.ready.is_outdated |= bool(self._buckets.changed)
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """See :class:`Exchange`; afterwards this host knows what all shards say."""
+        """See :class:`Exchange`."""
         self._all_reduce.begin()
         self.copies.wait()
         self._leaving.clear()
-        self._all_reduce.gather(purpose)
-        return None
+        return super().gather(purpose)
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`Exchange`; everybody has all sums then."""

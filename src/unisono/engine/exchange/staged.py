@@ -54,6 +54,7 @@ class StagedExchange(ReplicaExchange):
     """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`."""
 
     _own: OwnParts
+    _early: EarlyPart
     _fetched: list[Block]  # where others' parts come to
     _to_fetch: list[tuple[torch.Tensor, torch.Tensor]]
 

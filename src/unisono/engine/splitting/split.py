@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from unisono.engine.splitting.balance import Unit, assigned, divide, is_divided, units_of
 from unisono.engine.splitting.device_transfers import device_transfers
 from unisono.engine.state.contents import check_unwrapped, move_in_place, owners_of_buffers
-from unisono.runtime.device import Device, count_of, read_name
+from unisono.runtime.device import HOST, count_of, read_name
 from unisono.runtime.world import World, workers_per_gpu, world
 
 BY_MEMORY = "memory"
@@ -133,7 +133,7 @@ def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch
     """
     names = _read_names(devices)
     kind = names[0].type
-    if Device.is_hosts(kind):
+    if kind == HOST:
         return [torch.device(kind)] * len(names)
     places = [torch.device(kind, place) for place in _places(names, world)]
     _check_there(places, world)
