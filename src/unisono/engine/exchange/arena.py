@@ -7,10 +7,8 @@ computes are ever written, and unwritten pages do not exist::
     left │ marks │ snapshots ×2 │ gradients 0 … S−1 │ sums
 
 The first four, with the present copy of the buffers, are the whole state of a run: a snapshot is
-a copy of them (``slots.py``). Every tensor starts at a multiple of 64 bytes, in its
-own dtype and strides.
-
-Bytes of one worker, on whatever device it computes on, as tensors.
+a copy of them (``slots.py``). Every tensor starts at a multiple of 64 bytes, in its own dtype and
+strides.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ with, and more is sent. Each bucket begins a round after the one before it. With
 Whatever fails here breaks the exchange of this step and no more: `finish` tells, and the parts are
 still where they were.
 
-Which parameters travel together, and where they lie in a part that is sent in slices.
-
 Parameters are grouped from the last to the first, as a backward pass finishes them, so that a
 bucket can travel while the rest is still computed. Within a bucket each worker adds up one slice::
 

@@ -1,8 +1,7 @@
 """What moves bytes between the members of a team; who is alive is never its business.
 
-A communicator connects the members of one membership: its ranks are positions in it. They find each
-other over the control block (``communicator.py``). Every wait looks at the control block, too, and
-ends when a member has left; the members that are left then make another communicator.
+A communicator connects the members of one membership: its ranks are positions in it. Every wait
+looks at the control block, too, and ends when a member has left; the others then make another.
 
 ::
 
@@ -11,12 +10,10 @@ ends when a member has left; the members that are left then make another communi
 On CPUs a transfer is ready once its bytes are there. Where streams order the work it is ready at
 once: `join` has the current stream wait for the bytes, and the host goes on.
 
-How the members of a team connect, over the control block.
-
 torch makes a process group with the help of a store, where each rank puts its address and waits for
 the others'. Here that store is the control block: no file, no socket, no port to choose. The group
 is made in a thread of its own, since torch may wait for seconds for a member that is lost just
-then; this worker goes on as soon as it knows.
+then.
 """
 
 from __future__ import annotations

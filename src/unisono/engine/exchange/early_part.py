@@ -1,10 +1,4 @@
-"""A worker's last part, published one parameter at a time while its backward pass goes on.
-
-Which buckets can leave a host: all its workers have left their gradients of them in its memory.
-
-Each worker counts, in a place of its own in that memory, up to which bucket it has come; buckets
-leave in one order. The counts go on from step to step and are equal between two steps.
-"""
+"""A worker's last part, published one parameter at a time while its backward pass goes on."""
 
 from __future__ import annotations
 
@@ -89,12 +83,14 @@ _ADD_AT_MOST = 2047
 
 
 class ReadyBuckets(BucketProgress):
-    """What the workers of a host have come to in a step, as one of them sees it. Final.
+    """Which buckets all workers of a host have left in its memory, as one of them sees it. Final.
+
+    Each counts, in a place of its own there, up to which bucket it has come. The counts go on from
+    step to step and are equal between two steps.
 
     Args:
         counts: where the workers count, 4 bytes for each.
         position: which of them is this one.
-        indices: the parameters of each bucket, in the order in which they leave.
 
     Attributes:
         tell: called when this worker has come to a bucket.

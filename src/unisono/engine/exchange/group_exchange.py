@@ -7,13 +7,11 @@
     worker 1   parts ─┘            └─► slice 1 of all parts, added ─┘            └─► all sums
 
 Parameters travel in buckets (``bucket_pipeline.py``), each as soon as the last backward pass of a
-worker has left its gradients (``bucket_pipeline.py``). On CPUs the group is gloo's, on GPUs NCCL's.
+worker has left its gradients. On CPUs the group is gloo's, on GPUs NCCL's.
 
 A worker's parts stay in its own memory until the sums are everybody's. If the group breaks before,
 the survivors compute what the lost ones had, make another group and exchange again. Whether the
 sums are everybody's is decided on the control block, not by the group.
-
-The sums of a process group's buckets: each worker adds up a slice and gives it to all.
 """
 
 from __future__ import annotations

@@ -8,15 +8,13 @@ up lane i, together with the others of lane i::
     host 1   sums of its shards ─┘      └─► slice 1 of all, added ─┘      └─► lane i
 
 Before, each host adds up its workers' parts as far as the tree allows: with 2ʲ shards on each host
-one part of each crosses, which is what a ring all-reduce over the hosts would send. A lane crosses
-in buckets (``host_bucket.py``), each as soon as the last backward passes of all workers of the host
-have left its gradients in the host's memory (``early_part.py``), in a thread of its own
-(``host_lane.py``).
-
-What a shard has to say beside its gradients travels with the arrivals at the meeting of all.
+one part of each crosses, as in a ring all-reduce over the hosts. A lane crosses in buckets
+(``host_bucket.py``), each as soon as all workers of the host have left its gradients in the host's
+memory (``early_part.py``), in a thread of its own (``host_lane.py``). What a shard has to say
+beside its gradients travels with the arrivals at the meeting of all.
 
 A lost worker is replaced on its host, and then all go back to the newest snapshot, which each host
-has: what others have of a step under way is dropped, so nobody has to know how far it had come.
+has, so nobody has to know how far a step had come.
 """
 
 from __future__ import annotations

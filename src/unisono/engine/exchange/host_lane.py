@@ -8,10 +8,8 @@ has another length than was expected breaks the lane. Nothing is unpickled.
 The connections are made as those of the control block are (``workers/host_links.py``), with a
 secret that the workers have told each other over those. Nobody listens once they are made.
 
-One exchange of a lane's buckets, in a thread beside the backward pass.
-
-The thread lives no longer than the exchange. It takes over this worker's rounding mode as threads
-do, so its additions give the bits that the worker's own would.
+A thread beside the backward pass exchanges a lane's buckets and ends with that. It takes over this
+worker's rounding mode as threads do, so its additions give the bits that the worker's own would.
 """
 
 from __future__ import annotations

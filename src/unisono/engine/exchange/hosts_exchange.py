@@ -4,7 +4,8 @@ With one copy on each host, all inside of a host is as in ``shared.py``. Worker 
 adds up its slice together with worker i of the others (``host_all_reduce.py``), and updates it: so
 do all hosts, with the same bits.
 
-With replicas whose parts travel through the memory of their host; never run on a GPU::
+With replicas whose parts travel through the memory of their host (never run on a GPU), parts and
+sums are copied inside of a host as in ``staged.py``::
 
     a worker's device  parts ──►┌────────┐ lanes, added up ┌────────┐──► all sums
                                 │ host's │──► with other ──►│ host's │
@@ -12,18 +13,14 @@ With replicas whose parts travel through the memory of their host; never run on 
                                 └────────┘                  └────────┘
                          gather: all meet            add up: all meet
 
-Inside a host parts and sums are copied as in ``staged.py``. A bucket leaves the host once its
-copies into the host's memory are made, which the thread of the lane asks for: what a device has
-been told to do takes longer than the telling.
+A bucket leaves the host once its copies into the host's memory are made, which the thread of the
+lane asks for. No memory is written while it is read: a bucket's sums reach the host's memory only
+after all of its workers have left their gradients of that bucket in the next step; by then each has
+copied the sums of this one, as a device makes its copies in order.
 
-No memory is written while it is read. A bucket's sums reach the host's memory only after all
-of its workers have left their gradients of that bucket in the next step; by then each has copied
-the sums of this one, as a device makes its copies in order.
-
-With replicas whose parts travel through one process group of all workers, all is as in
-``group_exchange.py``, but what others tell of their parts crosses with the meeting of all. Which
-parameters those have gradients for is known only then: slices are added up as if that were as in
-the step before, and where it is not, all is sent again.
+With replicas whose parts travel through one process group of all workers, what others tell of their
+parts crosses with the meeting of all. Which parameters those have gradients for is known only then:
+slices are added up as if that were as in the step before; where it is not, all is sent again.
 """
 
 from __future__ import annotations
@@ -115,16 +112,6 @@ class HostsExchange(_Lanes, SharedExchange):
         for place, total in zip(everywhere, self.totals, strict=True):
             place.copy_(total)
         return super().all_sums(purpose)
-
-    def hand_round(self) -> None:
-        """See :class:`Exchange`; one worker of each host has the state."""
-        if self.have_all:
-            return
-        team = self._team
-        said = self._describe_optimizer() if team.leads_host else b""
-        heard = team.gather(said, "end of a loop")
-        if heard[team.neighbours[0]] and not team.leads_host:
-            self._take_described()
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         self._early = EarlyPart(self._parts)

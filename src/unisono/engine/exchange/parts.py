@@ -2,8 +2,6 @@
 
 A parameter that got no gradient from any shard of a part adds nothing to the sum: a byte a
 parameter says which have one.
-
-The sum of all parts in tree order, over some pieces of every parameter.
 """
 
 from __future__ import annotations
@@ -162,11 +160,9 @@ _Act = tuple[Callable[..., object], list[torch.Tensor], list[torch.Tensor]]
 
 
 class OrderedSum:
-    """Finishes the tree over some pieces. Final.
+    """The sum of all parts in tree order, over some pieces of every parameter. Final.
 
     Args:
-        published: the parts.
-        pieces: what is added up here.
         into: where the sums go, as vectors; then the parts stay as they are. None: into the slots
             of the parts (the whole sum into that of the first shard), of which nobody else reads
             these pieces.

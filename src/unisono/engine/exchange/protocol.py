@@ -276,9 +276,10 @@ class Exchange(ABC):
         """
         if self.have_all or self._team.size == 1:
             return
-        is_there = self._team.hear_leader(self._describe_optimizer, "end of a loop")
-        if is_there and not self._team.is_leader:
-            self._take_described()
+        said = self._team.hear_host_leaders(self._describe_optimizer, "end of a loop")
+        if said[self._team.host] and not self.acts:
+            snapshots = self.memory.snapshots
+            self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
     def _describe_optimizer(self) -> bytes:
         """Put this worker's state of the optimizer where others of its host find it, if it can."""
@@ -290,10 +291,6 @@ class Exchange(ABC):
         except (CheckpointError, ValueError):
             return b""
         return b"described"
-
-    def _take_described(self) -> None:
-        snapshots = self.memory.snapshots
-        self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
     def forget_gradients(self) -> None:
         """Give the memory of all parts and sums back, as a loop ends and all have read them."""

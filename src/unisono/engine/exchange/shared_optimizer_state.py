@@ -1,10 +1,4 @@
-"""Where the state of element-wise optimizers lies, for workers that update pieces.
-
-Which shards each worker computes in a step.
-
-Follows from the membership. Where a worker is lost within a step, the others keep what they have
-computed and divide the rest among themselves.
-"""
+"""Where the state of element-wise optimizers lies, and which shards each worker computes."""
 
 from __future__ import annotations
 
@@ -200,14 +194,16 @@ class SharedOptimizerState(PiecesOfState):
 
 
 class Division:
-    """The division of one loop's work. Final.
+    """The division of one loop's work, which follows from the membership. Final.
+
+    Where a worker is lost within a step, the others keep what they have computed and divide the
+    rest among themselves.
 
     Attributes:
         shards: those that this worker computes, as long as nobody is lost.
         parts: those of all workers; together they are every shard once.
         parts_of: those of each member, by its rank.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
-        divided_for: the membership that all was divided for.
     """
 
     def __init__(self, team: Team, num_shards: int) -> None:

@@ -3,11 +3,6 @@
 A snapshot is taken between two steps, each worker copying its share of the bytes; it is whole once
 all have come to the next meeting. What is not in the arena (position, options of the optimizer,
 schedules, what the user keeps) is written beside it by the leader, as plain JSON and bytes.
-
-What the workers of a host share in one run, whatever carries its gradients.
-
-Published parts, records of shards, both copies of the buffers, snapshots. When a worker is lost,
-what it had finished is read from here; a replacement takes the run's state from here.
 """
 
 from __future__ import annotations
@@ -282,7 +277,7 @@ def plan_of(
 
 
 class RunMemory:
-    """One run's memory on this host. Final.
+    """What the workers of a host share in one run, whatever carries its gradients. Final.
 
     Args:
         key: names the memory; None: `previous` is used again where all have it and it fits.
