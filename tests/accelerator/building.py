@@ -16,7 +16,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +23,7 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).with_name("device")
-COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-w")
-FAILURE_COUNTS_S = 600.0  # a machine that was short of memory may have some later
 TORCH = Path(torch.__file__).parent
 
 
@@ -42,20 +39,14 @@ def library() -> Path:
         CannotBuild: there is no compiler, it fails, or there is no folder to write to.
     """
     folder, name = cache_folder(), f"accelerator-{key()}"
-    built, failed = folder / f"{name}.so", folder / f"{name}.failed"
+    built = folder / f"{name}.so"
     if built.exists():
         return built
     compiler = find_compiler()
     with _alone(folder / f"{name}.lock"):
         if built.exists():
             return built
-        if failed.exists() and time.time() - failed.stat().st_mtime < FAILURE_COUNTS_S:
-            raise CannotBuild(failed.read_text())
-        try:
-            build(compiler, built)
-        except CannotBuild as error:
-            failed.write_text(str(error))
-            raise
+        build(compiler, built)
     return built
 
 
@@ -85,11 +76,10 @@ def cache_folder() -> Path:
 
 def find_compiler() -> list[str]:
     """Find the command that compiles C++."""
-    chosen = os.environ.get("CXX")
-    for command in [shlex.split(chosen)] if chosen else [[name] for name in COMPILERS]:
-        if shutil.which(command[0]):
-            return command
-    raise CannotBuild(f"the test accelerator needs a compiler of C++: {chosen or COMPILERS}")
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if not shutil.which(command[0]):
+        raise CannotBuild(f"the test accelerator needs a compiler of C++, such as {command[0]}")
+    return command
 
 
 def build(compiler: list[str], built: Path) -> None:
@@ -112,15 +102,9 @@ def build(compiler: list[str], built: Path) -> None:
         except OSError as error:
             raise CannotBuild(f"{compiler[0]} cannot be started: {error}") from error
         if done.returncode:
-            said = _errors_in(done.stderr)
-            raise CannotBuild(f"the test accelerator does not compile: {said}")
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            raise CannotBuild(f"the test accelerator does not compile: {errors[:3]}")
         os.replace(made, built)
-
-
-def _errors_in(said: str) -> str:
-    lines = said.splitlines()
-    errors = [line for line in lines if "error" in line] or lines or ["no message"]
-    return " | ".join(errors[:3])[:500]
 
 
 @contextmanager

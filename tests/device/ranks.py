@@ -93,7 +93,6 @@ def train(
     optimizer: str,
     clip_norm: float | None,
     bad: tuple[int, int] | None,
-    on_host: bool,
     is_sharded: bool,
 ) -> dict[str, Any]:
     """Train on one rank; returns what must be the same on every rank of every world."""
@@ -106,8 +105,7 @@ def train(
         (len(team.hosts) > 1) + 2 * is_sharded
     ]
     exchange = cls(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
-    moved = {"copy to the host", "copy from the host", "item"}  # by the program, and back again
-    allowed = {"item"} if clip_norm else moved if on_host else set()
+    allowed = {"item"} if clip_norm else set()
     engine = StepEngine(
         model, updates, exchange, seed=SEED, team=team, clipping={"": Clipping(norm=clip_norm)}
     )
@@ -117,13 +115,13 @@ def train(
         for step in range(STEPS - 1):
             is_watched = team.is_leader and step >= LOOKED_AT_FIRST
             with _no_wait_but(allowed) if is_watched else nullcontext():
-                means.append(_take_step(engine, model, device, step, bad, on_host))
+                means.append(_take_step(engine, model, device, step, bad))
         # Others take the snapshot while the leader still is in this one.
-        means.append(_take_step(engine, model, device, STEPS - 1, bad, on_host))
+        means.append(_take_step(engine, model, device, STEPS - 1, bad))
         _snapshot(engine, team, STEPS, updates)
         digest = digest_of_weights(model) if is_sharded else digest_of(model, updates)
         if len(team.hosts) > 1:  # where steps are left, with copies under way
-            _take_step(engine, model, device, STEPS, bad, on_host)
+            _take_step(engine, model, device, STEPS, bad)
             if team.leads_host:  # as the one with the last shard does
                 exchange.buffers.keep()
         _scribble(model)
@@ -183,7 +181,6 @@ def _take_step(
     device: Device,
     step: int,
     bad: tuple[int, int] | None,
-    on_host: bool,
 ) -> dict[str, float]:
     engine.begin(step, 0)
     more: Sequence[int] | None = engine.begin_passes()
@@ -196,8 +193,6 @@ def _take_step(
             if (step, shard) == bad:
                 loss = loss * float("nan")
             accuracy = (outputs.argmax(1) == labels).float().mean()
-            if on_host:
-                loss, accuracy = loss.cpu(), accuracy.cpu()
             engine.finish_shard(shard, {"loss": loss, "accuracy": accuracy}, SAMPLES, 1 / SHARDS)
         more = engine.arrive()
     engine.end_passes()
@@ -222,7 +217,6 @@ def run(
     optimizer: str = "adam",
     clip_norm: float | None = None,
     bad: tuple[int, int] | None = None,
-    on_host: bool = False,
     hosts: Sequence[Sequence[int]] = (),
     is_sharded: bool = False,
 ) -> dict[int, Any]:
@@ -235,7 +229,6 @@ def run(
         optimizer: one of ``OPTIMIZERS``.
         clip_norm: as of a run.
         bad: a step and a shard whose loss is not a number.
-        on_host: whether losses are brought to the host by the program.
         hosts: the ranks of each, where there are several.
         is_sharded: whether each worker has the optimizer state of its pieces alone.
     """
@@ -248,7 +241,7 @@ def run(
 
     def work(team: Team) -> dict[str, Any]:
         try:
-            return train(team, kind, optimizer, clip_norm, bad, on_host, is_sharded)
+            return train(team, kind, optimizer, clip_norm, bad, is_sharded)
         except Exception:
             job.desk.lose(team.world.rank)  # nobody waits for it
             raise

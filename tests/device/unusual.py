@@ -315,19 +315,6 @@ def one_sample_and_empty_shards(device):
 
 
 @program
-def an_optimizer_with_state_already(device):
-    torch.manual_seed(0)
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loss_of(model, (data(40).tensors[0][:10], data(40).tensors[1][:10])).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    trainer = unisono.Trainer(model, optimizer, loss_of, shards=4, device=device)
-    trainer.fit(data(40), **FIT)
-    return trainer.digest()
-
-
-@program
 def a_model_and_optimizer_on_the_device_already(device):
     return fitted(device, lambda: net().to(device))
 
@@ -548,12 +535,6 @@ def state_that_the_program_keeps(device):
     trainer.fit(data(40), **FIT)
     kept = trainer.run.state["mine"]["tensor"]
     return kept.tolist(), kept.device.type == torch.device(device).type
-
-
-@program
-def a_default_device(device):
-    with torch.device(device):
-        return fitted(device, net)
 
 
 @program

@@ -3,6 +3,8 @@
 They leave in one order, whenever their gradients come; what never comes holds nobody up.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -104,20 +106,16 @@ class Line(Carrier):
         return [what for what, _ in self.begun]
 
 
-class Bucket:
-    def __init__(self, number):
-        self.number = number
-
-    def transfer(self, line):
-        yield line.begin(f"send {self.number}")
-        return line.begin(f"give {self.number}")
+def transfer(number, line):
+    yield line.begin(f"send {number}")
+    return line.begin(f"give {number}")
 
 
 INDICES = ([3], [1, 2], [0])
 
 
 def begun(*indices):
-    pipeline, line = BucketPipeline([Bucket(number) for number in range(3)], INDICES), Line()
+    pipeline, line = BucketPipeline([partial(transfer, n) for n in range(3)], INDICES), Line()
     for index in indices:
         pipeline.mark_ready(index, line)
     return pipeline, line

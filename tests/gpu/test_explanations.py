@@ -109,10 +109,3 @@ def test_a_device_that_is_not_there_is_refused(device):
     with pytest.raises(ValueError, match=r"`device` must"):
         trainer(model, f"{device}:{torch.get_device_module(device).device_count()}")
     assert model.weight.device.type == "cpu"
-
-
-@pytest.mark.needs_accelerator
-def test_a_model_of_which_a_part_is_there_is_moved_as_a_whole(device):
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(device))
-    trainer(model, device)
-    assert {parameter.device.type for parameter in model.parameters()} == {device}

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.gpu import cases
-from tests.gpu.devices import CPU, launch
+from tests.gpu.devices import launch
 from tests.gpu.loops import train_all, trainer_of
-
-from unisono.callbacks import EMA
-from unisono.engine.state.contents import digest_of_weights
 
 SHARDS = 4
 STEPS = cases.STEPS_PER_EPOCH + 3
@@ -82,48 +77,3 @@ def test_evaluation_and_prediction_are_the_same_on_one_two_and_four_workers(prec
     alone = look(device, precision)
     for workers in (2, 4):
         assert launch(look, device, precision, workers=workers, device=device) == [alone] * workers
-
-
-def look_around(device: str, directory: str) -> tuple[str, list[dict[str, Any]]]:
-    """Train with an average of the weights and an event file; returns its digest and the lines."""
-    average = EMA(0.9)
-    trainer = trainer_of("gpt", device, SHARDS, directory=directory, callbacks=[average])
-    trainer.fit(cases.texts(), batch_size=cases.BATCH_SIZE, steps=STEPS)
-    lines = Path(directory, "events.jsonl").read_text().splitlines()
-    model = average.model(trainer.run.model)
-    return digest_of_weights(model), [json.loads(line) for line in lines]
-
-
-def test_averaged_weights_are_the_same_and_events_tell_of_memory(device, tmp_path):
-    alone, _ = look_around(device, str(tmp_path / "one"))
-    results = launch(look_around, device, str(tmp_path / "two"), workers=2, device=device)
-    assert [digest for digest, _ in results] == [alone] * 2
-    steps = [event for event in results[0][1] if event["event"] == "step"]
-    assert [step["step"] for step in steps] == list(range(STEPS))
-    if device != CPU:
-        assert all(number > 0 for number in steps[0]["allocated_bytes"])
-        assert len(steps[0]["peak_bytes"]) == 2
-
-
-def pinned_or_not(device: str) -> list[bool]:
-    """Train on two workers, and look which regions of the run's memory a device has pinned."""
-    seen: list[bool] = []
-
-    def loss(model: torch.nn.Module, batch: Any) -> Any:
-        if trainer.run.position.step == 2 and not seen:
-            arena = trainer.run._context.engine.exchange.memory.arena
-            regions = [*arena.gradients, arena.sums]
-            seen.extend(region.everything().is_pinned() for region in regions)
-        return cases.classify(model, batch)
-
-    trainer = trainer_of("cnn", device, 2, loss=loss)
-    trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=3)
-    return seen
-
-
-@pytest.mark.needs_accelerator
-def test_the_memory_that_gradients_travel_through_is_pinned(device):
-    """Else copies are made, but the host waits for each of them."""
-    for seen in launch(pinned_or_not, device, workers=2, device=device):
-        assert all(seen)
-        assert seen

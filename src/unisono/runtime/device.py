@@ -213,74 +213,62 @@ class Copies:
     """
 
     def __init__(self, device: Device, module: Any) -> None:
-        self._device, self._module = device, module
-        self.device = device.torch
-        self._is_idle = True
-        self._others = {part.torch: part.copies() for part in device.parts[1:]}
+        self.device, self._module = device.torch, module
+        self._streams: dict[torch.device, Any] = {}
+        self._busy: dict[torch.device, Any] = {}  # with what is recorded behind the copies
         if module is not None:
-            self._stream = module.Stream(device.torch)
-            self._event = module.Event()
+            self._streams = {part.torch: module.Stream(part.torch) for part in device.parts}
+            self._events = {part.torch: module.Event() for part in device.parts}
 
     def to_host(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy to the host, after everything that the device has been given to do."""
-        self._of(source)._copy(into, source)
+        self._copy(into, source, source.device)
 
     def to_device(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy to the device, before everything that it is given to do from now on."""
-        there = self._of(into)
-        there._copy(into, source)
-        there._hold_back()
+        self._copy(into, source, into.device)
+        self._hold_back(into.device)
 
     def before_changes(self) -> None:
         """Have devices change what was copied from only after all copies are made."""
-        for copies in (self, *self._others.values()):
-            copies._hold_back()
+        for device in self._streams:
+            self._hold_back(device)
 
     def wait(self) -> None:
         """Wait until all copies are made.
 
         However long: if the device never answers, the launcher takes this worker for stuck.
         """
-        for other in self._others.values():
-            other.wait()
-        if self._is_idle:
-            return
         # By asking: a thread that waits within the driver hears of no signal.
         begun_at_s = time.perf_counter()
-        while not self._event.query():
-            waited_s = time.perf_counter() - begun_at_s
-            if waited_s > _SPIN_S:
-                time.sleep(max(_NAP_S, _NAP_PART * waited_s))
-        self._is_idle = True
+        for event in self._busy.values():
+            while not event.query():
+                waited_s = time.perf_counter() - begun_at_s
+                if waited_s > _SPIN_S:
+                    time.sleep(max(_NAP_S, _NAP_PART * waited_s))
+        self._busy.clear()
 
     def issued(self) -> Callable[[], bool]:
         """Give what tells whether all copies so far are made; any thread may ask it."""
-        events = []
-        for copies in (self, *self._others.values()):
-            if not copies._is_idle:
-                events.append(copies._module.Event())
-                events[-1].record(copies._stream)
+        events = [self._streams[device].record_event() for device in self._busy]
         return lambda: all(event.query() for event in events)
 
-    def _hold_back(self) -> None:
+    def _hold_back(self, device: torch.device) -> None:
         if self._module is not None:
-            self._module.current_stream(self._device.torch).wait_stream(self._stream)
+            self._module.current_stream(device).wait_stream(self._streams[device])
 
-    def _of(self, there: torch.Tensor) -> Copies:
-        """Give those of the device of a tensor, if they are not these."""
-        return self._others.get(there.device, self) if self._others else self
-
-    def _copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+    def _copy(self, into: torch.Tensor, source: torch.Tensor, device: torch.device) -> None:
         if self._module is None:
             into.copy_(source)
             return
-        self._stream.wait_stream(self._module.current_stream(self._device.torch))
-        with self._module.stream(self._stream):
+        stream = self._streams[device]
+        stream.wait_stream(self._module.current_stream(device))
+        with self._module.stream(stream):
             into.copy_(source, non_blocking=True)
         # The memory of what the program drops now is not given to others before the copy is made.
-        (source if self._device.has(source) else into).record_stream(self._stream)
-        self._event.record(self._stream)
-        self._is_idle = False
+        (into if source.is_cpu else source).record_stream(stream)
+        self._busy[device] = self._events[device]
+        self._events[device].record(stream)
 
 
 def by_device(tensors: Sequence[torch.Tensor], *others: Sequence[torch.Tensor]) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -244,23 +244,6 @@ class Arena:
         ]
 
 
-class Bytes(Protocol):
-    """Memory that tensors can be laid out in."""
-
-    def tensor(
-        self,
-        offset: int,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        stride: Sequence[int] | None,
-        /,
-    ) -> torch.Tensor:
-        """View bytes from `offset` on as a dense tensor (contiguous without `stride`)."""
-
-    def flat(self, offset: int, numel: int, dtype: torch.dtype, /) -> torch.Tensor:
-        """View `numel` elements from byte `offset` on as a vector."""
-
-
 class Span(NamedTuple):
     """Bytes from `start` to `stop` that are on one device."""
 
@@ -291,16 +274,20 @@ class Block:
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
     ) -> torch.Tensor:
-        """See :class:`Bytes`."""
+        """View bytes from `offset` on as a dense tensor (contiguous without `stride`)."""
         flat = self.flat(offset, math.prod(shape), dtype)
         return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
 
     def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """See :class:`Bytes`."""
+        """View `numel` elements from byte `offset` on as a vector."""
         at = max(bisect_right(self._starts, offset) - 1, 0)
         first = offset - self._starts[at]
         there = self._blocks[at][first : first + numel * dtype.itemsize]
         return there.view(dtype) if numel else torch.empty(0, dtype=dtype, device=there.device)
+
+
+Bytes = Memory | Block
+"""Memory that tensors can be laid out in."""
 
 
 def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:

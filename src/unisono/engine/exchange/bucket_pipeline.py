@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from unisono.engine.exchange.arena import Slot
 from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
@@ -36,13 +36,6 @@ from unisono.runtime.workers.memory import ALIGNMENT_BYTES, aligned
 
 Rounds = Generator[Transfer, None, Transfer | None]
 """Transfers, each begun when the one before it is ready; returns one that nothing follows."""
-
-
-class BucketTransfer(Protocol):
-    """A bucket that crosses once in each exchange."""
-
-    def transfer(self, carrier: Any, /) -> Rounds:
-        """Begin the rounds, one after the other: as many for every bucket, on every worker."""
 
 
 class BucketProgress:
@@ -97,7 +90,8 @@ class BucketPipeline:
     """Brings all buckets of a step to everybody's sums. Final.
 
     Args:
-        transfers: the buckets, in the order in which they travel.
+        transfers: of each bucket, in the order in which they travel, what begins its rounds: as
+            many for every bucket, on every worker.
         indices: the parameters of each; empty where nobody marks those.
 
     Attributes:
@@ -106,7 +100,7 @@ class BucketPipeline:
     """
 
     def __init__(
-        self, transfers: Sequence[BucketTransfer], indices: Sequence[Sequence[int]] = ()
+        self, transfers: Sequence[Callable[[Any], Rounds]], indices: Sequence[Sequence[int]] = ()
     ) -> None:
         self._transfers, self.progress = transfers, BucketProgress(indices)
         self.begin()
@@ -127,7 +121,7 @@ class BucketPipeline:
         try:
             while not self.failure and len(self._under_way) < num_ready:
                 transfer = self._transfers[len(self._under_way)]
-                self._under_way.append(_UnderWay(transfer.transfer(carrier)))
+                self._under_way.append(_UnderWay(transfer(carrier)))
             self._advance(carrier)
         except BrokenError as error:
             self.failure = self.failure or str(error)

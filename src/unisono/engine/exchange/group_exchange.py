@@ -156,7 +156,7 @@ class GroupExchange(ReplicaExchange):
             for bucket in self._layout.buckets
         ]
         self._pipeline = BucketPipeline(
-            self._sums, [bucket.indices for bucket in self._layout.buckets]
+            [one.transfer for one in self._sums], [one.indices for one in self._layout.buckets]
         )
         sums = Region(memory, 0, self._layout.slots)
         self.whole, self.totals = sums.tensors(), sums.pieces(self.pieces)
@@ -250,7 +250,7 @@ class BucketSum:
         self._all_sums = all_sums.flat(bucket.start, length * self._size, torch.uint8)
 
     def transfer(self, communicator: Communicator) -> Rounds:
-        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each, then sums to all."""
+        """Send slices to each, then sums to all."""
         yield communicator.all_to_all(
             self._received,
             self._by_slices(),

@@ -174,7 +174,7 @@ class HostAllReduce:
             memory = LaneMemory(arena, held, team.host, division.parts, *totals)
             buckets = enumerate(layouts[self.number])
             self._buckets = [HostBucket(bucket, at, memory) for at, bucket in buckets]
-            self._pipeline = BucketPipeline(self._buckets)
+            self._pipeline = BucketPipeline([bucket.transfer for bucket in self._buckets])
 
     def begin(self) -> None:
         """Begin to send buckets as they are ready, if that is not under way."""

@@ -122,7 +122,7 @@ class HostBucket:
         lane.expect(sums, {host: [self._totals(host)] for host in self._hosts})
 
     def transfer(self, lane: HostLane) -> Rounds:
-        """See :class:`~.bucket_pipeline.BucketTransfer`: slices to each host, then sums to all."""
+        """Send slices to each host, then sums to all."""
         slices, sums = self._frames
         for own in self._host_sums:
             own.add()

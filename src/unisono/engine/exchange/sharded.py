@@ -175,7 +175,7 @@ class ShardedStagedExchange(StagedExchange):
         # Now: all are here, so nobody waits any more for those who left the loop before.
         arena.left[self._team.neighbours.index(self._team.world.rank)] = 0
         self._parameters_there = arena.parameters.everything()
-        self._pinned.pin(self._parameters_there)
+        self._pin(self._parameters_there)
         self._parameters_memory = private_bytes(self._num_bytes, self.device, self._divided)
         places = Region(self._parameters_memory, 0, arena.plan.parameters).tensors()
         for place, parameter in zip(places, self.parameters, strict=True):
@@ -250,7 +250,7 @@ class ShardedStagedHostsExchange(ShardedStagedExchange, StagedHostsExchange):
         self._take_pieces([] if all_reduce.number is None else lanes[all_reduce.number])
         self.totals, self._here = self._sums_of_pieces, None
         if not self.device.is_host:
-            self._pinned.pin(self._sums_there)
+            self._pin(self._sums_there)
             self._here = Block([*within(self._spans, *self._slice)])
             self.totals = Region(self._here, 0, arena.plan.parameters).pieces(self.pieces)
         self._hold_state()

@@ -118,8 +118,15 @@ class StagedExchange(ReplicaExchange):
         try:
             self.copies.wait()
         finally:
-            self._pinned.release()
+            for undo in self._pinned.values():
+                if undo is not None:
+                    undo()
             super().unbind()
+
+    def _pin(self, memory: torch.Tensor) -> None:
+        """Pin memory of the host while the loop runs, unless it is."""
+        if memory.data_ptr() not in self._pinned:
+            self._pinned[memory.data_ptr()] = self.device.register(memory)
 
     @property
     def _copies_parts(self) -> bool:
@@ -132,7 +139,7 @@ class StagedExchange(ReplicaExchange):
     def _copy_part(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
         """Copy bytes of a part to where the others see them."""
         there, here = self.memory.arena.gradients[part.lo], self._own.memory(part.lo)
-        self._pinned.pin(there.everything())
+        self._pin(there.everything())
         for start, stop in spans:
             for first, last, _ in within(self._spans, start, stop):
                 source = here.flat(first, last - first, torch.uint8)
@@ -141,11 +148,11 @@ class StagedExchange(ReplicaExchange):
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
         slots, num_bytes = arena.plan.parameters, size_of(arena.plan.parameters)
-        self._pinned = _Pinned(self.device.register)
+        self._pinned: dict[int, Callable[[], None] | None] = {}
         self._fetched, self._to_fetch = [], []
         self._sums_there = arena.sums.everything()
         for buffers in arena.buffers:
-            self._pinned.pin(buffers.everything())
+            self._pin(buffers.everything())
         self._num_bytes, self._spans = num_bytes, spans_of(slots, self.parameters)
         if not self.device.is_host:
             self._own = OwnParts(slots, num_bytes, self.device, self._divided)
@@ -169,7 +176,7 @@ class StagedExchange(ReplicaExchange):
 
     def _all_sums(self) -> list[torch.Tensor]:
         """View the sums that are copied here from the memory of all workers."""
-        self._pinned.pin(self._sums_there)
+        self._pin(self._sums_there)
         sums = self._sums
         return [sums.piece(n, 0, slot.numel) for n, slot in enumerate(sums.slots)]
 
@@ -218,7 +225,7 @@ class StagedExchange(ReplicaExchange):
                 regions.append(self._own[node.lo])
                 continue
             there, block = arena.gradients[node.lo].everything(), Block(spans)
-            self._pinned.pin(there)
+            self._pin(there)
             self._fetched.append(block)
             # As if the part lay there as a whole.
             regions.append(Region(block, 0, arena.plan.parameters))
@@ -231,23 +238,3 @@ class StagedExchange(ReplicaExchange):
         """Copy others' parts to the device, once all are published."""
         for here, there in self._to_fetch:
             self.copies.to_device(here, there)
-
-
-class _Pinned:
-    """Memory of the host that is pinned while a loop runs. Final."""
-
-    def __init__(self, register: Callable[[torch.Tensor], Callable[[], None] | None]) -> None:
-        self._register = register
-        self._undo: dict[int, Callable[[], None] | None] = {}
-
-    def pin(self, memory: torch.Tensor) -> None:
-        """Pin memory, unless it is."""
-        if memory.data_ptr() not in self._undo:
-            self._undo[memory.data_ptr()] = self._register(memory)
-
-    def release(self) -> None:
-        """Undo all."""
-        for undo in self._undo.values():
-            if undo is not None:
-                undo()
-        self._undo.clear()
