@@ -1,17 +1,14 @@
-"""How does a command end? With what it was asked for, or with one sentence and a status.
-
-What may stand behind an option? Texts become numbers, or are refused in one sentence.
-"""
+"""How does a command end, and what may stand behind its options? One sentence refuses the rest."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 import click
@@ -51,27 +48,16 @@ def copying_folder() -> Iterator[None]:
         ) from None
 
 
-def check_script(script: str) -> None:
-    """Refuse what is no Python file.
-
-    Raises:
-        Refusal: there is none, or it cannot be read.
-    """
+def _check_script(script: str) -> None:
     if not script:
         command = f"unisono {click.get_current_context().info_name}"
         raise Refusal(
             f"SCRIPT must be a Python file, but none is named: use for example "
             f"`{command} train.py`, and see `{command} --help`."
         )
-    trouble = ""
-    if os.path.isdir(script):
-        trouble = "is a folder"
-    elif not os.path.exists(script):
-        trouble = f"does not exist in {os.getcwd()!r}"
-    elif not os.path.isfile(script):
-        trouble = "is a pipe or a device, which workers cannot all read"
-    elif not os.access(script, os.R_OK):
-        trouble = "may not be read by you"
+    trouble = "does not exist here" if not os.path.exists(script) else "is no plain file"
+    if os.path.isfile(script):
+        trouble = "" if os.access(script, os.R_OK) else "may not be read by you"
     if trouble:
         raise Refusal(
             f"SCRIPT must be a Python file, but {script!r} {trouble}: check its name, or use `-m` "
@@ -89,13 +75,9 @@ def leave(status: int) -> NoReturn:
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones take none
-    """What an option takes: a text that is read, or refused in one sentence. Final.
+    """What an option takes: a text that `read` makes something of, or refuses by ValueError. Final.
 
-    Args:
-        name: of what stands there, for ``--help``, in small letters.
-        read: makes something of the text, or raises a ValueError.
-        must: what the text must be, in words.
-        example: of such a text.
+    `name` is shown by ``--help``; `must` says what the text must be, and `example` is one.
     """
 
     def __init__(self, name: str, read: Callable[[str], Any], must: str, example: str) -> None:
@@ -114,34 +96,24 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones ta
 
 
 def takes_script(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``[-m] SCRIPT ARGS…`` to a command; it gets `kind`, of a job, `script` and `args`.
-
-    Raises:
-        Refusal: when it is called without a script, or with what is none.
-    """
+    """Add ``[-m] SCRIPT ARGS…`` to a command; it gets `kind`, of a job, `script` and `args`."""
 
     @click.option(
         "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
     )
     @click.argument("script", default="")
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-    @functools.wraps(command)
+    @wraps(command)
     def checked(is_module: bool, script: str, **options: Any) -> None:
         if not (is_module and script):
-            check_script(script)
+            _check_script(script)
         command(kind=MODULE if is_module else SCRIPT, script=script, **options)
 
     return checked
 
 
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def _not_negative(text: str) -> int:
-    if not text.isdecimal():
+def _at_least(least: int, text: str) -> int:
+    if int(text) < least:
         raise ValueError
     return int(text)
 
@@ -161,7 +133,7 @@ class NumHosts:
 
     @staticmethod
     def read(text: str) -> NumHosts:
-        """Read it; raises ValueError."""
+        """Read it, or raise ValueError."""
         least, _, most = text.partition(":")
         read = NumHosts(int(least), int(most or least))
         if not 0 < read.least <= read.most:
@@ -172,11 +144,34 @@ class NumHosts:
         return f"{self.least}" if self.least == self.most else f"{self.least}:{self.most}"
 
 
-_AT_LEAST_1 = "a whole number of at least 1"
-COUNT = Text("n", _positive, _AT_LEAST_1, "2")
-WORKERS = Text("workers", _positive, _AT_LEAST_1, "2")
+COUNT = Text("n", partial(_at_least, 1), "a whole number of at least 1", "2")
 NUM_HOSTS = Text("n", NumHosts.read, "a number of hosts, or the least and the most", "1:2")
-NOT_NEGATIVE = Text("n", _not_negative, "a whole number of at least 0", "1")
+NOT_NEGATIVE = Text("n", partial(_at_least, 0), "a whole number of at least 0", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralHosts:
+    """Which of several hosts this is."""
+
+    nnodes: NumHosts  # how many there are
+    node_rank: int  # the number of this one
+    rendezvous: str  # where host 0 is reached, as ``host:port``; or a store, ``host:port/name``
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The rendezvous' host and port."""
+        host, _, port = self.rendezvous.partition("/")[0].rpartition(":")
+        return host.strip("[]"), port
+
+    @property
+    def name(self) -> str:
+        """The run's name in a store that no launcher starts; empty if host 0 has the rendezvous."""
+        return self.rendezvous.partition("/")[2]
+
+    @property
+    def has_rendezvous(self) -> bool:
+        """Whether this is the host that has the rendezvous."""
+        return self.node_rank == 0 and not self.name
 
 
 def seconds(example: str) -> Text:

@@ -1,8 +1,7 @@
 """What a new user types first: `unisono new` writes a recipe, `unisono demo` runs one.
 
 A recipe is a file or a folder of `recipes`, which is `examples` of the repository; the table in its
-README says what each is. The demo trains on two workers and on one, and compares the digests. It
-leaves nothing behind, however it ends: neither processes nor files.
+README says what each is. The demo leaves nothing behind, however it ends.
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ def new(name: str | None, file: Path | None, shows_all: bool) -> None:
             f"that `unisono new --list` shows, or {name + '.py'!r}."
         )
     source, _ = found[name]
-    write(source, Path(source.name) if file is None else file)
+    _write(source, Path(source.name) if file is None else file)
 
 
-def write(source: Path, file: Path) -> None:
+def _write(source: Path, file: Path) -> None:
     """Write a recipe's file or folder, with commands that name it as it is named here."""
     if source.is_file() and file.suffix != source.suffix:
         raise Refusal(
@@ -98,15 +97,11 @@ def write(source: Path, file: Path) -> None:
         raise Refusal(
             f"FILE must be a place to write to, but {str(file)!r} is not: {error.strerror}."
         ) from None
-    click.echo(f"{file} is written. {how_to_start(source, name, text)}")
-
-
-def how_to_start(source: Path, name: str, text: str) -> str:
-    """Tell how a recipe is started: a program says so at the end of its docstring."""
-    if source.suffix == ".py":
+    told = f"See {name}/README.md." if source.is_dir() else f"Open it: `jupyter lab {name}`"
+    if source.suffix == ".py":  # which says so at the end of its docstring
         commands = text.split('"""')[1].strip().split("\n\n")[-1]
-        return "Run it:\n\n  " + commands.replace("\n", "\n  ")
-    return f"See {name}/README.md." if source.is_dir() else f"Open it: `jupyter lab {name}`"
+        told = "Run it:\n\n  " + commands.replace("\n", "\n  ")
+    click.echo(f"{file} is written. {told}")
 
 
 _NEXT = [
@@ -148,12 +143,17 @@ def demo() -> None:
             f"torch must be able to write temporary files, but: {error.strerror}. Make room, or "
             "set TMPDIR to a folder that can be written."
         ) from None
-    _say_whether_equal(together[:16], alone[:16])
-    _say_what_is_next(time.monotonic() - began)
+    if together != alone:
+        say(
+            f"the digests of two workers and of one must be equal, but are {together} and {alone}: "
+            "please report it, with what `unisono doctor` says."
+        )
+        raise click.exceptions.Exit(1)
+    _say_what_is_next(alone, time.monotonic() - began)
 
 
 def _trained(title: str, num_workers: int) -> str:
-    """Run the program on workers and return the digest that it ends with."""
+    """Run the program on workers and return the beginning of the digest that it ends with."""
     click.secho(title, bold=True)
     try:
         digest: str = launch(_train, workers=num_workers)[0]
@@ -161,7 +161,7 @@ def _trained(title: str, num_workers: int) -> str:
         say(str(error.__cause__ or error))
         raise click.exceptions.Exit(1) from None
     click.echo()
-    return digest
+    return digest[:16]
 
 
 def _train() -> str:
@@ -169,19 +169,10 @@ def _train() -> str:
     return digest
 
 
-def _say_whether_equal(together: str, alone: str) -> None:
-    if together != alone:
-        say(
-            f"the digests of two workers and of one must be equal, but are {together} and {alone}: "
-            "please report it, with what `unisono doctor` says."
-        )
-        raise click.exceptions.Exit(1)
-    text = f"Two workers and one computed the same weights, bit for bit: digest {alone}."
-    click.secho(click.wrap_text(text, _width()), fg="green", bold=True)
-
-
-def _say_what_is_next(took_s: float) -> None:
-    width = _width()
+def _say_what_is_next(digest: str, took_s: float) -> None:
+    width = min(shutil.get_terminal_size().columns, 100)
+    text = f"Two workers and one computed the same weights, bit for bit: digest {digest}."
+    click.secho(click.wrap_text(text, width), fg="green", bold=True)
     if took_s > _LONG_S:
         text = (
             f"It took {took_s:.0f} s, with a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} "
@@ -192,7 +183,3 @@ def _say_what_is_next(took_s: float) -> None:
     with table.section("\nWhat to try next"):
         table.write_dl(_NEXT, col_max=30 if width >= 80 else 4)
     click.echo(table.getvalue().rstrip())
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size().columns, 100)

@@ -40,7 +40,7 @@ from unisono.runtime.launch.report import TRY_AGAIN
 from unisono.runtime.notices import say
 from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
-from unisono.tools.cli.endings import NumHosts
+from unisono.tools.cli.endings import SeveralHosts
 from unisono.tools.cli.hosts_rendezvous import NumHostsError, meet_hosts
 
 _LOOK_EVERY_S = 0.5
@@ -66,37 +66,26 @@ _OTHERS_ENDED_WELL = (
 
 def run_agent(
     arguments: Sequence[str],
+    hosts: SeveralHosts,
     *,
-    place: str,
     rendezvous: tuple[str, int],
-    nnodes: NumHosts,
-    is_first: bool,
-    name: str,
     address: str,
     restarts: int,
     await_first: Callable[[], None],
 ) -> int:
-    """Run Python on this host with these arguments, when all others do, and again after a loss.
+    """Run Python with these arguments when all hosts do, again after a loss; give its exit status.
 
-    Args:
-        arguments: of the interpreter.
-        place: of the rendezvous, for messages.
-        rendezvous: its address and port.
-        nnodes: how many hosts there are.
-        is_first: whether the rendezvous is on this host.
-        name: of the run, in a store that no launcher starts; empty: the rendezvous is on host 0.
-        address: where the others reach this one.
-        restarts: how often all are started again.
-        await_first: waits until the rendezvous is there, or raises a UnisonoError.
-
-    Returns:
-        The exit status.
+    Others reach this one at `address`. `await_first` waits until the rendezvous is there, or raises
+    a UnisonoError.
     """
+    place, name, is_first = hosts.rendezvous, hosts.name, hosts.has_rendezvous
     logging.disable(logging.ERROR)  # what torch's agent has to say is said here
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
 
     def run() -> int | None:
-        handler = meet_hosts(rendezvous, nnodes, address=address, is_first=is_first, name=name)
+        handler = meet_hosts(
+            rendezvous, hosts.nnodes, address=address, is_first=is_first, name=name
+        )
         spec = api.WorkerSpec(
             role="unisono",
             local_world_size=1,
@@ -112,9 +101,7 @@ def run_agent(
             handler.shutdown()
         return result and int(result.is_failed())
 
-    lost = f"the rendezvous at {place} was lost"
-    if not name:
-        lost = f"host 0 was lost, with the rendezvous at {place}"
+    lost = f"the rendezvous at {place} was lost{'' if name else ', with host 0'}"
     try:
         if (status := _run_again(run, lost, await_first, 0 if is_first else restarts)) is not None:
             return status
@@ -123,9 +110,9 @@ def run_agent(
         say(str(error))
     except RendezvousTimeoutError:
         say(
-            f"{nnodes} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not all "
-            f"have: look whether `unisono run` was started on each, with the same `--nnodes` and "
-            f"`--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
+            f"{hosts.nnodes} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not "
+            f"all have: look whether `unisono run` was started on each, with the same `--nnodes` "
+            f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
         )
     except RendezvousClosedError:
         say(f"{_OTHERS_ENDED} Start another run with another NAME." if name else _OTHERS_ENDED)
@@ -160,12 +147,7 @@ def _num_left(num_left: int, restarts: int, begun_s: float) -> int:
 
 
 class HostAgent(LocalElasticAgent):
-    """torch's agent for one launcher of ours. Final.
-
-    Args:
-        spec: says what it starts.
-        place: of the rendezvous, for messages.
-    """
+    """torch's agent for one launcher of ours. Final."""
 
     def __init__(self, spec: api.WorkerSpec, place: str) -> None:
         super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else a folder would be left over
@@ -222,21 +204,22 @@ class HostAgent(LocalElasticAgent):
             status = self._status or failure.exitcode
             if status == TRY_AGAIN or status < 0:
                 if not (how := self._how_others_end()):
-                    self._begin_again()
+                    most = worker_group.spec.max_restarts
+                    num_left = _num_left(self._remaining_restarts, most, self._begun_s)
+                    self._remaining_restarts = num_left + 1  # torch's, which takes one from it
+                    say(_BEGINNING_AGAIN if num_left >= 0 else _NO_MORE)
                     return result
                 say(how)
                 status = 1
-            self._end_for_good()
+            # Let no other host wait for this one, neither to begin again nor to end.
+            barrier: Any = self._exit_barrier  # without types, as the next
+            handler: Any = worker_group.spec.rdzv_handler
+            with suppress(RendezvousError):
+                handler.set_closed()
+            self._exit_barrier_timeout = _STAYS_AT_MOST_S
+            barrier()
             sys.exit(status)
         return result
-
-    def _begin_again(self) -> None:
-        """Say what follows a loss that workers could not make up for."""
-        num_left = _num_left(
-            self._remaining_restarts, self._worker_group.spec.max_restarts, self._begun_s
-        )
-        self._remaining_restarts = num_left + 1  # torch's, which takes one from it
-        say(_BEGINNING_AGAIN if num_left >= 0 else _NO_MORE)
 
     def _end_with_others(self) -> None:
         """End the launcher if another host has ended for good, and workers do not notice."""
@@ -269,13 +252,3 @@ class HostAgent(LocalElasticAgent):
     @property
     def _is_closed(self) -> bool:
         return bool(self._worker_group.spec.rdzv_handler.is_closed())
-
-    def _end_for_good(self) -> None:
-        """Let no other host wait for this one, neither to begin again nor to end."""
-        # Neither function has types.
-        handler: Any = self._worker_group.spec.rdzv_handler
-        leave: Any = self._exit_barrier
-        with suppress(RendezvousError):
-            handler.set_closed()
-        self._exit_barrier_timeout = _STAYS_AT_MOST_S
-        leave()

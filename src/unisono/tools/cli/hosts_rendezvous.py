@@ -49,18 +49,9 @@ class NumHostsError(RendezvousError):
 def meet_hosts(
     place: tuple[str, int], nnodes: NumHosts, *, address: str, is_first: bool, name: str = ""
 ) -> DynamicRendezvousHandler:
-    """Connect to the rendezvous of the hosts, and have it here on the first one.
+    """Connect to the rendezvous of the hosts at `place`, and have it here on the first one.
 
-    Args:
-        place: its address and port.
-        nnodes: how many hosts there are.
-        address: where the others reach this host.
-        is_first: whether the rendezvous is here.
-        name: of the run, in a store that outlives it.
-
-    Raises:
-        RendezvousError: torch's; it cannot be reached, or the port is taken.
-        NumHostsError: another host has come with another number of hosts.
+    The others reach this host at `address`; `name` is that of the run, in a store that outlives it.
     """
     store = _serve(*place) if is_first else _store(*place, is_master=False)
     try:
@@ -130,9 +121,6 @@ class HostsBackend(RendezvousBackend):
 
     A host counts as lost when its heartbeat is old. What is told by the clock of another host says
     nothing here, so a heartbeat is given to torch as of when this host first saw it.
-
-    Args:
-        backend: has the state of the rendezvous in a store.
     """
 
     def __init__(self, backend: RendezvousBackend) -> None:
@@ -146,12 +134,12 @@ class HostsBackend(RendezvousBackend):
         return str(self._backend.name)
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """See torch's; raises RendezvousStateError if somebody else has written there."""
+        """See torch's."""
         found = self._backend.get_state()
         return found and (self._as_of_here(found[0]), found[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """See torch's; raises as :meth:`get_state`."""
+        """See torch's."""
         own = pickle.loads(state)  # of this process
         for node, (told, here) in self._seen.items():
             if own.last_heartbeats.get(node) == here:

@@ -12,7 +12,6 @@ import click
 
 from unisono.tools.cli.endings import (
     COUNT,
-    WORKERS,
     Refusal,
     Text,
     copying_folder,
@@ -23,11 +22,9 @@ from unisono.tools.cli.endings import (
 )
 
 _BANDWIDTH = "10Gbit/s"
-_BITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Read numbers of workers; raises ValueError."""
     counts = sorted({int(word) for word in text.split(",")})
     if counts[0] < 1:
         raise ValueError(text)
@@ -35,11 +32,10 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _bytes_per_second(text: str) -> float:
-    """Read for example ``10Gbit/s``; raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT])bit/s", text)
     if match is None or not float(match[1]):
         raise ValueError(text)
-    return float(match[1]) * _BITS[match[2]] / 8
+    return float(match[1]) * 1000.0 ** (1 + "kMGT".index(match[2])) / 8
 
 
 timeout = click.option(
@@ -134,7 +130,9 @@ def plan(
         most = max(counts) if counts else None
         placement = place_workers(most, None, os.environ, Machine.here())
         cores = max(1, len(os.sched_getaffinity(0)) // threads)
-        counts = counts or _doubled(placement.num_workers if placement.gpus else cores)
+        if not counts:
+            most = placement.num_workers if placement.gpus else cores
+            counts = [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
         program = Program(kind, script, args, Path.cwd())
         limits = Limits(timing_s=timing_s, timeout_s=timeout_s, threads=threads)
         environ = {**os.environ, **placement.variables}
@@ -150,11 +148,6 @@ def plan(
     leave(0)
 
 
-def _doubled(most: int) -> list[int]:
-    """Give 1, 2, 4, … and the most."""
-    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
-
-
 @click.command(
     context_settings={"allow_interspersed_args": False},
     short_help="Check that N ranks train as one.",
@@ -162,7 +155,7 @@ def _doubled(most: int) -> list[int]:
 @click.option(
     "-n",
     "workers",
-    type=WORKERS,
+    type=COUNT,
     default="2",
     show_default=True,
     metavar="RANKS",

@@ -23,10 +23,7 @@ from unisono.runtime.world import HOSTS_VARIABLE, world
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become `unisono run` with these arguments, but the first, which is this host's number.
-
-    The first two of the rest are `-n WORKERS`.
-    """
+    """Become `unisono run` with all arguments but the first, this host's number: `-n WORKERS …`."""
     signal.signal(AGENT_ENDED, signal.SIG_DFL)  # nohup is for the agent
     die_with(os.getppid(), AGENT_ENDED)
     number, *options = arguments
@@ -47,11 +44,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def sizes_of_hosts(told: Sequence[tuple[int, int]]) -> list[int]:
-    """Order numbers of workers by host.
-
-    Raises:
-        RendezvousError: two have come with one number.
-    """
+    """Order numbers of workers by host."""
     numbers = [number for number, _ in told]
     for number in numbers:
         if numbers.count(number) > 1:

@@ -19,7 +19,6 @@ from unisono.tools.cli.endings import (
     COUNT,
     NOT_NEGATIVE,
     NUM_HOSTS,
-    WORKERS,
     NumHosts,
     leave,
     refusing,
@@ -36,7 +35,8 @@ from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_h
 @click.option(
     "-n",
     "workers",
-    type=WORKERS,
+    type=COUNT,
+    metavar="WORKERS",
     help="How many workers to start. Without it: one for each GPU; without a GPU, one for each "
     "core, at most 8.",
 )

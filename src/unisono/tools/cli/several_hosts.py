@@ -1,14 +1,10 @@
-"""`unisono run --nnodes`: several hosts, which torch's agent starts and restarts.
-
-A thin way for machines without Slurm or Kubernetes: the same command on each, with its own number.
-"""
+"""`unisono run --nnodes`: several hosts, which torch's agent starts and restarts."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
@@ -19,52 +15,16 @@ from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
 from unisono.runtime.workers.job_store import knock, listen, place_among_tasks
 from unisono.runtime.world import HOSTS_VARIABLE, cluster_task, num_devices
-from unisono.tools.cli.endings import NumHosts, Refusal, leave
+from unisono.tools.cli.endings import NumHosts, Refusal, SeveralHosts, leave
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {"replaces", "workers_per_gpu", "backend"}
 
 
-@dataclass(frozen=True, slots=True)
-class SeveralHosts:
-    """Which of several hosts this is. Final."""
-
-    nnodes: NumHosts  # how many there are
-    node_rank: int  # the number of this one
-    rendezvous: str  # where host 0 is reached, as ``host:port``; or a store, ``host:port/name``
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The rendezvous' host and port."""
-        host, _, port = self.rendezvous.partition("/")[0].rpartition(":")
-        return host.strip("[]"), port
-
-    @property
-    def name(self) -> str:
-        """The run's name in a store that no launcher starts; empty if host 0 has the rendezvous."""
-        return self.rendezvous.partition("/")[2]
-
-    @property
-    def has_rendezvous(self) -> bool:
-        """Whether this is the host that has the rendezvous."""
-        return self.node_rank == 0 and not self.name
-
-    def environ(self, environ: Mapping[str, str], threads: int) -> dict[str, str]:
-        """Say which variables the workers have."""
-        own = {"UNISONO_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-        # Of what torch writes on stderr, its store's complaints of names are of no use.
-        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-        return {"OMP_NUM_THREADS": str(threads), **quiet, **environ, **own}
-
-
 def read_hosts(
     nnodes: NumHosts | None, node_rank: int | None, rendezvous: str | None
 ) -> SeveralHosts | None:
-    """Read the options, or what Slurm or Open MPI say; None where all workers are on this host.
-
-    Raises:
-        Refusal: one is missing, or does not fit; or each of several would train for itself.
-    """
+    """Read the options, or what Slurm or Open MPI say; None where all workers are on this host."""
     task = None if HOSTS_VARIABLE in os.environ else cluster_task(os.environ)
     if nnodes is None and task is not None and task.world_size > 1:
         place = place_among_tasks(os.environ, task.started_by)
@@ -81,12 +41,9 @@ def read_hosts(
     if nnodes is not None and nnodes.most == 1 and node_rank in (None, 0):
         return None  # of a script that has the number of hosts in a variable
     if nnodes is None:
-        others = {"--node-rank": node_rank, "--rendezvous": rendezvous}
-        for name, value in others.items():
-            if value not in (None, 0):
-                raise Refusal(
-                    f"`{name}` is for several hosts: pass `--nnodes` too, or leave it out."
-                )
+        if node_rank or rendezvous:
+            name = "--node-rank" if node_rank else "--rendezvous"
+            raise Refusal(f"`{name}` is for several hosts: pass `--nnodes` too, or leave it out.")
         return None
     if node_rank is None or not 0 <= node_rank < nnodes.most:
         raise Refusal(
@@ -121,45 +78,43 @@ def run_on_hosts(
     flags: Mapping[str, object],
     threads: int,
 ) -> NoReturn:
-    """Run a script on this host, as one of several.
-
-    Raises:
-        Refusal: an option is for one host, a timeout is none, or this host does not reach the
-            rendezvous.
-    """
+    """Run a script on this host, as one of several."""
     for parameter in context.command.params:
-        is_given = context.get_parameter_source(parameter.name or "") not in (
-            click.core.ParameterSource.DEFAULT,
-            None,
-        )
-        if parameter.name in _OF_ONE_HOST and is_given:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in _OF_ONE_HOST and source is not click.core.ParameterSource.DEFAULT:
             raise Refusal(f"`{parameter.opts[0]}` is for workers of one host: leave it out.")
-    environ = hosts.environ(os.environ, threads)
+    environ = {
+        "OMP_NUM_THREADS": str(threads),
+        # Of what torch writes on stderr, its store's complaints of names are of no use.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **os.environ,
+        "UNISONO_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     host, port = hosts.place
     try:
         for timeout in TIMEOUTS:
             timeout.in_s()  # refused here rather than on workers, while others wait
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
-        where = _listens_at(host, address) if hosts.has_rendezvous else host
+        # To host 0 itself, its name may be that of an address such as 127.0.1.1.
+        is_only_here = is_loopback(address_towards(host)) and not is_loopback(address)
+        where = address if hosts.has_rendezvous and is_only_here else host
         _check_rendezvous(hosts, where)
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
     except (ValueError, RendezvousError) as error:
         raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     os.environ.update(environ)
-    from unisono.tools.cli.hosts_agent import (
-        run_agent,  # loads torch, which looks at these variables
-    )
+    # It loads torch, which looks at these variables.
+    from unisono.tools.cli.hosts_agent import run_agent
 
     number = num_devices() if workers is None else workers
     command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
+    command += [str(word) for flag in flags.items() for word in flag]
     status = run_agent(
-        [*command, *(str(word) for flag in flags.items() for word in flag), *script],
-        place=hosts.rendezvous,
+        [*command, *script],
+        hosts,
         rendezvous=(where, int(port)),
-        nnodes=hosts.nnodes,
-        is_first=hosts.has_rendezvous,
-        name=hosts.name,
         address=address,
         restarts=int(str(flags["--restarts"])),
         await_first=lambda: _check_rendezvous(hosts, where),
@@ -167,17 +122,18 @@ def run_on_hosts(
     leave(status)
 
 
-def _listens_at(host: str, address: str) -> str:
-    """Say where host 0 listens: to itself, its name may be that of an address such as 127.0.1.1."""
-    is_only_here = is_loopback(address_towards(host)) and not is_loopback(address)
-    return address if is_only_here else host
-
-
 def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
     """See that the rendezvous is there, or wait until it is; torch would hear no signal."""
     (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
     if hosts.has_rendezvous:
-        _check_reached(where, int(port))
+        try:
+            listen(where, int(port)).close()
+        except OSError as error:
+            raise RendezvousError(
+                f"`--rendezvous` must be an address of host 0, which this is, and a free port on "
+                f"it, but {where} at port {port} is not ({error}): pass others, or this host's "
+                f"`--node-rank`."
+            ) from error
         return
     who, whether = "host 0", "`unisono run` was started on it, with the same `--rendezvous`"
     if hosts.name:
@@ -191,19 +147,3 @@ def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
 
     told = f"host {hosts.node_rank}", f"at {hosts.rendezvous} for {who}"
     wait_for(lambda _: knock(host, int(port)), timeout_s, late, told)
-
-
-def _check_reached(host: str, port: int) -> None:
-    """Check that this host can listen at the rendezvous.
-
-    Raises:
-        RendezvousError: the port is taken, or the address is another host's.
-    """
-    try:
-        listen(host, port).close()
-    except OSError as error:
-        raise RendezvousError(
-            f"`MASTER_ADDR` must be an address of host 0, which this is, and a free port on it, "
-            f"but {host} at port {port} is not ({error}): pass others, or this host's "
-            f"`--node-rank`."
-        ) from error

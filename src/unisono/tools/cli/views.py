@@ -1,8 +1,4 @@
-"""The commands that look, such as `top`, `where`, `report` and `doctor`.
-
-`explain` shows what the documentation says of a message; ``docs/errors.md`` is part of the package,
-by a link.
-"""
+"""The commands that look, such as `top`, `where`, `report`, `doctor` and `explain`."""
 
 from __future__ import annotations
 
@@ -43,9 +39,8 @@ def checkpoints(directory: str) -> None:
             f"{error.strerror}."
         ) from None
     for entry in entries:
-        state = f"whole, {size(entry.num_bytes)}"
-        if entry.trouble:
-            state = f"damaged: {entry.trouble}"
+        whole = f"whole, {size(entry.num_bytes)}"
+        state = f"damaged: {entry.trouble}" if entry.trouble else whole
         click.echo(f"{entry.path.name}  {state}")
     if not entries:
         click.echo(f"no checkpoints in {directory}")
@@ -101,11 +96,7 @@ def where(target: str) -> None:
 
 
 def _process_of(target: str) -> int:
-    """Find the process that a number is, or that works in a run's folder.
-
-    Raises:
-        ValueError: there is no such folder, or no run is under way in it.
-    """
+    """Find the process that a number is, or that works in a run's folder."""
     from unisono.runtime.checkpoint.run_directory import holder_of
     from unisono.training.events.follow import run_folder
 
@@ -256,7 +247,7 @@ def explanations(text: str) -> list[str]:
 
 
 def _page() -> str:
-    """Read the page, with links as their texts."""
+    """Read ``docs/errors.md``, a link to which is in the package, with links as their texts."""
     page = files("unisono.tools").joinpath("errors.md").read_text(encoding="utf-8")
     return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", page)
 

@@ -1,7 +1,4 @@
-"""Are cores, memory and limits as training needs them, and the variables of the environment?
-
-Makes all checks of a machine, one after the other.
-"""
+"""Are cores, memory and limits as training needs them, and the variables of the environment?"""
 
 from __future__ import annotations
 
@@ -74,12 +71,7 @@ def container_cores(root: Path) -> float | None:
 
 
 def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
-    """Judge how many cores there are for workers.
-
-    Args:
-        num_usable: those that this process may run on.
-        quota: whose time its container gets; None: no limit.
-    """
+    """Judge how many cores there are, this process may use, and its container gets the time of."""
     verdict, remedy = OK, ""
     said = f"{num_all} core{'s' * (num_all != 1)}"
     if num_usable < num_all:
@@ -96,11 +88,7 @@ def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
 
 
 def judge_memory(found: Any, container_left: int | None) -> Finding:
-    """Judge how much memory there is.
-
-    Args:
-        found: psutil's, with `total` and `available`, in bytes.
-    """
+    """Judge how much memory there is, as psutil says it, and what a container leaves of it."""
     room, said = found.available, f"{size(found.total)}, {size(found.available)} of it available"
     if container_left is not None and container_left < room:
         room, said = container_left, f"{said}, {size(container_left)} to this container"
@@ -111,7 +99,7 @@ def judge_memory(found: Any, container_left: int | None) -> Finding:
 
 
 def judge_shared_memory(free: int) -> Finding:
-    """Judge where processes share files in memory, by what is free, in bytes."""
+    """Judge where processes share files in memory, by the bytes that are free."""
     said = f"/dev/shm has {size(free)} free"
     if free >= _LITTLE_SHARED:
         return Finding("shared-memory", OK, f"{said}.")
@@ -168,46 +156,36 @@ _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 def judge_settings(
     environ: Mapping[str, str], interfaces: Sequence[str], gpus: Sequence[str]
-) -> Iterator[Finding]:
-    """Judge the variables of an environment.
-
-    Args:
-        gpus: the unique names of those that the driver knows.
-    """
+) -> list[Finding]:
+    """Judge the variables of an environment, beside what is there."""
     found = [
-        *_by_table(environ),
-        *_of_interfaces(environ, interfaces),
-        *_of_gpus(environ, gpus),
-        *_of_ranks(environ),
+        Finding("settings", verdict, f"{said}.", remedy)
+        for verdict, said, remedy in (
+            *_by_table(environ, interfaces),
+            *_of_gpus(environ, gpus),
+            *_of_ranks(environ),
+        )
     ]
-    yield from found
-    if not found:
-        yield Finding("settings", OK, "No variable of the environment is in the way.")
+    return found or [Finding("settings", OK, "No variable of the environment is in the way.")]
 
 
-def _by_table(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _by_table(environ: Mapping[str, str], there: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     for name, value in sorted(environ.items()):
         why = _RULES.get(name, "")
         if why == _BITS or (why and value.lower() not in _OFF):
             verdict = WRONG if name == FAULTS_VARIABLE else WARNING
-            said = f"{name}={shown(value, 60)} {why}."
-            yield Finding("settings", verdict, said, "Unset it unless you mean it.")
-
-
-def _of_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> Iterator[Finding]:
+            yield verdict, f"{name}={shown(value, 60)} {why}", "Unset it unless you mean it."
     for name in _INTERFACES:
         wanted = environ.get(name, "")
         asked = [one.strip().lstrip("=") for one in wanted.split(",")]
         is_there = any(known.startswith(one) for one in asked for known in there)
         if not is_there and not wanted.startswith("^"):
-            said = (
-                f"{name}={shown(wanted, 60)} names no interface of this machine "
-                f"({', '.join(there)}), so ranks cannot meet."
-            )
-            yield Finding("settings", WRONG, said, "Unset it, or name one that is there.")
+            said = f"{name}={shown(wanted, 60)} names no interface of this machine"
+            said += f" ({', '.join(there)}), so ranks cannot meet"
+            yield WRONG, said, "Unset it, or name one that is there."
 
 
-def _of_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> Iterator[Finding]:
+def _of_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     text = environ.get(VISIBLE_VARIABLE)
     if text is None or not gpus:
         return
@@ -216,25 +194,24 @@ def _of_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> Iterator[Findin
     said = f"{VISIBLE_VARIABLE}={shown(text, 60)} shows {len(seen)} of {len(gpus)} GPUs"
     if len(seen) < len(asked):
         remedy = "`nvidia-smi -L` lists them; unset it to see all."
-        yield Finding("settings", WRONG, f"{said}, fewer than it names.", remedy)
+        yield WRONG, f"{said}, fewer than it names", remedy
     elif len(seen) < len(gpus):
-        remedy = "Unset it to see all."
-        yield Finding("settings", WARNING, f"{said}.", remedy)
+        yield WARNING, said, "Unset it to see all."
 
 
-def _of_ranks(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _of_ranks(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     try:
         here = world(environ)
     except ValueError as error:
-        yield Finding("settings", WRONG, str(error), "See above.")
+        yield WRONG, str(error).rstrip("."), "See above."
         return
     if here.world_size > 1:
         said = (
             f"The environment says that this is rank {here.rank} of {here.world_size}, so a "
-            "program that is started here waits for the others."
+            "program that is started here waits for the others"
         )
         remedy = "Unset RANK, WORLD_SIZE and the like, unless a launcher has started this."
-        yield Finding("settings", WARNING, said, remedy)
+        yield WARNING, said, remedy
 
 
 def examine(environ: Mapping[str, str]) -> list[Finding]:

@@ -39,11 +39,7 @@ def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> It
 
 
 def facts_in_child(environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
-    """Have another process load torch, and return what that says of itself.
-
-    Raises:
-        TorchFailedError: there is no answer; says why.
-    """
+    """Have another process load torch, and return what that says of itself."""
     command = [sys.executable, "-m", "unisono.tools.doctor.torch_checks"]
     try:
         done = subprocess.run(
@@ -73,11 +69,7 @@ def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Finding:
 
 
 def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator[Finding]:
-    """Judge the GPUs: what the driver knows, and what torch says of them.
-
-    Args:
-        facts: what torch says of itself; empty: nothing.
-    """
+    """Judge the GPUs: what the driver knows, and what torch says of them, if anything."""
     if not known:
         said = "No GPU: NVIDIA's driver knows of none here. Workers compute on the CPU."
         yield Finding("gpus", OK, said)

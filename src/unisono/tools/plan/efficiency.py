@@ -1,6 +1,4 @@
-"""What keeps N workers from being N times as fast as one?
-
-A program's steps are measured here: on each number of workers, in turns.
+"""What keeps N workers from being N times as fast as one? Steps are timed on each number of them.
 
 A step of N workers ideally takes the N-th part of a step of one. What it takes beyond that is
 taken apart into causes that add up to it.
@@ -16,8 +14,6 @@ What several hosts like this one would bring is told by one formula, whose input
     link       bytes a second, without the 6 % that Ethernet, IP and TCP take
 
 Batch, shards and so all bits stay as they are; therefore it ends at S workers.
-
-What `unisono plan` tells, in a terminal and as JSON.
 """
 
 from __future__ import annotations
@@ -80,17 +76,7 @@ def measure_steps(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> Measured:
-    """Time steps of a program on each number of workers, as far as there are shards for them.
-
-    Args:
-        counts: on how many workers, ascending from 1.
-        limits: for how long steps are timed, each time, and how a worker computes.
-
-    Raises:
-        ValueError: the program does not train with Unisono, fails, or takes too few steps.
-        SystemExit: the user has ended it, with the status of a shell.
-        OSError: there is no room for a copy of the working folder.
-    """
+    """Time a program on each number of workers, ascending, as far as there are shards for them."""
     found: dict[int, list[Seconds]] = {}
     facts: dict[str, Any] = {}
     limits = replace(limits, module="unisono.tools.plan.timed_program")
@@ -105,11 +91,10 @@ def measure_steps(
 
 
 def timed_steps(turns: Sequence[Seconds]) -> TimedSteps:
-    """Take steps apart.
+    """Take steps apart, given what workers told in each turn.
 
-    Args:
-        turns: of each turn what workers told, of shape (steps, workers, entries): the seconds
-            between a step and the one before, then those of each phase.
+    It is of shape (steps, workers, entries): the seconds between a step and the one before, then
+    those of each phase.
     """
     times = np.concatenate(turns)
     own_s = times[..., Phase.LOADING : Phase.WAITING].sum(axis=2)
@@ -146,11 +131,7 @@ def _timed(trial: Trial) -> tuple[dict[str, Any], Seconds]:
 
 
 def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list[Any]]]:
-    """Read what a worker has noted.
-
-    Returns:
-        In how many steps it grew warm; facts; of each step its number, whether it is full, times.
-    """
+    """Read how many steps warmed a worker up, facts, and steps: number, whether full, times."""
     if trial.interrupted_by is not None:
         raise SystemExit(128 + trial.interrupted_by)
     if trial.failure:
@@ -207,35 +188,30 @@ class Efficiency:
 
 def efficiencies(measured: Measured) -> list[Efficiency]:
     """Compare each number of workers with one."""
-    found, alone = [], measured.steps[0]
-    for steps in measured.steps:
-        rate, speed_up = measured.batch_size / steps.step_s, alone.step_s / steps.step_s
-        found.append(
-            Efficiency(
-                steps.num_workers,
-                steps.step_s,
-                max(steps.turns_s) / min(steps.turns_s) - 1,
-                rate,
-                None if measured.num_samples is None else measured.num_samples / rate,
-                speed_up,
-                speed_up / steps.num_workers,
-                _causes(alone, steps, measured.num_shards),
-            )
-        )
-    return found
+    return [_efficiency(measured, measured.steps[0], steps) for steps in measured.steps]
 
 
-def _causes(alone: TimedSteps, steps: TimedSteps, num_shards: int) -> dict[str, float]:
-    number = steps.num_workers
+def _efficiency(measured: Measured, alone: TimedSteps, steps: TimedSteps) -> Efficiency:
+    number, num_shards = steps.num_workers, measured.num_shards
+    rate, speed_up = measured.batch_size / steps.step_s, alone.step_s / steps.step_s
     each, most = num_shards / number, most_shards(num_shards, number)
     shard_s, shard_s_alone = steps.own_s / each, alone.own_s / num_shards
-    return {
-        "shards": shard_s * (most - each),
-        "contention": (shard_s - shard_s_alone) * each,
-        "stragglers": steps.slowest_s - shard_s * most,
-        "exchange": steps.exchange_s - alone.exchange_s / number,
-        "update": steps.updating_s - alone.updating_s / number,
-    }
+    return Efficiency(
+        number,
+        steps.step_s,
+        max(steps.turns_s) / min(steps.turns_s) - 1,
+        rate,
+        None if measured.num_samples is None else measured.num_samples / rate,
+        speed_up,
+        speed_up / number,
+        {
+            "shards": shard_s * (most - each),
+            "contention": (shard_s - shard_s_alone) * each,
+            "stragglers": steps.slowest_s - shard_s * most,
+            "exchange": steps.exchange_s - alone.exchange_s / number,
+            "update": steps.updating_s - alone.updating_s / number,
+        },
+    )
 
 
 def most_shards(num_shards: int, num_workers: int) -> int:
@@ -263,11 +239,7 @@ class OnHosts:
 
 
 def on_hosts(measured: Measured, num_hosts: int, bandwidth: float) -> OnHosts:
-    """Compute a step of several hosts, each with the most workers that were timed and that fit.
-
-    Raises:
-        ValueError: there are fewer shards than hosts.
-    """
+    """Compute a step of several hosts, each with the most workers that were timed and that fit."""
     shards = measured.num_shards
     fit = [one for one in measured.steps if one.num_workers * num_hosts <= shards]
     if not fit:

@@ -1,8 +1,8 @@
 """Times a program's steps, in each worker. ``python -m unisono.tools.plan.timed_program OPTIONS …``
 
-Every worker notes what its timers say of each step. Rank 0 looks at the clock and names the last
-step two steps ahead, in a file: nobody can begin the step after the next before that file is there,
-so all leave after the same step. Checkpoints and event files go into a folder that is thrown away.
+Rank 0 looks at the clock and names the last step two steps ahead, in a file: nobody can begin the
+step after the next before that file is there, so all leave after the same step. Checkpoints and
+event files go into a folder that is thrown away.
 """
 
 from __future__ import annotations
