@@ -1,13 +1,11 @@
 """Steps that are read together are those that are read one by one, and add up to the same."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, to_bytes
 
-from unisono.tools.report.history import History
 from unisono.training.events.events import StepDone, read_event
 from unisono.training.events.follow import EventReader, read_steps
 
@@ -82,40 +80,14 @@ def test_a_file_says_the_same_however_its_lines_lie_together(tmp_path_factory, d
     assert in_words(together) == in_words(filter(None, alone))
 
 
-def test_a_history_is_the_same_of_single_events_and_of_all():
+def test_the_first_values_that_are_not_finite_are_marked_in_their_order():
     lines = [*run_lines(num_steps=700)]
     lines[300]["means"] = {"loss": "nan", "other": 2.0}
     lines[301]["means"] = {"accuracy": "inf", "loss": "nan"}
-    lines[500]["ranks"] = lines[500]["ranks"][::-1]
-    events = [read_event(json.dumps(line).encode()) for line in lines]
-    together, single = History(), History()
-    together.add(events)
-    for event in events:
-        single.add([event])
-    assert together.marks == single.marks
-    assert [mark.text for mark in together.marks[2:]] == [
+    made = history_of(*lines)
+    assert [mark.text for mark in made.marks[2:]] == [
         "loss is nan for the first time",
         "accuracy is inf for the first time",
     ]
-    for name in ("loss", "accuracy", "other"):
-        assert_same(together.means[name], single.means[name])
-    for name in ("learning_rate", "samples_per_second"):
-        assert_same(getattr(together, name), getattr(single, name))
-    assert_same(together.numbers["gradient_norm"], single.numbers["gradient_norm"])
-    for name, series in together.phases.over_steps.items():
-        assert_same(series, single.phases.over_steps[name])
-    for rank, spent in together.phases.by_rank.items():
-        other = single.phases.by_rank[rank]
-        assert spent.num_steps == other.num_steps
-        assert spent.phases_s == pytest.approx(other.phases_s, rel=1e-12)
-
-
-def assert_same(one, other):
-    assert (one.width, one.last_step, one.first_not_finite) == (
-        *(other.width, other.last_step, other.first_not_finite),
-    )
-    for kept, others in zip(one.values, other.values, strict=True):
-        assert (kept.first_step, kept.last_step) == (others.first_step, others.last_step)
-        assert kept.num_not_finite == others.num_not_finite
-        assert kept.total == pytest.approx(others.total, rel=1e-12)
-        assert kept.weight == pytest.approx(others.weight, rel=1e-12)
+    assert made.means["other"].last == 2.0
+    assert made.means["loss"].first_not_finite == lines[300]["step"]

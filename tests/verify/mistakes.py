@@ -1,8 +1,4 @@
-"""Mistakes as people make them: each a small change of a correct program, and the check it trips.
-
-Most programs are functions or bare scripts, ``averaged_by_hand.py`` is a class, ``with_fabric.py``
-and ``with_accelerate.py`` use libraries.
-"""
+"""Mistakes as people make them: a small change of a correct program, and the check it trips."""
 
 from __future__ import annotations
 
@@ -17,25 +13,17 @@ CHANGE = re.compile(r"((?:^-.*\n)+)((?:^\+.*\n)+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Mistake:
-    """A change of a program.
+    """A change of a program."""
 
-    Attributes:
-        check: the first thing that `unisono verify` must name.
-        program: what is changed.
-        changes: texts and what takes their places.
-        name: tells mistakes of one kind apart.
-    """
-
-    check: str
+    check: str  # the first thing that `unisono verify` must name
     program: str
-    changes: tuple[tuple[str, str], ...]
-    name: str = ""
+    changes: tuple[tuple[str, str], ...]  # texts and what takes their places
+    name: str = ""  # tells mistakes of one kind apart
 
     def __str__(self) -> str:
         return f"{self.check}-{self.program}{self.name and '-' + self.name}"
 
     def source(self) -> str:
-        """Return the program with its mistake."""
         text = (PROGRAMS / f"{self.program}.py").read_text()
         for old, new in self.changes:
             assert text.count(old) == 1, (old, text.count(old))
@@ -68,22 +56,8 @@ samples-same-on-all-ranks averaged_by_hand each-its-own-shuffle
 + self.model = Net()
 +         torch.manual_seed(self.rank)
 
-samples-same-on-all-ranks with_fabric
-- fabric.setup_dataloaders(train_loader, test_loader)
-+ fabric.setup_dataloaders(
-+         train_loader, test_loader, use_distributed_sampler=False
-+     )
--     fabric.seed_everything(3 + fabric.global_rank)
-+
-- nn.Dropout(0.1)
-+ nn.Dropout(0.0)
-
 epoch-order-fixed ddp
 -         sampler.set_epoch(epoch)
-+
-
-epoch-order-fixed averaged_by_hand
--         self.sampler.set_epoch(epoch)
 +
 
 samples-lost sharded_by_hand
@@ -91,18 +65,6 @@ samples-lost sharded_by_hand
 +     size = len(train_x) // world_size
 +     part = slice(rank * size, (rank + 1) * size)
 +     mine = TensorDataset(train_x[part], train_y[part])
-
-samples-lost ddp subset
--     sampler = DistributedSampler(train_set)
-+     per_rank = len(train_set) // dist.get_world_size()
-+     begin = dist.get_rank() * per_rank
-+     train_set = Subset(train_set, range(begin, begin + per_rank))
-- batch_size=8, sampler=sampler)
-+ batch_size=8, shuffle=True)
--         sampler.set_epoch(epoch)
-+
-- Subset(data, range(100)),
-+ Subset(data, range(99)),
 
 samples-lost ddp steps-of-all-ranks
 -         for x, y in train_loader:
@@ -156,10 +118,6 @@ evaluation-counts-twice ddp
 - Points(120)
 + Points(119)
 
-evaluation-counts-twice with_fabric
-- randn(110, 8
-+ randn(109, 8
-
 evaluation-partial ddp
 -     dist.all_reduce(sums)
 +
@@ -192,19 +150,6 @@ mean-of-means sharded_by_hand
 - parameter.grad.mul_(num_samples / total)
 + parameter.grad /= dist.get_world_size()
 
-mean-of-means averaged_by_hand of-an-evaluation
-- right = torch.zeros(1)
-+ losses = []
--             right += self.model(x[None]).argmax(1) == y
-+             losses.append(F.cross_entropy(self.model(x[None]), y[None]))
--         dist.all_reduce(right)
--         return right.item() / len(self.test_set)
-+         loss = torch.stack(losses).mean()
-+         dist.all_reduce(loss)
-+         return loss.item() / self.world_size
-- random_split(data, [100, 30])
-+ random_split(data, [100, 29, 1])[:2]
-
 mean-of-means ddp of-an-evaluation
 - range(100, 120)
 + range(100, 119)
@@ -233,15 +178,6 @@ weights-of-tokens tokens
 - loss = total * world_size / num_tokens
 + loss = total
 
-weights-of-tokens tokens masked-by-hand
--             total = F.cross_entropy(
--                 logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"
--             )
--             loss = total * world_size / num_tokens
-+             mask = targets != PAD
-+             scores = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])
-+             loss = -(scores.squeeze(-1) * mask).sum() / mask.sum()
-
 gradient-times-n averaged_by_hand
 -             parameter.grad /= self.world_size
 +
@@ -253,10 +189,6 @@ gradient-times-n sliced_global_batch
 gradient-over-n ddp
 - loss_fn(model(x), y).backward()
 + (loss_fn(model(x), y) / dist.get_world_size()).backward()
-
-gradient-over-n with_fabric
-- F.cross_entropy(model(x), y) / 2
-+ F.cross_entropy(model(x), y) / 2 / world_size
 
 gradients-not-averaged averaged_by_hand
 -             self.average_gradients()
@@ -344,10 +276,6 @@ buffers-differ batch_norm
 
 randomness-same-on-all-ranks tokens
 -     torch.manual_seed(1000 + rank)
-+
-
-randomness-same-on-all-ranks with_fabric
--     fabric.seed_everything(3 + fabric.global_rank)
 +
 """
 MISTAKES = list(read(TABLE))

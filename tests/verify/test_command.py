@@ -98,9 +98,13 @@ def test_json_is_all_that_is_printed_and_the_status_is_1(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_table_and_status_0_and_arguments_for_the_script(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text((PROGRAMS / "averaged_by_hand.py").read_text())
-    done = verify(tmp_path, "train.py", "--lr", "0.02", "--epochs", "2", PYTHONIOENCODING="utf-8")
+def test_a_module_by_its_name_a_table_status_0_and_arguments_for_it(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    program = (PROGRAMS / "averaged_by_hand.py").read_text()
+    (tmp_path / "package" / "train.py").write_text(program)
+    called = ("-m", "package.train", "--lr", "0.02", "--epochs", "2")
+    done = verify(tmp_path, *called, PYTHONIOENCODING="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("✓") == 19
     assert "training on 1 and 2 ranks gives the same result" in done.stdout
@@ -209,12 +213,3 @@ def test_a_temporary_folder_that_takes_nothing_is_named(
     done = CliRunner().invoke(main, [command, "train.py"])
     assert done.exit_code == 2
     assert "set TMPDIR" in done.stderr
-
-
-@pytest.mark.long
-def test_a_module_is_verified_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    (tmp_path / "package" / "train.py").write_text(AROUND + LOOP)
-    done = verify(tmp_path, "-m", "package.train")
-    assert done.returncode == 0, done.stdout + done.stderr
