@@ -79,21 +79,20 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
         assert capsys.readouterr().err == ""
 
 
-def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNISONO_FAULTS", "kil:rank=1")
-    result = CliRunner().invoke(main, ["run", __file__])
-    assert result.exit_code == 2
-    assert result.output.startswith("unisono: in `UNISONO_FAULTS`, each row must be like `kill:")
-
-
-def test_threads_from_the_environment_are_checked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("FAULTS", "kil:rank=1", "in `UNISONO_FAULTS`, each row must be like `kill:"),
+        ("THREADS", "many", "`UNISONO_THREADS` must be a whole number"),
+    ],
+)
+def test_the_environment_is_checked(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNISONO_THREADS", "many")
-    (tmp_path / "x.py").touch()
-    result = CliRunner().invoke(main, ["run", "-n", "1", str(tmp_path / "x.py")])
+    monkeypatch.setenv(f"UNISONO_{name}", value)
+    result = CliRunner().invoke(main, ["run", "-n", "1", __file__])
     assert result.exit_code == 2
-    assert "`UNISONO_THREADS` must be a whole number" in result.output
+    assert result.output.startswith(f"unisono: {words}")
 
 
 def test_version_and_help_say_what_one_wants_to_know() -> None:

@@ -1,6 +1,7 @@
 """The pages as text: what is on them, what is escaped, what their plots are made of."""
 
 import json
+import os
 import re
 import sys
 
@@ -10,9 +11,9 @@ from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, start_line, step_line, write_run
 
 from unisono.tools.cli import main
-from unisono.tools.report import curves
+from unisono.tools.report import curves, text
 from unisono.tools.report.curves import small
-from unisono.tools.report.files import digests_in_words
+from unisono.tools.report.files import digests_in_words, write_page
 from unisono.tools.report.history import gather
 from unisono.tools.report.page import command_line, report, why_not_faster
 
@@ -224,3 +225,61 @@ def test_without_its_libraries_one_sentence_says_what_to_install(tmp_path, monke
         "unisono: To draw a page, plotly and jinja2 must be installed, but are not: install them "
         "with `pip install 'unisono[report]'`.\n"
     )
+
+
+def test_a_file_is_written_and_written_again(tmp_path):
+    path = tmp_path / "a page.html"
+    assert write_page(path, "page") == path
+    write_page(path, "newer")
+    assert path.read_text() == "newer"
+    assert os.listdir(tmp_path) == ["a page.html"]
+    (tmp_path / "usual").touch()
+    assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_what_a_link_leads_to_is_kept(tmp_path):
+    (tmp_path / "train.py").write_text("import torch")
+    (tmp_path / "page.html").symlink_to("train.py")
+    write_page(tmp_path / "page.html", "page")
+    assert (tmp_path / "train.py").read_text() == "import torch"
+
+
+@pytest.mark.parametrize("name", ["none/page.html", "file/page.html", "folder.html"])
+def test_a_place_that_takes_no_file_is_told(tmp_path, name):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(ValueError, match="must name a file that can be written"):
+        write_page(tmp_path / name, "page")
+
+
+@pytest.mark.parametrize(
+    ("unix_s", "shown"), [(0.0, "1970-01-01 00:00:00 UTC"), (1e12, "–"), (-1e12, "–"), (None, "–")]
+)
+def test_a_moment_that_no_calendar_has_is_not_shown(unix_s, shown):
+    assert text.moment(unix_s) == shown
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ("a<b", "a<b"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("a\u202eb", "a\\u202eb"),
+        ("a\nb", "a\nb"),
+        ("x" * 3000, "x" * 1999 + "…"),
+        ("naïve 日本 😀", "naïve 日本 😀"),
+    ],
+)
+def test_nothing_is_hidden_in_text(found, shown):
+    assert text.plain(found) == shown
+
+
+def test_a_name_is_escaped_for_a_plot():
+    assert text.in_plot("<b>\n&") == "&lt;b&gt; &amp;"
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"), [(True, "yes"), (None, "none"), (3, "3"), ([1, "é"], '[1, "é"]'), ("", "")]
+)
+def test_a_value_is_shown_in_few_words(found, shown):
+    assert text.value(found) == shown

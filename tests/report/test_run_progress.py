@@ -1,12 +1,24 @@
 """What a run comes to: who works, how far it is, how it ended; the same for all who read it."""
 
 import math
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import start_line, to_bytes
 
-from unisono.tools.report.run_progress import RunProgress
+from unisono.tools.report.run_progress import (
+    GONE,
+    UNKNOWN,
+    Named,
+    RunProgress,
+    mark_of,
+    processes_of,
+)
 from unisono.training.events.events import End, Failure, read_event
 
 
@@ -103,3 +115,78 @@ def test_a_pause_between_two_fits_is_no_time_of_them():
     )
     assert made.seconds == 2.5
     assert (made.began_unix_s, made.last_unix_s) == (100.0, 501.5)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            start_line(step=3, num_workers=1),
+            "started again at step 3 on 1 worker",
+        ),
+        (start_line(step=3, world_size=None), "started again at step 3"),
+        (workers(3, ranks=[0], lost=[1], why=["x", "y"]), "x; y"),
+        (workers(3, ranks=[0], lost=[1]), "worker 1 was lost"),
+        (workers(3, ranks=[0, 1], joined=[1]), "worker 1 has come"),
+        (workers(3, ranks=[0]), "others compute now"),
+        (event("went_back", 3), "went back to step 3"),
+        (
+            event("went_back", 3, from_step=5),
+            "went back to step 3 from step 5: 2 came again, with the same result",
+        ),
+        (event("failure", 3, rank=1, error="E", message="m"), "worker 1: E: m"),
+        (event("failure", 3, error="E", message="m"), "E: m"),
+        (event("end", 3, stopped_early=True), "stopped early after 3 steps"),
+    ],
+)
+def test_what_happens_once_is_told(line, text):
+    mark = mark_of(read_event(to_bytes(line)))
+    assert (mark.step, mark.text) == (3, text)
+
+
+LATER_UNIX_S = 4e9
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def look(pid, at_unix_s=LATER_UNIX_S):
+    return processes_of({3: Named(pid, at_unix_s)})[3]
+
+
+def comes_to(pid, state):
+    until_s = time.monotonic() + 10
+    while look(pid).state != state and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return look(pid)
+
+
+def test_a_process_is_seen_until_it_has_ended(child):
+    assert look(child.pid).state == "running"
+    child.send_signal(signal.SIGSTOP)
+    assert comes_to(child.pid, "stopped").memory_bytes > 0
+    child.kill()
+    assert comes_to(child.pid, "gone") == GONE  # nobody has waited for it
+    child.wait()
+    assert look(child.pid) == GONE
+
+
+def test_a_process_that_began_after_it_was_named_is_another(child):
+    began_unix_s = psutil.Process(child.pid).create_time()
+    assert look(child.pid, began_unix_s - 1.9).state == "running"
+    assert look(child.pid, began_unix_s - 2.1) == GONE
+
+
+@pytest.mark.parametrize("pid", [2**22 + 1, 2**53])
+def test_a_process_that_is_not_there_is_gone(pid):
+    assert look(pid) == GONE
+
+
+def test_nobody_is_called_gone_where_processes_are_hidden(monkeypatch):
+    monkeypatch.setattr(psutil, "pid_exists", lambda pid: False)
+    assert look(2**22 + 1) == UNKNOWN

@@ -71,7 +71,6 @@ def new(name: str | None, file: Path | None, shows_all: bool) -> None:
 
 
 def _write(source: Path, file: Path) -> None:
-    """Write a recipe's file or folder, with commands that name it as it is named here."""
     if source.is_file() and file.suffix != source.suffix:
         raise Refusal(
             f"FILE must end in {source.suffix}, but is {str(file)!r}: use "
@@ -153,7 +152,6 @@ def demo() -> None:
 
 
 def _trained(title: str, num_workers: int) -> str:
-    """Run the program on workers and return the beginning of the digest that it ends with."""
     click.secho(title, bold=True)
     try:
         digest: str = launch(_train, workers=num_workers)[0]

@@ -158,7 +158,6 @@ class HostsBackend(RendezvousBackend):
 
 
 def _written(state: _RendezvousState) -> bytes:
-    """Write a state as JSON."""
     beats = [[*astuple(node), time.isoformat()] for node, time in state.last_heartbeats.items()]
     told = {
         "round": state.round,

@@ -96,7 +96,6 @@ def where(target: str) -> None:
 
 
 def _process_of(target: str) -> int:
-    """Find the process that a number is, or that works in a run's folder."""
     from unisono.runtime.checkpoint.run_directory import holder_of
     from unisono.training.events.follow import run_folder
 

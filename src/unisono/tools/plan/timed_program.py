@@ -100,7 +100,6 @@ class StepTimes:
             self._recorder.stop()
 
     def _is_enough(self) -> bool:
-        """Tell on rank 0 whether enough steps were timed."""
         now_s, number = perf_counter(), len(self._rows)
         if not self._warm_rows:
             is_long = number > _STEPS_AT_LEAST and now_s - self._begun_s >= _WARM_UP_S

@@ -112,7 +112,6 @@ def different_facts(runs: Sequence[History]) -> list[str]:
 
 
 def _row(run: History, number: int) -> dict[str, Any]:
-    """Give what the table of all runs tells of one."""
     progress, loss = run.progress, run.means.get("loss")
     speed = run.mean_samples_per_second
     digest = progress.ended.digest if isinstance(progress.ended, End) else None

@@ -196,7 +196,6 @@ def _progress(view: View, console: Console) -> Text | Table:
 
 
 def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: int) -> Table:
-    """Draw a line for each worker that is shown; what changes has a width that does not."""
     is_wide, has_devices = width >= _ALL_COLUMNS_CELLS, any(one.device_bytes for one in workers)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     add = partial(table.add_column, justify="right", no_wrap=True)

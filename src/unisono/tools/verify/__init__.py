@@ -11,15 +11,11 @@
     command     unisono verify --resume
       verifier      stop the program, start it again, compare every bit
 
-**How is the global batch made the same?** Programs state a batch size per rank, or divide a global
-one by the world size, or let every rank read the global batch and take its slice. So the verifier
-does not look at batch sizes. It runs the program on N ranks first and records which samples each
-optimizer step used, on all ranks together. Then it runs the program on one rank, and hands each
-iteration of each DataLoader the samples that the N ranks together read there: the batches of the
-ranks one behind the other, or one of them if all ranks read the same. Samples are identified by
-what they contain, so that it does not matter whether ranks share one dataset or each cut out a part
-of it. The batch size of that one loader is set to the global one, so that ``len(loader)``, and with
-it every schedule, is what a program with that batch size would see. Its own order is recorded too.
+**How is the global batch made the same?** The program runs on N ranks first. Then, on one rank,
+each iteration of each DataLoader is handed the samples that the N ranks together read there: the
+batches of the ranks one behind the other, or one of them if all ranks read the same. Samples are
+identified by what they contain, so that ranks may share one dataset or each cut out a part of it.
+The batch size of that loader is set to the global one, and with it ``len(loader)`` and schedules.
 
 **How are gradients compared?** A hook sees the gradient of every backward pass on every rank before
 it is averaged, and the optimizer's hook what is left of all in the end. Both are kept as linear

@@ -101,7 +101,6 @@ def check_exact(runs: Mapping[int, Bits]) -> list[Finding]:
 
 
 def _differences(base: Bits, run: Bits, step: int, num_workers: int) -> Iterator[Finding]:
-    """Compare a step, cause first."""
     for kind, (check, told, remedy) in _OF_SHARDS.items():
         for shard in sorted(place for at, of, place in base if (at, of) == (step, kind)):
             place = step, kind, shard

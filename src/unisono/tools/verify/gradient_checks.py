@@ -76,7 +76,6 @@ def _passes(step: OptimizerStep, names: Sequence[str]) -> list[Array]:
 
 
 def _tolerated(step: Step, names: Sequence[str]) -> float:
-    """Return how far gradients of a step may be apart by rounding."""
     size = sum(step[0].gradients[name].size for name in names)
     dtype = "float32" if step[0].state is None else step[0].state.dtype
     return tolerance(dtype, size, step[0].number)

@@ -262,8 +262,6 @@ class _Reading:
 
 
 class _SinceStep:
-    """What happened since an optimizer's last step."""
-
     def __init__(self) -> None:
         self.forwards: list[Event] = []
         self.micros: tuple[Micro, ...] = ()

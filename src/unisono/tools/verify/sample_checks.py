@@ -147,7 +147,6 @@ def _evaluations(seen: TwoRuns) -> Iterator[Evaluation]:
 
 
 def _worst(seen: TwoRuns, check: str, judge: Callable[[str, Evaluation], Finding]) -> Finding:
-    """Judge every evaluation; the worst verdict counts."""
     if found := [judge(check, evaluation) for evaluation in _evaluations(seen)]:
         return in_order(found)[0]
     if seen.ended:

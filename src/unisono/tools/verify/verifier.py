@@ -57,7 +57,6 @@ def verify(
 
 
 def _compared(trials: Trials, world_size: int, say: Callable[[str], None]) -> Verdict:
-    """Run the program on several ranks and on one, and judge."""
     say(f"running on {plural(world_size, 'rank')}")
     trial = trials.run(world_size, "several")
     if not trial.failure and not _has_steps(trial):
@@ -108,7 +107,6 @@ def _run_one(trials: Trials, trial: Trial, name: str, *, one_by_one: bool = Fals
 
 
 def _resumed(trials: Trials, world_size: int, say: Callable[[str], None]) -> Verdict:
-    """Run the program, stop it, resume and compare."""
     say("running undisturbed")
     trial = trials.run(world_size, "undisturbed")
     undisturbed, limits = bits_of(trial.traces), trials.limits

@@ -222,7 +222,6 @@ def read_steps(lines: Sequence[bytes]) -> list[StepDone] | None:
 
 
 def _read_all(values: list[Any], kind: Any) -> list[Any]:
-    """Read what lines have of one field."""
     (read,) = kind.__metadata__
     types = set(map(type, values))
     if types == {NoneType}:

@@ -90,8 +90,6 @@ def judge(sample: StepSample, facts: RunFacts) -> tuple[Slowdown, ...]:
 
 
 class _Judgement:
-    """What follows from one window. Final."""
-
     def __init__(self, window: StepWindow, facts: RunFacts) -> None:
         self._facts, self._ranks, self._times = facts, window.ranks, window.times
         self._usual: Seconds = np.median(self._times, axis=0)

@@ -138,7 +138,6 @@ def without_pauses(times: Seconds) -> Seconds:
 
 
 def _delayed_parts(rows: list[StepDone]) -> dict[int, float]:
-    """Find how much of the time each worker has waited for a core."""
     seen: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
         for rank, delayed_s in zip(row.ranks, row.delayed_s, strict=True):
