@@ -11,8 +11,11 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+JOB = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4"}
 TASK = {**JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}
+UNEVEN = {"SLURM_STEP_TASKS_PER_NODE": "3,1"}
+FIRST = {**TASK, "SLURM_LOCALID": "0"}  # of its host
+LAST = {**FIRST, "SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "6", "SLURM_NODEID": "3"}
 
 
 def without(variables, *names):
@@ -34,53 +37,25 @@ def without(variables, *names):
         # Open MPI
         (MPI, World(2, 4, 0, 2), "Open MPI"),
         ({**MPI, "PMIX_RANK": "2"}, World(2, 4, 0, 2), "Open MPI"),
+        (without(MPI, *list(MPI)[2:]), World(2, 4, 2, 4), "Open MPI"),
+        # its daemon is a task of Slurm, whose variables it hands on
         (
-            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
-            World(2, 4, 2, 4),
+            {**TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", **MPI},
+            World(2, 4, 0, 2),
             "Open MPI",
         ),
-        # its daemon is a task of Slurm, whose variables it hands on
-        ({**TASK, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", **MPI}, World(2, 4, 0, 2), "Open MPI"),
         # Slurm
         (TASK, World(2, 4, 2, 4), "Slurm"),
         ({**TASK, "SLURM_STEP_NUM_TASKS": "3"}, World(2, 3, 2, 3), "Slurm"),
         ({**TASK, "PMIX_RANK": "2"}, World(2, 4, 2, 4), "Slurm"),
-        ({**without(TASK, "SLURM_STEP_ID"), "SLURM_STEPID": "3"}, World(2, 4, 2, 4), "Slurm"),
         ({**TASK, "SLURM_STEP_TASKS_PER_NODE": "4"}, World(2, 4, 2, 4), "Slurm"),
-        ({**TASK, "SLURM_NTASKS_PER_NODE": "8"}, World(2, 4, 2, 4), "Slurm"),
-        (
-            {**TASK, "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "1"},
-            World(2, 4, 0, 2),
-            "Slurm",
-        ),
-        (
-            {**TASK, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
-            World(2, 4, 0, 2),
-            "Slurm",
-        ),
-        (
-            {
-                **TASK,
-                "SLURM_STEP_NUM_TASKS": "7",
-                "SLURM_PROCID": "6",
-                "SLURM_LOCALID": "0",
-                "SLURM_NODEID": "3",
-                "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-            },
-            World(6, 7, 0, 1),
-            "Slurm",
-        ),
+        ({**FIRST, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, World(2, 4, 0, 2), "Slurm"),
+        ({**LAST, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, World(6, 7, 0, 1), "Slurm"),
         # in an allocation, but a single process
         (JOB, World(), "nobody"),
         ({**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, World(), "nobody"),
-        (
-            {**JOB, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"},
-            World(),
-            "nobody",
-        ),
+        ({**JOB, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}, World(), "nobody"),
         ({**JOB, "SLURM_PROCID": "0", "SLURM_STEP_ID": "batch"}, World(), "nobody"),
-        # variables of no job: set by hand
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, World(1, 2, 1, 2), "Slurm"),
         # the inner launcher counts
         ({**TASK, **OURS, "TORCHELASTIC_RUN_ID": "x"}, World(1, 3, 1, 3), "torchrun"),
         ({**TASK, **MPI, **OURS, "UNISONO_LINK": "5"}, World(1, 3, 1, 3), "unisono"),
@@ -122,18 +97,12 @@ def test_a_place_is_found(environ, expected, started_by):
         (without(MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "`OMPI_COMM_WORLD_LOCAL_SIZE` must be set"),
         ({"PMIX_RANK": "2"}, "start it with `mpirun`"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "`PMI_SIZE` is 2"),
-        (without(TASK, "SLURM_NTASKS"), "`SLURM_NTASKS` must be set"),
+        (without(TASK, "SLURM_STEP_NUM_TASKS"), "`SLURM_STEP_NUM_TASKS` must be set"),
         (without(TASK, "SLURM_STEP_ID"), "`SLURM_STEP_ID` must be set"),
-        ({**TASK, "SLURM_LOCALID": "0"}, "`SLURM_STEP_TASKS_PER_NODE` must be set"),
+        (FIRST, "`SLURM_STEP_TASKS_PER_NODE` must be set"),
         ({**TASK, "SLURM_STEP_TASKS_PER_NODE": "2,1(y3)"}, "must be like `2.x3.,1`"),
-        (
-            without({**TASK, "SLURM_STEP_TASKS_PER_NODE": "3,1"}, "SLURM_NODEID"),
-            "`SLURM_NODEID` must be set",
-        ),
-        (
-            {**TASK, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "2"},
-            "one of the 2 hosts .* but is 2",
-        ),
+        (without({**TASK, **UNEVEN}, "SLURM_NODEID"), "`SLURM_NODEID` must be set"),
+        ({**TASK, **UNEVEN, "SLURM_NODEID": "2"}, "one of the 2 hosts .* but is 2"),
     ],
 )
 def test_what_is_missing_or_disagrees_is_refused(environ, words):

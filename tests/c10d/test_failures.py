@@ -311,7 +311,7 @@ def test_abort_reaches_a_thread_that_waits(as_ranks):
             with pytest.raises(PeerLostError, match="the process group was aborted"):
                 group.recv([torch.ones(1)], 0, 0).wait()
             threading.Timer(0.1, group.abort).start()
-            with pytest.raises(PeerLostError, match="it has left"):
+            with pytest.raises(PeerLostError, match="this one has ended"):
                 group.recv([torch.ones(1)], 1, 0).wait()
 
     assert as_ranks(2, work) == [None, None]
@@ -323,7 +323,7 @@ def test_only_dense_cpu_tensors_are_taken(as_ranks):
             group.allreduce(torch.eye(3).to_sparse())
         with pytest.raises(TypeError, match="meta"):
             group.allreduce(torch.ones(3, device="meta"))
-        with pytest.raises(TypeError, match=r"AVG needs numbers, but got torch.bool"):
+        with pytest.raises(TypeError, match=r"no AVG of torch.bool .* be moved but not reduced"):
             all_reduce(3, torch.bool, dist.ReduceOp.AVG)(group)
         for dtype in (torch.uint16, torch.float8_e5m2):
             with pytest.raises(TypeError, match=r"no SUM of .* be moved but not reduced"):

@@ -21,7 +21,11 @@ pytestmark = pytest.mark.slow
 PROGRAM = str(Path(__file__).parent / "elsewhere.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 UNISONO_RUN = (sys.executable, "-m", "unisono", "run", "-n", "3")
-SLURM = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "{size}"} | {
+SLURM = {
+    "SLURM_JOB_ID": str(os.getpid()),
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "{size}",
+} | {
     "SLURM_PROCID": "{rank}",
     "SLURM_LOCALID": "{rank}",
     "SLURM_STEP_TASKS_PER_NODE": "{size}",

@@ -37,23 +37,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 FAULTS_VARIABLE = "UNISONO_FAULTS"
 DEEDS = ("kill", "stop", "raise", "exit", "segv")
-PLACES = (
-    "begin",
-    "shard",
-    "gradients",
-    "sums",
-    "update",
-    "updated",
-    "commit",
-    "snapshot",
-    "start",
-    "join",
-)
+_IN_A_STEP = ("begin", "shard", "gradients", "sums", "update", "updated", "commit", "snapshot")
+PLACES = (*_IN_A_STEP, "start", "join")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +63,6 @@ def read_faults(text: str) -> tuple[Fault, ...]:
     return tuple(_read(row.strip()) for row in text.split(";") if row.strip())
 
 
-def due(faults: tuple[Fault, ...], *, step: int | None, at: str) -> Fault | None:
-    """Find the first of a worker's faults that is due here."""
-    for fault in faults:
-        if fault.kind in DEEDS and fault.at == at and fault.step in (None, step):
-            return fault
-    return None
-
-
 def disk_full(faults: tuple[Fault, ...], checkpoint: int) -> bool:
     """Tell whether the disk is to be full for a checkpoint, the first of which is 1."""
     return Fault("disk-full", checkpoint=checkpoint) in faults
@@ -89,30 +71,24 @@ def disk_full(faults: tuple[Fault, ...], checkpoint: int) -> bool:
 class Faults:
     """The faults of this process. Final."""
 
-    def __init__(self, mine: tuple[Fault, ...] = ()) -> None:
-        self._mine = mine
-
-    @property
-    def are_planned(self) -> bool:
-        """Whether there are any."""
-        return bool(self._mine)
+    def __init__(self, mine: Iterable[Fault] = ()) -> None:
+        self._mine = list(mine)
+        self.are_planned = bool(self._mine)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], rank: int, incarnation: int) -> Faults:
         """Read what concerns this process from ``UNISONO_FAULTS``."""
         faults = read_faults(environ.get(FAULTS_VARIABLE, ""))
         mine = (fault for fault in faults if fault.rank == rank)
-        here = (fault for fault in mine if incarnation == (1 if fault.at == "join" else 0))
-        return cls(tuple(here))
+        return cls(fault for fault in mine if incarnation == (fault.at == "join"))
 
     def meet(self, at: str, step: int | None = None) -> None:
         """Do what is due at a place; may not return."""
-        if not self._mine:
-            return
-        fault = due(self._mine, step=step, at=at)
-        if fault is not None:
-            self._mine = tuple(other for other in self._mine if other is not fault)
-            _do(fault.kind, at, step)
+        for fault in self._mine:
+            if fault.at == at and fault.step in (None, step):
+                self._mine.remove(fault)
+                _do(fault.kind, at, step)
+                return
 
 
 def _do(kind: str, at: str, step: int | None) -> None:

@@ -9,24 +9,18 @@ started by                 variables
 `unisono run`, torchrun,   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
 another program, by hand
 Open MPI                   OMPI_COMM_WORLD_RANK, …_SIZE, …_LOCAL_RANK, …_LOCAL_SIZE
-Slurm                      SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID,
-                           SLURM_STEP_TASKS_PER_NODE with SLURM_NODEID (or SLURM_NTASKS_PER_NODE)
+Slurm                      SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID,
+                           SLURM_STEP_TASKS_PER_NODE with SLURM_NODEID
 nobody                     none of these
 =========================  ======================================================================
 
 *Slurm counts only inside of a job step.* ``srun`` makes one, and says so with SLURM_STEP_ID. A
-script that ``sbatch`` runs, or one started in the shell of ``salloc``, sees SLURM_NTASKS too (and
-SLURM_PROCID is 0) but is a single process: it is alone. Variables without any job (no SLURM_JOB_ID)
-were set by hand and are believed.
+script that ``sbatch`` runs, or one started in the shell of ``salloc``, has SLURM_PROCID 0, but is a
+single process: it is alone.
 
 *Half of what is needed, or two that disagree, is refused in words*: to guess would be to train
 alone where others wait. One of RANK and WORLD_SIZE is enough where Slurm or Open MPI say the same;
 scripts that set WORLD_SIZE for all tasks are common.
-
-What does a process have only once? It is kept here, and nowhere else.
-
-A fork begins with nothing of its own: it must not use what belongs to its parent, such as a
-channel to the launcher.
 """
 
 from __future__ import annotations
@@ -183,21 +177,18 @@ def _open_mpi(environ: Mapping[str, str]) -> World | None:
 def _slurm(environ: Mapping[str, str]) -> World | None:
     if not _is_slurm_task(environ):
         return None
-    counts = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ]
-    size_name = (*counts, "SLURM_NTASKS")[0]
-    names = ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-    return _placed(environ, names, _tasks_here(environ, _number(environ, size_name)), SLURM)
+    size = "SLURM_STEP_NUM_TASKS"
+    names = ("SLURM_PROCID", size, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+    return _placed(environ, names, _tasks_here(environ), SLURM)
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     """Tell a task of ``srun`` from a batch script or a shell in an allocation."""
     if "SLURM_PROCID" not in environ:
         return False
-    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
+    step = environ.get("SLURM_STEP_ID")
     if step is not None:
         return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
-    if "SLURM_JOB_ID" not in environ:
-        return "SLURM_NTASKS" in environ
     if _number(environ, "SLURM_PROCID"):
         raise ValueError(
             f"`SLURM_STEP_ID` must be set in a task of a job, but is not where SLURM_PROCID is "
@@ -206,27 +197,11 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     return False
 
 
-def _tasks_here(environ: Mapping[str, str], world_size: int) -> int | None:
-    """Count the tasks of this host; None where nothing says it."""
+def _tasks_here(environ: Mapping[str, str]) -> int | None:
+    """Count the tasks of this host; None where nothing says it. ``"2(x3),1"`` is 2, 2, 2, 1."""
     form = environ.get("SLURM_STEP_TASKS_PER_NODE")
-    if form is not None:
-        counts = _counts_of(form)
-        if len(set(counts)) == 1:
-            return counts[0]
-        node = _number(environ, "SLURM_NODEID")
-        if not 0 <= node < len(counts):
-            raise ValueError(
-                f"`SLURM_NODEID` must be the number of one of the {len(counts)} hosts of "
-                f"SLURM_STEP_TASKS_PER_NODE ({form}), but is {node}: start the program with `srun`."
-            )
-        return counts[node]
-    per_node = _optional(environ, "SLURM_NTASKS_PER_NODE")
-    # What was asked for, at most: a step with fewer tasks has fewer.
-    return None if per_node is None else min(per_node, world_size)
-
-
-def _counts_of(form: str) -> list[int]:
-    """Read Slurm's short form of one number a host: ``"2(x3),1"`` is 2, 2, 2, 1."""
+    if form is None:
+        return None
     counts: list[int] = []
     for part in form.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:\(x([0-9]{1,6})\))?\s*", part)
@@ -236,7 +211,13 @@ def _counts_of(form: str) -> list[int]:
                 f"program with `srun`."
             )
         counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    node = _number(environ, "SLURM_NODEID", 0 if len(set(counts)) == 1 else None)
+    if not 0 <= node < len(counts):
+        raise ValueError(
+            f"`SLURM_NODEID` must be the number of one of the {len(counts)} hosts of "
+            f"SLURM_STEP_TASKS_PER_NODE ({form}), but is {node}: start the program with `srun`."
+        )
+    return counts[node]
 
 
 def _placed(
@@ -252,9 +233,8 @@ def _placed(
     for name, value in zip(names[2:], (local_rank, local_world_size), strict=True):
         if value is None and not on_one_host:
             raise ValueError(
-                f"`{name}` must be set where there are several hosts, but is not: {names[0]} is "
-                f"{rank} of {world_size}, {names[2]} {_told(local_rank)}, {names[3]} "
-                f"{_told(local_world_size)}. Set it in each process."
+                f"`{name}` must be set where there are several hosts, but is not where {names[0]} "
+                f"is {rank} of {world_size}: set it in each process."
             )
     return World(
         rank,
@@ -263,10 +243,6 @@ def _placed(
         world_size if local_world_size is None else local_world_size,
         started_by,
     )
-
-
-def _told(value: int | None) -> str:
-    return "is not set" if value is None else f"is {value}"
 
 
 def num_devices() -> int:
@@ -330,9 +306,9 @@ _kept: dict[tuple[Hashable, ...], Any] = {}
 
 
 def per_process(make: Callable[..., T], *arguments: Hashable) -> T:
-    """Give this process's one `make(*arguments)`, made when it is first asked for.
+    """Give this process's one `make(*arguments)`, of which threads that ask at once get the same.
 
-    Threads that ask at once may each make one, of which all get the same.
+    A fork begins with nothing of its own: it must not use what belongs to its parent.
     """
     key = os.getpid(), make, *arguments
     kept: T | None = _kept.get(key)

@@ -218,7 +218,6 @@ OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 # By number: torch's own way to compare operations takes longer than all the rest here.
 _REDUCTION_OF = {getattr(ReduceOp, name).value: name for name in OPERATIONS}
-_BITWISE = ("BAND", "BOR", "BXOR")
 # Sums on the way are this long: they stay in the cores' cache, and in malloc's heap.
 _BLOCK_BYTES = 1 << 20
 
@@ -236,17 +235,11 @@ def reduction_of(opts: Any, dtype: torch.dtype) -> str:
 
 def check(reduction: str, dtype: torch.dtype) -> None:
     """Refuse what has no meaning for a dtype."""
-    is_number = dtype.is_floating_point or dtype.is_complex
-    if reduction in _BITWISE and is_number:
-        raise TypeError(f"{reduction} needs integers or bools, but got {dtype}: use MIN, MAX, SUM.")
-    if reduction == "AVG" and dtype is torch.bool:
-        raise TypeError(f"AVG needs numbers, but got {dtype}: use BAND or BOR, or convert them.")
-    if reduction in ("MIN", "MAX") and dtype.is_complex:
-        raise TypeError(f"{reduction} needs an order, but {dtype} has none: reduce its real view.")
-    if not _is_known_to_torch(reduction, dtype):
+    is_truth = reduction == "AVG" and dtype is torch.bool
+    if is_truth or not _is_known_to_torch(reduction, dtype):
         raise TypeError(
             f"torch has no {reduction} of {dtype} on a CPU, so such tensors can be moved but not "
-            f"reduced: widen them first."
+            f"reduced: convert them first."
         )
 
 

@@ -20,25 +20,23 @@ import enum
 import math
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import Work
 
-from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.errors import MismatchError, WaitTimeoutError
 from unisono.runtime.c10d.meeting import Meeting, Meetings
 from unisono.runtime.c10d.messages import Messages, Receive
 from unisono.runtime.device import flushes_denormals
 
 _PATIENCE_S = 5e-3
 _HELPER_STAYS_S = 1.0
-_LOOK_EVERY_S = 5e-3
 _AT_EXIT_AT_MOST_S = 10.0
 
 
@@ -51,7 +49,6 @@ class Call:
     def __init__(self, meeting: Meeting, steps: Meetings) -> None:
         self._meeting = meeting
         self._steps = steps
-        self.rank = meeting.names[meeting.rank]
         self._has_begun = self._is_waiting = self._flushes = False
         self.is_done = False
         self.error: BaseException | None = None
@@ -133,7 +130,11 @@ class Execution:
             if is_first:
                 self._turn, self._caller = _Turn.CALLER, threading.get_ident()
             elif self._turn is _Turn.CALLER and self._caller == threading.get_ident():
-                self._refuse(call)
+                raise RuntimeError(
+                    "calls of a process group must be made one after the other, but a signal has "
+                    "held this thread up in one, and now it makes another: let the handler set a "
+                    "flag, and make the call where the program looks at it."
+                )
             else:
                 call.hand_over()
                 self._waiting.append(call)
@@ -171,9 +172,8 @@ class Execution:
 
     def finish(self, timeout_s: float) -> None:
         """Wait until the helper has nothing left to run, at most `timeout_s` seconds."""
-        end = time.monotonic() + timeout_s
-        while self._turn is _Turn.HELPER and time.monotonic() < end:
-            time.sleep(_LOOK_EVERY_S)
+        with self._lock:
+            self._changed.wait_for(lambda: self._turn is not _Turn.HELPER, timeout_s)
 
     def close(self) -> None:
         """Let the helper end as soon as it is idle."""
@@ -205,18 +205,6 @@ class Execution:
                 else:
                     self._turn = _Turn.NOBODY
         return is_done
-
-    def _refuse(self, call: Call) -> NoReturn:
-        """Refuse a call that a signal handler makes while this thread is in another one."""
-        error = PeerLostError(
-            "calls of a process group must be made one after the other, but a signal has held this "
-            "thread up in one, and now it makes another: let the handler set a flag, and make the "
-            "call where the program looks at it.",
-            rank=call.rank,
-        )
-        self._turn = _Turn.NOBODY
-        call.give_up(error)
-        raise error
 
     def _call_helper(self) -> None:
         if self._helper is None:
@@ -251,6 +239,7 @@ class Execution:
         with self._lock:
             if self._turn is _Turn.HELPER and not self._waiting:
                 self._turn = _Turn.NOBODY
+                self._changed.notify_all()
             self._changed.wait_for(
                 lambda: self._turn is _Turn.HELPER or self._is_closed, _HELPER_STAYS_S
             )

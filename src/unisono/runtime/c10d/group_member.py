@@ -25,7 +25,7 @@ from unisono.errors import RendezvousError
 from unisono.runtime import procfs
 from unisono.runtime.c10d.calls import Vectors, encode
 from unisono.runtime.c10d.execution import Call, Execution
-from unisono.runtime.c10d.group_memory import PID, Blocks, GroupMemory, Layout, Peers
+from unisono.runtime.c10d.group_memory import PID, GroupMemory, Layout, Peers
 from unisono.runtime.c10d.meeting import Board, Meeting, Meetings
 from unisono.runtime.c10d.messages import Messages
 from unisono.runtime.workers.meeting_point import Departure
@@ -118,8 +118,7 @@ class GroupMember:
                 self._peers.leave(Departure.FAILED, str(error))
                 raise
         self.board = Board(self.region, self._meeting)
-        blocks = Blocks(self.region.mapping, self.region.layout.heap(rank))
-        self.messages = Messages(self.region, blocks, self._peers, timeout_s)
+        self.messages = Messages(self.region, self._peers, self._meeting)
         self.execution = Execution()
 
     def run(
@@ -152,7 +151,7 @@ class GroupMember:
 
     def set_timeout(self, timeout_s: float) -> None:
         """Say how long waits may last from now on."""
-        self._meeting.timeout_s = self.messages.timeout_s = timeout_s
+        self._meeting.timeout_s = timeout_s
 
     def leave(self) -> None:
         """Leave in order, and free the memory."""

@@ -172,8 +172,6 @@ class Peers:
         self._region = region
         self.rank = rank
         self.names = names
-        self.has_left = False
-        self.why_left = ""
         region.seats[rank].take(os.getpid(), started_at(os.getpid()) or 0)
 
     def lost(self, ranks: Iterable[int]) -> list[tuple[int, Departure]]:
@@ -198,7 +196,6 @@ class Peers:
 
     def leave(self, how: Departure, reason: str = "") -> None:
         """Tell the others that this rank will not come again, and why."""
-        self.why_left, self.has_left = reason, True
         text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
         self._region.memory.write(self._region.layout.line(self.rank) + REASON, text)
         self._region.seats[self.rank].leave(how)

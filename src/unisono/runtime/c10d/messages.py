@@ -39,9 +39,10 @@ from unisono.runtime.c10d.group_memory import (
     GroupMemory,
     Peers,
 )
+from unisono.runtime.c10d.meeting import Meeting
 from unisono.runtime.dtypes import dtype_name
 from unisono.runtime.workers.context import ShownWait
-from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S, Departure, spin_s
+from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S
 
 _ENTRY = struct.Struct("<qqqq")
 _READ_FLAG_BYTES = 64
@@ -82,13 +83,11 @@ class Receive:
 class Messages:
     """One rank's sends and receives. Final."""
 
-    def __init__(self, region: GroupMemory, blocks: Blocks, peers: Peers, timeout_s: float) -> None:
-        self._region = region
-        self._blocks = blocks
-        self._peers = peers
-        self.timeout_s = timeout_s
-        rank, num_ranks = peers.rank, len(peers.names)
-        self._rank = rank
+    def __init__(self, region: GroupMemory, peers: Peers, meeting: Meeting) -> None:
+        self._region, self._peers, self._meeting = region, peers, meeting
+        self._rank, self._names = rank, names = peers.rank, peers.names
+        num_ranks = len(names)
+        self._blocks = Blocks(region.mapping, region.layout.heap(rank))
         self._outgoing = [region.layout.ring(rank, other) for other in range(num_ranks)]
         self._incoming = [region.layout.ring(other, rank) for other in range(num_ranks)]
         self._doorbell = region.layout.line(rank) + DOORBELL
@@ -96,7 +95,6 @@ class Messages:
         self._arrived: list[deque[MessageHeader]] = [deque() for _ in range(num_ranks)]
         self._posted: list[Receive] = []
         self._lock = threading.RLock()
-        self._spin_s = spin_s(max(peers.names) + 1)
 
     def send(self, vector: torch.Tensor, destination: int, tag: int) -> None:
         """Leave a copy of a contiguous vector for another rank; waits while the ring is full."""
@@ -113,8 +111,8 @@ class Messages:
             lambda: self._put(entry, destination),
             self._outgoing[destination] + TAKEN,
             [destination],
-            f"fetch one of {RING_ENTRIES:,} messages that rank {self._name(self._rank)} has sent",
-            self.timeout_s,
+            f"fetch one of {RING_ENTRIES:,} messages that rank {self._names[self._rank]} has sent",
+            self._meeting.timeout_s,
         )
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> Receive:
@@ -135,8 +133,8 @@ class Messages:
             lambda: self.is_done(receive),
             self._doorbell,
             [source for source in sources if source is not None],
-            f"send {receive} with tag {receive.tag} to rank {self._name(self._rank)}",
-            self.timeout_s if timeout_s is None else timeout_s,
+            f"send {receive} with tag {receive.tag} to rank {self._names[self._rank]}",
+            self._meeting.timeout_s if timeout_s is None else timeout_s,
         )
         if receive.error is not None:
             raise receive.error
@@ -200,8 +198,8 @@ class Messages:
                 tensor.copy_(vector.view(tensor.shape))
         else:
             receive.error = MismatchError(
-                f"a message and its receive must agree, but rank {self._name(source)} has sent "
-                f"{entry} with tag {entry.tag} and rank {self._name(self._rank)} receives "
+                f"a message and its receive must agree, but rank {self._names[source]} has sent "
+                f"{entry} with tag {entry.tag} and rank {self._names[self._rank]} receives "
                 f"{receive}: give both the same size and dtype."
             )
         self._region.memory.write(entry.offset, _READ)
@@ -227,46 +225,27 @@ class Messages:
                 if is_done():
                     return
                 waited_s = time.monotonic() - start
-                if waited_s < self._spin_s:
+                if waited_s < self._meeting.spin_s:
                     os.sched_yield()
                     continue
-                self._check_usable()
-                lost = self._peers.lost(others)
+                lost = self._meeting.look(others)
                 if lost and len(lost) == len(others) and not is_done():
-                    raise self._lost(lost[0], what)
+                    name, why = self._names[lost[0][0]], self._peers.why(*lost[0])
+                    raise PeerLostError(
+                        f"rank {name} must {what}, but never will, since {why}.", rank=name
+                    )
                 if waited_s >= timeout_s:
-                    raise self._late(others, what, waited_s)
+                    raise WaitTimeoutError(
+                        f"{self._named(others)} must {what}, but did not in {waited_s:.1f} s: look "
+                        f"at what it does there.",
+                        missing=tuple(self._names[other] for other in others),
+                        waited_s=waited_s,
+                    )
                 shown.look(
                     waited_s, lambda: f"a call that waits for {self._named(others)} to {what}"
                 )
                 self._region.sleep_while(word, seen, min(SLEEP_AT_MOST_S, timeout_s - waited_s))
 
-    def _check_usable(self) -> None:
-        if self._peers.has_left:
-            name = self._name(self._rank)
-            raise PeerLostError(
-                f"rank {name} must be in the process group while it waits for a message, but it "
-                f"has left{self._peers.why_left and ', saying '}{self._peers.why_left}: make a new "
-                f"group.",
-                rank=name,
-            )
-
-    def _lost(self, lost: tuple[int, Departure], what: str) -> PeerLostError:
-        name = self._name(lost[0])
-        why = self._peers.why(*lost)
-        return PeerLostError(f"rank {name} must {what}, but never will, since {why}.", rank=name)
-
-    def _late(self, others: list[int], what: str, waited_s: float) -> WaitTimeoutError:
-        return WaitTimeoutError(
-            f"{self._named(others)} must {what}, but did not in {waited_s:.1f} s: look at what it "
-            f"does there.",
-            missing=tuple(self._name(other) for other in others),
-            waited_s=waited_s,
-        )
-
     def _named(self, others: list[int]) -> str:
-        names = ", ".join(str(self._name(other)) for other in others)
+        names = ", ".join(str(self._names[other]) for other in others)
         return f"rank {names}" if len(others) == 1 else f"one of ranks {names}"
-
-    def _name(self, rank: int) -> int:
-        return self._peers.names[rank]

@@ -68,10 +68,7 @@ class Context:
         return link.world if link is not None else self.held or world()
 
     def rendezvous(self, timeout_s: float | None = None) -> Rendezvous:
-        """Find the other workers of the job. Collective the first time: every rank calls it.
-
-        Waits for the last one `timeout_s` seconds, or as long as ``timeouts.py`` says.
-        """
+        """Find the other workers of the job. Collective the first time: every rank calls it."""
         from unisono.runtime.workers.rendezvous import of_launcher
 
         link = self.launcher
@@ -96,10 +93,9 @@ class Context:
         return self.join().team
 
     def join(self) -> ReplicatedCalls:
-        """Join the workers among whom this process was started, or be a team of one.
+        """Join the workers among whom this process was started, or be a new team of one.
 
-        Under another launcher than ours: collective, every rank calls it; waits for all of them the
-        first time. Gives the same for all runs of a process, but another team of one for each.
+        Under another launcher than ours: collective, every rank calls it.
         """
         # Not above: a process that only starts a job does not need them.
         from unisono.runtime.workers.external import ExternallyLaunched
@@ -170,10 +166,7 @@ def refuse_larger_group(here: World) -> None:
 
 
 def refuse_spawned(here: World) -> None:
-    """Refuse one of several spawned processes that does not know of the others.
-
-    One that sets RANK and WORLD_SIZE, or makes a process group, has said who it is.
-    """
+    """Refuse one of several spawned processes that does not know of the others."""
     index = _spawned_index()
     if index == 0 or here.world_size > 1 or here.started_by == SOMEBODY or _process_groups():
         return

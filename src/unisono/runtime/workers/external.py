@@ -55,10 +55,7 @@ class ExternallyLaunched(Supervisor):
 
     @classmethod
     def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
-        """Take this process's seat among the workers of its job. Collective, once in a process.
-
-        From then on the others learn how this process ends.
-        """
+        """Take this process's seat among the workers of its job. Collective, once in a process."""
         places = rendezvous.places
         several = places.ranks_of_host if len(places.ranks_of_host) > 1 else ()
         address = _check_hosts(several, here) if several else ""
@@ -83,18 +80,13 @@ class ExternallyLaunched(Supervisor):
         """Share memory that a host's first rank makes. Collective: every rank calls it."""
         is_first = self.world.rank == self._first
         fd = create_memory(_MEMORY_NAME, num_bytes) if is_first else -1
-        try:
-            heard = gather(json.dumps([key, num_bytes, os.getpid(), fd]).encode(), _SHARING)
-            said = {rank: json.loads(message) for rank, message in heard.items()}
-            _check_alike(said)
-            _, _, its_pid, its_fd = said[self._first]
-            if not is_first:
-                fd = _open(its_pid, its_fd, _MEMORY_NAME, num_bytes)
-            gather(b"", _SHARING)
-        except BaseException:
-            if fd >= 0:
-                os.close(fd)
-            raise
+        heard = gather(json.dumps([key, num_bytes, os.getpid(), fd]).encode(), _SHARING)
+        said = {rank: json.loads(message) for rank, message in heard.items()}
+        _check_alike(said)
+        _, _, its_pid, its_fd = said[self._first]
+        if not is_first:
+            fd = _open(its_pid, its_fd, _MEMORY_NAME, num_bytes)
+        gather(b"", _SHARING)
         return fd
 
 
@@ -137,10 +129,7 @@ def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
 
 
 def _tell_the_end(control: ControlBlock, rank: int) -> None:
-    """Have the end of this process told to those who may wait for it.
-
-    A process that is killed cannot tell; its death is seen.
-    """
+    """Have the end of this process told to those who wait; a killed one cannot, and is seen."""
     pid = os.getpid()
     call_before = sys.excepthook
 

@@ -65,10 +65,7 @@ class HostLinks:
             self._flush(rank)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, bytes | Departure]]:
-        """Give the frames that come within so many seconds, at once if there are any.
-
-        Ranks with what they have sent, or how they are lost.
-        """
+        """Give ranks with the frames that come within so many seconds, or how they are lost."""
         for rank in list(self._sockets):
             self._flush(rank)
         for fd, _ in self._poll.poll(timeout_s * 1000):
@@ -121,10 +118,7 @@ class HostLinks:
 
 
 def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
-    """Connect this worker with every one of other hosts. Collective: every rank calls it.
-
-    It listens at `address` alone, where the others reach this host.
-    """
+    """Connect this worker with every one of other hosts. Collective: every rank calls it."""
     places, token = rendezvous.places, rendezvous.token
     others = set(range(places.world_size)) - set(places.local_ranks)
 
@@ -259,10 +253,7 @@ def _callers(selector: selectors.BaseSelector) -> list[socket.socket]:
 
 
 def _hear(caller: socket.socket, hello: bytearray, me: int, token: str) -> int | None:
-    """Read what a caller shows, and answer.
-
-    Gives its rank, -1 if it does not know the token, None if it has not shown everything yet.
-    """
+    """Answer a caller; gives its rank, -1 if it does not know the token, None: not all is here."""
     with contextlib.suppress(OSError):
         while len(hello) < _HELLO.size:
             try:

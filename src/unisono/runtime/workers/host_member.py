@@ -100,10 +100,7 @@ class HostMember(LauncherLink):
         return prefixed("program", self._store)
 
     def connect(self) -> None:
-        """Reach the workers of other hosts. Collective: every rank calls it, once.
-
-        A replacement does so when it has caught up with them.
-        """
+        """Reach the workers of other hosts; a replacement does so later. Collective."""
         if not self._is_replacement:
             self._begin_again(0)
 
@@ -139,8 +136,7 @@ class HostMember(LauncherLink):
     def stopped(self, arrivals: int, *, between_steps: bool) -> messages.Membership:
         """See :class:`Supervisor`; returns when all are there again, on all hosts.
 
-        Raises a PeerLostError where the run cannot go back or a lost worker cannot be replaced, and
-        a StepBrokenError where others have come to the end of what this worker does.
+        A StepBrokenError where others have come to the end of what this worker does.
         """
         if between_steps and self.control.head.end:
             return super().stopped(arrivals, between_steps=True)  # where this process is ended

@@ -13,15 +13,14 @@ Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: t
 it, or else rank 0, which listens at that address alone. Where nothing says them, tasks of Slurm
 meet on the first node of their step, those of Open MPI where its `mpirun` is.
 
-A job's name is a pure function of the environment: the same for all its workers, and another one
-for each other job on this host, also for an earlier attempt of the same job.
+A job's name is the same for all its workers, and another one for each other job on this host, also
+for an earlier attempt of the same job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -56,9 +55,6 @@ if TYPE_CHECKING:
 
 MEMORY_NAME = "unisono-store"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Rank 0 has the memory that is looked for open under the first free number from here on: so others
-# need not list what every process has open.
-_FIRST_NUMBER = 200
 _TAKEN_AT_MOST_S = 3.0
 _CONNECTS_WITHIN_S = 2.0
 _BACKLOG = 1024
@@ -68,10 +64,7 @@ T = TypeVar("T")
 
 
 def is_at_master(environ: Mapping[str, str], here: World) -> bool:
-    """Tell whether the store is at MASTER_ADDR and MASTER_PORT; otherwise it is a file.
-
-    It is there where an agent of torchrun has it, and where workers may be on several hosts.
-    """
+    """Tell whether the store is at MASTER_ADDR and MASTER_PORT; otherwise it is a file."""
     given = [name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)]
     several = here.local_world_size != here.world_size
     if len(given) == 1 and (several or here.started_by not in (SLURM, OPEN_MPI)):
@@ -95,14 +88,13 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
 def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str, int] | None:
     """Say where the tasks of a cluster can meet; None where its variables do not say it.
 
-    That is the host that should have rank 0, and a port below those that the kernel gives out,
-    another one for each job and step.
+    The port is below those that the kernel gives out, another one for each job and step.
     """
     if started_by not in (SLURM, OPEN_MPI):
         return None
     is_slurm = started_by == SLURM
     host = _first_of_slurm(environ) if is_slurm else _host_of_mpirun(environ)
-    step = repr([environ.get(name) for name in (_SLURM[:3] if is_slurm else _OPEN_MPI)])
+    step = repr([environ.get(name) for name in (_SLURM[:2] if is_slurm else _OPEN_MPI)])
     return None if host is None else (host, _FIRST_PORT + zlib.crc32(step.encode()) % _NUM_PORTS)
 
 
@@ -146,10 +138,7 @@ def file_store(fd: int) -> Store:
 def wait_for_rank_0(
     look: Callable[[float], T], here: World, where: str, advice: str, timeout_s: float
 ) -> T:
-    """Look for rank 0 again and again, as long as `look` raises a :class:`NotThereError`.
-
-    `where` is what the workers come to, and `advice` what to do if rank 0 does not, for messages.
-    """
+    """Look for rank 0 again and again, as long as `look` raises a :class:`NotThereError`."""
 
     def late(error: NotThereError) -> Exception:
         return too_late(here.world_size, where, timeout_s, (0,), f"{error}; {advice}")
@@ -162,9 +151,7 @@ def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
     """Make the job's file, as rank 0. The others can find it until the block ends."""
     # Stays open as long as the process: process groups that are made later use it, too.
     fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
-    low = os.memfd_create(f"{_announcement(job)}{os.getpid()}-{fd}", os.MFD_CLOEXEC)
-    announced = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_NUMBER)
-    os.close(low)
+    announced = os.memfd_create(f"{_announcement(job)}{os.getpid()}-{fd}", os.MFD_CLOEXEC)
     try:
         if announcements(job)[0][0] != os.getpid():
             os.close(fd)
@@ -201,7 +188,6 @@ def announcements(job: JobName) -> list[tuple[int, int]]:
     found = [
         (facts.st_ctime_ns, pid, int(name.rpartition("-")[2]))
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
-        if os.path.lexists(f"/proc/{pid}/fd/{_FIRST_NUMBER}")
         # Not what a fork has inherited.
         for _, name, facts in memories_of(pid, f"{_announcement(job)}{pid}-")
         if facts.st_uid == os.geteuid()
@@ -271,10 +257,7 @@ def _address_of_rank_0(address: str, here: World, environ: Mapping[str, str]) ->
 
 
 def _listening_fd(address: str, port: int) -> int | None:
-    """Listen there; None where the port is taken, maybe by a group of this very process.
-
-    torch then shares the store of that group.
-    """
+    """Listen there; None where a group of this process may have the port, whose store serves."""
     try:
         return listen(address, port).detach()
     except OSError as error:
@@ -304,7 +287,7 @@ def knock(address: str, port: int) -> None:
 
 
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
-_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT")
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _OPEN_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", *_MASTER, "TORCHELASTIC_RESTART_COUNT")
 # What is looked at in turn; the first of which anything is set counts.

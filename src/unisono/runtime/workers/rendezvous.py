@@ -99,14 +99,9 @@ class RankPlaces:
 class Rendezvous:
     """What every worker of a job gets. Final; see :meth:`unisono.runtime.workers.context.Context`.
 
-    `has_ended` tells whether a rank has ended, as far as that can be known here; `is_held`: rank 0
-    holds the store, which ends with it; `watch` is told now and then how long this rank has waited.
-
-    Attributes:
-        places: who is where.
-        token: 32 hexadecimal digits that only this attempt of this job knows, the same on every
-            worker; connections between them begin with it.
-        store: torch's store, with keys of this attempt alone, as long as the job lives.
+    `store` has keys of this attempt alone. `has_ended` tells whether a rank has ended, as far as
+    that can be known here; `is_held`: rank 0 holds the store, which ends with it; `watch` is told
+    now and then how long this rank has waited.
     """
 
     def __init__(
@@ -120,6 +115,7 @@ class Rendezvous:
     ) -> None:
         self.store, self.places, self._is_held = store, places, is_held
         self.has_ended, self.watch = has_ended, watch
+        # That only this attempt of this job knows: connections between workers begin with it.
         self.token = store.compare_set("token", "", os.urandom(_TOKEN_BYTES).hex()).decode()
         self._num_gathered = 0
 
@@ -131,10 +127,7 @@ class Rendezvous:
         speaks: bool = True,
         watch: Watch = lambda waited_s: None,
     ) -> Gathering:
-        """Have ranks wait for each other in something of their own. Collective.
-
-        `where` is for messages; `watch` is called beside this rendezvous' own.
-        """
+        """Have ranks wait for each other in something of their own. Collective."""
         self._num_gathered += 1
         rank, world_size = self.places.rank, self.places.world_size
         store = prefixed(f"gathering {self._num_gathered}", self.store)
