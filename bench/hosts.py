@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from tests.hosts.virtual_hosts import Link, VirtualHosts, torchrun, why_not
+from tests.hosts.virtual_hosts import Link, torchrun, virtual_hosts, why_not
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -167,14 +167,14 @@ def count_bytes(console: Console, args: argparse.Namespace) -> None:
 def take_turn(side: str, job: str, workers: Sequence[int], link: Link) -> Turn:
     """Make two hosts, and train one way."""
     program = ["-m", "bench.hosts", "--side", side, "--job", job]
-    with VirtualHosts(2, link) as hosts:
+    with virtual_hosts(2, link) as hosts:
         ranks = torchrun(hosts, workers, program)
         counts, said = [], ""
         try:
             for line in lines_of(ranks[0]):
                 said += line
                 if line.startswith(("begin", "end")):
-                    counts.append([host.traffic().sent for host in hosts])
+                    counts.append([host.sent_bytes() for host in hosts])
                     found = re.search(r"end (\S+) s, (\S+) busy, (\d+) bytes", line)
             for rank in ranks:  # else nobody knows what processor time they took
                 rank.communicate(timeout=TIMEOUT_S)

@@ -463,19 +463,6 @@ def test_the_helper_ends_when_it_has_nothing_to_do(as_ranks, monkeypatch):
     assert as_ranks(2, work) == [None, None]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_programs_that_gloo_carries_out_are_carried_out(run_ranks, tmp_path, world_size):
-    outputs = []
-    for backend in ("gloo", "unisono"):
-        ended = run_ranks("late.py", world_size, backend)
-        assert [rank.exit_code for rank in ended] == [0] * world_size, ended
-        outputs.append(ended[0].output)
-        (tmp_path / "store").unlink(missing_ok=True)
-    assert outputs[0] == outputs[1]
-    assert "tensor" in outputs[0]
-
-
 ONCE_IT_CALLS = """
 import os, signal, sys, threading, time
 def send_once_it_calls(signum):

@@ -361,21 +361,3 @@ def test_a_group_leaves_neither_mappings_nor_descriptors(as_ranks):
     with none_stay_open():
         assert as_ranks(2, work) == [None, None]
     assert not mappings() - before
-
-
-@pytest.mark.slow
-def test_a_group_that_lives_until_python_clears_its_modules_ends_without_a_word():
-    code = """
-import sys, threading, unisono, torch.distributed as dist
-from unisono.runtime.c10d.group import Group
-store = dist.HashStore()
-def join(rank):
-    sys.kept = [Group(store, rank, [0, 1], 10.0), *getattr(sys, "kept", [])]
-other = threading.Thread(target=join, args=(1,))
-other.start()
-join(0)
-other.join()
-raise SystemExit(3)
-"""
-    ended = run([sys.executable, "-c", code])
-    assert (ended.returncode, ended.stderr) == (3, "")

@@ -15,7 +15,7 @@ import psutil
 from tests.chaos.jobs import PROGRAM
 from tests.chaos.phases import read_phase
 from tests.chaos.training import Options
-from tests.hosts.virtual_hosts import VirtualHosts
+from tests.hosts.virtual_hosts import virtual_hosts
 
 _TO_FILE = ("sh", "-c", 'exec "$@" > "$0" 2>&1')
 
@@ -25,7 +25,7 @@ class HostsJob:
 
     def __init__(self, folder: Path, options: Options, workers: Sequence[int]) -> None:
         self._stack = ExitStack()
-        self._hosts = self._stack.enter_context(VirtualHosts(len(workers)))
+        self._hosts = self._stack.enter_context(virtual_hosts(len(workers)))
         self._outputs = [folder / f"output-{host.number}.txt" for host in self._hosts]
         self._phases = [Path(options.phases, str(host.number)) for host in self._hosts]
         self._servers: dict[int, psutil.Process] = {}

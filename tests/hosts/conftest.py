@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.hosts.virtual_hosts import Host, Link, VirtualHosts, why_not
+from tests.hosts.virtual_hosts import Host, Link, virtual_hosts, why_not
 
 MakeHosts = Callable[..., list[Host]]
 
@@ -19,6 +19,6 @@ def make_hosts() -> Iterator[MakeHosts]:
     with ExitStack() as stack:
 
         def make(number: int, link: Link | None = None) -> list[Host]:
-            return stack.enter_context(VirtualHosts(number, link or Link()))
+            return stack.enter_context(virtual_hosts(number, link))
 
         yield make

@@ -26,10 +26,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 TOOLS = ("unshare", "nsenter", "ip", "tc", "ss", "mount")
 _NETWORK = "10.77.0"
@@ -76,17 +75,11 @@ def why_not() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How good each host's link is.
+    """How good each host's link is."""
 
-    Attributes:
-        rate: of what the host sends, as tc has it; empty: as fast as the kernel.
-        delay_ms: what a packet takes over it, in each direction.
-        loss_percent: of the packets, in each direction.
-    """
-
-    rate: str = ""
-    delay_ms: float = 0.0
-    loss_percent: float = 0.0
+    rate: str = ""  # of what the host sends, as tc has it; empty: as fast as the kernel
+    delay_ms: float = 0.0  # what a packet takes over it, in each direction
+    loss_percent: float = 0.0  # of the packets, in each direction
 
 
 class Namespaces:
@@ -133,23 +126,8 @@ class Namespaces:
         raise AssertionError(f"{self.name} could not be set up in {_READY_S:.0f} s")
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What has gone over a host's link, in bytes."""
-
-    sent: int
-    received: int
-
-    def __sub__(self, before: Traffic) -> Traffic:
-        return Traffic(self.sent - before.sent, self.received - before.received)
-
-
 class Host(Namespaces):
-    """One host. Final; made by :class:`VirtualHosts`.
-
-    Attributes:
-        address: on the network between the hosts, at its interface `eth0`.
-    """
+    """One host, with an address on the network between the hosts. Final."""
 
     interface = "eth0"
 
@@ -186,11 +164,11 @@ class Host(Namespaces):
         self.processes.append(process)
         return process
 
-    def traffic(self) -> Traffic:
-        """Count what has gone over this host's link so far."""
+    def sent_bytes(self) -> int:
+        """Count what this host has sent so far."""
         said = json.loads(self.run("ip", "-s", "-j", "link", "show", "dev", self.interface))
-        counts: dict[str, Any] = said[0]["stats64"]
-        return Traffic(counts["tx"]["bytes"], counts["rx"]["bytes"])
+        count: int = said[0]["stats64"]["tx"]["bytes"]
+        return count
 
     def listening(self) -> set[str]:
         """List where processes of this host listen, as ``address:port``."""
@@ -228,46 +206,19 @@ class Host(Namespaces):
             process.communicate()
 
 
-@dataclass(slots=True)
-class VirtualHosts:
-    """Some hosts with a network between them, as long as a `with` block lasts. Final.
-
-    Args:
-        number: how many.
-        link: how good their links are.
-    """
-
-    number: int
-    link: Link = field(default_factory=Link)
-    hosts: list[Host] = field(default_factory=list, init=False)
-    _switch: Namespaces | None = field(default=None, init=False)
-
-    def __enter__(self) -> list[Host]:
-        try:
-            self._switch = Namespaces("switch")
-            self._switch.run("ip", "link", "add", "bridge", "type", "bridge")
-            self._switch.run("ip", "link", "set", "bridge", "up")
-            for number in range(self.number):
-                self.hosts.append(Host(number, self._switch, self.link))
-        except BaseException:
-            self.close()
-            raise
-        return self.hosts
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all hosts."""
-        for host in self.hosts:
-            host.close()
-        if self._switch is not None:
-            self._switch.kill()
+@contextmanager
+def virtual_hosts(number: int, link: Link | None = None) -> Iterator[list[Host]]:
+    """Make some hosts with a network between them, as long as a `with` block lasts."""
+    with ExitStack() as stack:
+        switch = Namespaces("switch")
+        stack.callback(switch.kill)
+        switch.run("ip", "link", "add", "bridge", "type", "bridge")
+        switch.run("ip", "link", "set", "bridge", "up")
+        hosts = []
+        for one in range(number):
+            hosts.append(Host(one, switch, link or Link()))
+            stack.callback(hosts[-1].close)
+        yield hosts
 
 
 def torchrun(
@@ -280,13 +231,8 @@ def torchrun(
 ) -> list[subprocess.Popen[str]]:
     """Start a program on hosts, so many workers on each, the way torch's users do.
 
-    Args:
-        hosts: the first of them has the rendezvous.
-        workers: how many on each.
-        program: a script and its arguments.
-        elastic: how many hosts may do, as ``"1:2"``; then torchrun starts the program again when
-            some are lost. Empty: all are needed, and nothing is started again.
-        environ: what the workers' environment has besides.
+    `elastic`: how many hosts may do, as ``"1:2"``; then torchrun starts the program again when some
+    are lost.
     """
     torch_run = os.path.join(os.path.dirname(sys.executable), "torchrun")
     place = hosts[0].address

@@ -1,15 +1,10 @@
-"""Runs whose `directory` is in a store of S3's protocol: moto's server, over s3fs.
-
-``UNISONO_PEERS=… python -m tests.peers.test_s3`` wipes machines ten times and prints a table.
-"""
+"""Runs whose `directory` is in a store of S3's protocol: moto's server, over s3fs."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,24 +144,3 @@ def test_a_second_job_on_another_machine_is_refused(server: Server, tmp_path: Pa
 def test_no_bucket_is_made(server: Server) -> None:
     missing = start("s3://no-bucket/run", PYTHON)
     assert "s3://no-bucket/run cannot: FileNotFoundError" in missing.communicate(timeout=60)[1]
-
-
-def main(times: int = 10) -> None:
-    """Wipe a machine again and again, at random moments."""
-    server = Server()
-    os.environ.update(server.environ)
-    with tempfile.TemporaryDirectory() as folder:
-        plain, _ = ended(start(f"{folder}/plain", PYTHON))
-        print("| run | started by | resumed from step | digest |\n|---|---|---|---|")
-        for number in range(times):
-            starter = ((PYTHON,), LAUNCHED)[number % 2]
-            disk = Path(folder) / str(number)
-            step, digest = wipe_and_go_on(f"s3://bucket/{number}", number, disk, starter)
-            name = ("python", "unisono run -n 2")[number % 2]
-            print(f"| {number} | {name} | {step} | {digest == plain} {digest[:8]} |", flush=True)
-    server.close()
-
-
-if __name__ == "__main__":
-    main()
-    sys.exit(0)

@@ -1,8 +1,6 @@
 """The barrier with ranks as threads: the control is the same, only the processes are missing."""
 
 import itertools
-import os
-import threading
 
 import pytest
 from tests.threads import in_threads
@@ -10,7 +8,7 @@ from tests.threads import in_threads
 from unisono.errors import PeerLostError, WaitTimeoutError
 from unisono.runtime.workers import meeting_point
 from unisono.runtime.workers import meeting_point as futex
-from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier, ControlBlock
+from unisono.runtime.workers.control_block import Barrier
 from unisono.runtime.workers.meeting_point import Departure
 
 
@@ -76,26 +74,6 @@ def test_who_waits_for_one_that_left_is_told(control_of, how):
         assert isinstance(error, PeerLostError)
         assert error.rank == 2
         assert "last seen in step 41" in str(error)
-
-
-def test_a_departure_wakes_a_sleeper(control_of, monkeypatch):
-    control = control_of(2)
-    asleep = threading.Event()
-
-    def sleep(address, seen, timeout_s, wait=futex.wait):
-        asleep.set()
-        wait(address, seen, timeout_s)
-
-    monkeypatch.setattr(futex, "wait", sleep)
-
-    def work(rank):
-        if rank == 1:
-            asleep.wait()
-            control.leave(1, Departure.FAILED)
-        else:
-            meet(Barrier(control, 0))
-
-    assert isinstance(in_threads(2, work)[0], PeerLostError)
 
 
 @pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED, Departure.LOST])
@@ -174,39 +152,3 @@ def test_a_long_wait_is_told_once_by_one_rank(control_of, monkeypatch):
     assert len(said) == 1
     assert "rank 0" in said[0]
     assert "rank 2" in said[0]
-
-
-def test_what_the_launcher_wishes_is_seen_through_every_mapping(control_of):
-    control = control_of(2)
-    other = ControlBlock(os.dup(control.fd), 2)
-    assert not other.head.wish
-    control.head.wish = True
-    assert other.head.wish
-    control.head.wish = False
-    assert not other.head.wish
-    assert other.head.end == 0
-    control.head.end = 15
-    assert (other.head.end, other.head.wish) == (15, False)
-    other.close()
-
-
-def test_lines_and_mailboxes_of_ranks_do_not_touch(control_of):
-    control = control_of(3)
-    full = MAILBOX_BYTES - 8
-    for rank in range(3):
-        control.come_back(rank, 10 + rank)
-        control.lines[rank].begun = -(2**62) + rank + 1
-        control.lines[rank].plan = 2**31 + rank
-        control.lines[rank].purposes[0].value = b"%d" % rank * 24
-        control.lines[rank].purposes[1].value = b"%d, then" % rank
-        control.leave(rank, Departure(rank))
-        control.post(rank, b"%d" % rank * full)
-    control.head.wish = True
-    for rank in range(3):
-        assert control.lines[rank].arrivals == 10 + rank
-        assert control.lines[rank].step == -(2**62) + rank
-        assert control.lines[rank].plan == 2**31 + rank
-        assert control.lines[rank].purposes[0].value == b"%d" % rank * 24
-        assert control.lines[rank].purposes[1].value == b"%d, then" % rank
-        assert control.departure(rank) == Departure(rank)
-        assert control.posted(rank) == b"%d" % rank * full

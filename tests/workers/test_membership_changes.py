@@ -94,12 +94,6 @@ def test_one_that_is_lost_while_it_stands_still_is_left_behind_too(job, moment):
     assert results[0][0] == [False, True] or moment == "stopped"
 
 
-def test_the_last_one_goes_on_alone(job):
-    deaths = [Death(rank, 1 + rank, "before") for rank in range(4)]
-    results = job(5, *deaths).run(lambda team: [team.meet("m") for _ in range(6)])
-    assert results == {4: [False, False, False, False, True, True]}
-
-
 def test_purposes_are_compared_after_somebody_was_lost(job):
     def work(team):
         team.meet("digest")
@@ -194,7 +188,7 @@ def test_a_lead_that_is_lost_before_it_has_spoken_is_followed_by_the_next(
     assert spoke == speakers
 
 
-def test_a_difference_is_found_among_those_who_are_left(job):
+def test_differences_count_of_those_who_are_left(job):
     def work(team):
         team.agree({"`seed`": team.world.rank if team.world.rank == 3 else 0})
 
@@ -204,12 +198,6 @@ def test_a_difference_is_found_among_those_who_are_left(job):
         assert "`seed` must be the same on every worker, but is 0 on rank 1 and 3 on rank 3" in str(
             error
         )
-
-
-def test_those_who_are_left_agree_though_one_that_differed_was_lost(job):
-    def work(team):
-        team.agree({"`seed`": team.world.rank if team.world.rank == 3 else 0})
-
     assert job(4, Death(3, 1, "before")).run(work) == {0: None, 1: None, 2: None}
 
 
@@ -264,20 +252,6 @@ def test_all_who_pause_hear_the_same_crew(job):
 
     membership = Membership((0, 1, 2), 0, 1)
     assert job(3).run(work) == dict.fromkeys(range(3), (membership, True))
-
-
-def test_what_the_lead_plans_before_a_meeting_is_known_to_all_after_it(job):
-    def work(team):
-        seen = []
-        for step in range(3):
-            team.meet("gradients")  # all have read what was planned before
-            if team.is_leader:
-                team.plan(step + 1, 10 * team.world.rank + step)
-            team.meet("update")
-            seen.append(team.planned(step + 1))
-        return seen
-
-    assert job(3).run(work) == {rank: [0, 1, 2] for rank in range(3)}
 
 
 def test_only_the_plan_of_the_lead_counts(job):

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -17,15 +16,13 @@ import unisono
 import unisono.runtime.workers.job_store
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.job_store import JobName, announcements
-from unisono.runtime.workers.meeting_point import Departure
-from unisono.runtime.workers.rendezvous import of_launcher
-from unisono.runtime.world import World
 
 pytestmark = pytest.mark.slow
 
 
 def meet_once():
     team = context().team()
+    assert context().team() is team  # of all runs of a process
     heard = team.gather(str(os.getpid()).encode(), "who is there")
     return {rank: int(pid) for rank, pid in heard.items()}
 
@@ -38,11 +35,6 @@ def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa
     said = {rank: fork.end() for rank, fork in forks.items()}
     pids = {str(rank): fork.pid for rank, fork in forks.items()}
     assert [said[rank].value for rank in order] == [pids] * world_size, said
-
-
-def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
-    said = job.run(lambda rank: context().team() is context().team(), 2)
-    assert [one.value for one in said] == [True, True]
 
 
 def test_two_jobs_at_once_do_not_mix(job):  # noqa: F811
@@ -291,20 +283,3 @@ def test_launching_inside_of_a_worker_is_refused(job):  # noqa: F811
     said = job.start(launch, 1, 2, TORCHELASTIC_RUN_ID="x").end()
     assert said.error == "RuntimeError"
     assert "torchrun has started this process as rank 1 of 2" in said.text
-
-
-def test_workers_of_several_launchers_meet_in_the_store_of_all():
-    store, looks = dist.HashStore(), []
-    link = SimpleNamespace(
-        ranks_of_host=((0, 1), (2,)),
-        world=World(2, 3, 0, 1),
-        open_store=lambda: store,
-        control=SimpleNamespace(departure=lambda rank: Departure(rank)),
-        look=lambda: looks.append(1),
-    )
-    found = of_launcher(link)
-    assert (found.places.host, found.places.local_rank, found.places.world_size) == (1, 0, 3)
-    assert [found.has_ended(rank) for rank in range(3)] == [False, True, True]
-    found.watch(0.0)
-    assert looks
-    assert store.check(["token"])
