@@ -98,7 +98,7 @@ def test_variables_that_make_no_sense_are_refused_before_others_wait(script, mon
     ("interface", "words"),
     [
         ("no", "`UNISONO_INTERFACE` must name an interface"),
-        ("lo", "must name an interface that leads to 10.0.0.1, but lo leads nowhere beyond"),
+        ("lo", "all hosts must reach this one, but lo leads nowhere beyond it"),
     ],
 )
 def test_an_interface_that_leads_to_no_other_host_is_refused(interface, words, script, monkeypatch):

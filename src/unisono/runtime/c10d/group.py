@@ -1,8 +1,4 @@
-"""torch's ProcessGroup over shared memory: translates torch's calls, one method each.
-
-Collectives run in the caller's thread, unless ``async_op=True`` and other ranks are late. Sends
-never wait; a receive takes its message when it is waited for.
-"""
+"""torch's ProcessGroup over shared memory: translates torch's calls, one method each."""
 
 from __future__ import annotations
 
@@ -49,10 +45,7 @@ _KEPT_BYTES_AT_MOST = 64
 
 
 def create(options: Any, backend_options: object) -> Group:
-    """Make a group for torch. Collective: every rank of the group calls it.
-
-    From then on the process keeps the memory that it frees.
-    """
+    """Make a group for torch. Collective: every rank of the group calls it."""
     if backend_options is not None:
         raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
     keep_freed_memory()

@@ -19,33 +19,21 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
     """Find this host's address for the others, by what `environ` says of where they meet."""
     environ = os.environ if environ is None else environ
     where, port = environ.get("MASTER_ADDR", ""), int(environ.get("MASTER_PORT", "0") or 0)
-    if name := environ.get(INTERFACE_VARIABLE):
-        address = _address_of(name)
-        if is_loopback(address) and not is_loopback(address_towards(where, port)):
-            raise RendezvousError(
-                f"`{INTERFACE_VARIABLE}` must name an interface that leads to {where}, but {name} "
-                f"leads nowhere beyond this host: name another one, or none."
-            )
-        return address
-    address = address_towards(where, port)
-    if is_loopback(address):
+    name, towards = environ.get(INTERFACE_VARIABLE), address_towards(where, port)
+    address = _address_of(name) if name else towards
+    if is_loopback(address) and not (name and is_loopback(towards)):
         raise RendezvousError(
-            f"the rendezvous must have an address that all hosts reach, but {where} is "
-            f"{address} on this one: pass the address of rank 0's host on the network between "
-            f"them, or name an interface with {INTERFACE_VARIABLE}."
+            f"all hosts must reach this one, but {name or where} leads nowhere beyond it: pass "
+            f"the address of rank 0's host on the network between them, or name the interface to "
+            f"it with {INTERFACE_VARIABLE}."
         )
     return address
 
 
 def interface_here() -> str:
     """Name the interface of :func:`address_here`; raises as that does."""
-    if name := os.environ.get(INTERFACE_VARIABLE):
-        return name
-    address = address_here()
-    for name, addresses in _addresses().items():
-        if address in addresses:
-            return name
-    raise RendezvousError(f"no interface of this host has the address {address}.")
+    address, named = address_here(), os.environ.get(INTERFACE_VARIABLE)
+    return named or next(name for name, there in _addresses().items() if address in there)
 
 
 def is_loopback(address: str) -> bool:
@@ -55,13 +43,12 @@ def is_loopback(address: str) -> bool:
 
 def _address_of(name: str) -> str:
     """Look up an interface's IPv4 address, or its IPv6 address if it has no other."""
-    interfaces = _addresses()
-    if not interfaces.get(name):
-        raise RendezvousError(
-            f"`{INTERFACE_VARIABLE}` must name an interface with an address, but is {name!r}: "
-            f"this host has {', '.join(interfaces)}."
-        )
-    return interfaces[name][0]
+    if there := _addresses().get(name):
+        return there[0]
+    raise RendezvousError(
+        f"`{INTERFACE_VARIABLE}` must name an interface with an address, but is {name!r}: this "
+        f"host has {', '.join(_addresses())}."
+    )
 
 
 def _addresses() -> dict[str, list[str]]:

@@ -1,18 +1,7 @@
 """Where do the workers of a job find each other? At one rendezvous, whatever has started them.
 
-==========================  ===========================================  =========================
-the workers were started    their store is                               what listens for it
-==========================  ===========================================  =========================
-by our launcher             a file without a name, held by the launcher  nothing
-by torchrun, or on          torch's ``TCPStore`` at MASTER_ADDR and      torchrun's agent; without
-several hosts               MASTER_PORT                                  one rank 0, there alone
-by another one, or by       a file without a name, held by rank 0        nothing
-hand, on one host
-by nobody                   in the process                               nothing
-==========================  ===========================================  =========================
-
-Each worker gets its place, the places of the others by host, and a store that every host reaches.
-The workers of one host find their control block and memory through that store.
+Each worker gets its place, the places of the others by host, and a store that every host reaches
+(`job_store.py`). The workers of one host find their control block and memory through that store.
 
 A store may outlive an attempt of the job. torchrun's agents on several hosts count attempts
 differently, and some ranks may not have come to a failed one. So rank 0 counts, and answers every
