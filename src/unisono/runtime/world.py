@@ -125,21 +125,13 @@ def world(environ: Mapping[str, str] | None = None) -> World:
 
 
 def _stated(environ: Mapping[str, str]) -> World:
-    """Believe RANK and WORLD_SIZE, unless they were set once for all tasks of somebody else."""
+    """Believe RANK and WORLD_SIZE; ranks that two processes have are refused where they meet."""
     if "UNISONO_LINK" in environ:
         started_by = UNISONO
     else:
         started_by = TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else SOMEBODY
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    here = _placed(environ, names, _optional(environ, "LOCAL_WORLD_SIZE"), started_by)
-    outer = cluster_task(environ) if started_by == SOMEBODY else None
-    if outer is not None and outer.world_size == here.world_size and outer.rank != here.rank:
-        raise ValueError(
-            f"`RANK` must be this process's own, but is {here.rank} where {outer.started_by} says "
-            f"that it is {outer.rank} of {outer.world_size}: unset RANK and WORLD_SIZE, or set "
-            f"them in each process by itself."
-        )
-    return here
+    return _placed(environ, names, _optional(environ, "LOCAL_WORLD_SIZE"), started_by)
 
 
 def _agreeing(name: str, value: int, outer: World | None) -> World:

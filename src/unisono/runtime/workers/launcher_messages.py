@@ -251,10 +251,6 @@ class Membership:
         """Have all workers compute together, as in the beginning."""
         return cls(tuple(range(world_size)), leader=0)
 
-    def position(self, rank: int) -> int:
-        """Count the workers of the membership before `rank`."""
-        return self.ranks.index(rank)
-
 
 _IN_MEMORY = b"memory"  # no pickle begins so
 # Whatever a system gives to sockets for their buffers, there is room for so much.

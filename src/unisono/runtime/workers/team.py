@@ -63,7 +63,7 @@ class Team:
     @property
     def position(self) -> int:
         """Count the workers of the membership before this one."""
-        return self.membership.position(self.world.rank)
+        return self.membership.ranks.index(self.world.rank)
 
     @property
     def size(self) -> int:
@@ -108,7 +108,7 @@ class Team:
         return self.wait()
 
     def come(self, purpose: str) -> None:
-        """Come to a meeting, without waiting for the others yet; :meth:`wait` has to follow."""
+        """Come to a meeting; :meth:`wait` has to follow."""
         if not self.supervisor.is_alone:
             self._barrier.arrive(purpose)
 
@@ -129,7 +129,7 @@ class Team:
         self._stop(between_steps=True)
 
     def await_end(self) -> None:
-        """Stand still until the launcher of this host ends the job, as that of another one does."""
+        """Stand still until the launcher of this host ends the job, as another host's does."""
         until_s = time.monotonic() + _ENDED_WITHIN_S
         while not self.is_ended_by:
             if time.monotonic() >= until_s:
