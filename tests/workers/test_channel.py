@@ -56,17 +56,21 @@ def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
     assert right.receive_ready() == sent
 
 
-def test_descriptors_go_with_their_own_message_and_close_on_exec(pair: Pair) -> None:
+@pytest.mark.parametrize("packet_bytes", [8, 1 << 15])  # of what goes without a memory of its own
+def test_descriptors_go_with_their_own_message_and_close_on_exec(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, packet_bytes: int
+) -> None:
+    monkeypatch.setattr(channel_module, "_PACKET_BYTES", packet_bytes)
     left, right = pair
     memories = [os.memfd_create(f"test-{n}") for n in range(3)]
     for n, fd in enumerate(memories):
         os.write(fd, b"%d" % n)
     left.send(ForkWorker(0, 0, ()))
     left.send(ForkWorker(1, 0, tuple(memories[:2])))
-    left.send(MemoryGranted((memories[2],)))
+    left.send(MemoryGranted((memories[2],) * 32))
     fds_of = [message.fds for message in right.receive_ready()]  # type: ignore[attr-defined]
     contents = [[os.pread(fd, 9, 0) for fd in fds] for fds in fds_of]
-    assert contents == [[], [b"0", b"1"], [b"2"]]
+    assert contents == [[], [b"0", b"1"], [b"2"] * 32]
     assert not any(os.get_inheritable(fd) for fds in fds_of for fd in fds)
     for fd in [*memories, *(fd for fds in fds_of for fd in fds)]:
         os.close(fd)
@@ -80,22 +84,6 @@ def test_a_message_of_any_length_arrives_at_once(pair: Pair, num_bytes: int) -> 
         left.send(ProgramDone(payload))  # nobody reads yet
         left.send(NoRecovery("x" * num_bytes))
         assert right.receive_ready() == [ProgramDone(payload), NoRecovery("x" * num_bytes)]
-
-
-@pytest.mark.parametrize("packet_bytes", [8, 1 << 15])
-def test_a_message_in_memory_brings_its_own_descriptors_only(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, packet_bytes: int
-) -> None:
-    monkeypatch.setattr(channel_module, "_PACKET_BYTES", packet_bytes)
-    left, right = pair
-    for num_fds in (0, 1, 32):
-        left.send(ForkWorker(0, 0, (0,) * num_fds))
-    arrived = right.receive_ready()
-    assert [len(message.fds) for message in arrived] == [0, 1, 32]  # type: ignore[attr-defined]
-    for message in arrived:
-        assert isinstance(message, ForkWorker)
-        for fd in message.fds:
-            os.close(fd)
 
 
 def test_one_who_sends_faster_than_is_read_waits(pair: Pair) -> None:

@@ -5,13 +5,11 @@ import os
 import subprocess
 
 import pytest
-import torch
 
 from unisono.runtime.procfs import started_at
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.external import ExternallyLaunched
 from unisono.runtime.workers.meeting_point import Departure, MeetingSeat
-from unisono.runtime.workers.memory import Memory
 from unisono.runtime.world import World
 
 
@@ -59,14 +57,3 @@ def test_another_launchers_workers_mark_who_has_died_before_it_was_seen():
         worker.look()
         expected = [Departure.PRESENT, Departure.DIED, Departure.PRESENT]
         assert [control.departure(rank) for rank in range(3)] == expected
-
-
-def test_an_offset_between_elements_is_refused():
-    with pytest.raises(ValueError, match="multiple of 4"):
-        Memory.private(64).flat(2, 1, torch.float32)
-
-
-def test_a_tensor_keeps_its_memory_alive():
-    tensor = Memory.private(4096).flat(0, 4, torch.float64)
-    tensor.fill_(2.0)
-    assert tensor.sum() == 8.0

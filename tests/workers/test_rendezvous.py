@@ -155,7 +155,7 @@ def test_who_does_not_come_is_named(job, come, missing):  # noqa: F811
     for one in said:
         assert f"within 0.8 s, but {missing} has not: " in one.text
         assert f"started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT={os.getpid()}1" in one.text
-        assert "by the same user, on this host and in the same container" in one.text
+        assert "on one host, by the same user and in the same container" in one.text
 
 
 def test_who_dies_before_all_have_come_is_named(job):  # noqa: F811

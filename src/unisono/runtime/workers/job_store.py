@@ -217,7 +217,7 @@ def _taken(job: JobName, here: World) -> RendezvousError:
 
 
 def store_at_master(
-    environ: Mapping[str, str], here: World, *, where: str, timeout_s: float
+    environ: Mapping[str, str], here: World, where: str, timeout_s: float, advice: str
 ) -> Store:
     """Have the store at MASTER_ADDR and MASTER_PORT."""
     from torch._C._distributed_c10d import TCPStore
@@ -225,7 +225,6 @@ def store_at_master(
     address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
     limit = timedelta(seconds=timeout_s)
     if here.rank or has_agent(environ):
-        advice = "look whether it was started, and whether MASTER_ADDR and MASTER_PORT name it."
         wait_for_rank_0(lambda _: knock(address, port), here, where, advice, timeout_s)
         return TCPStore(address, port, None, False, limit, wait_for_workers=False)
     try:

@@ -152,7 +152,11 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
     """Wait for all workers of a job that is not our launcher's. Collective, once in a process."""
     job = job_store.job_name(environ, here, session=os.getsid(0))
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
-    with _store(job, here, environ, where, timeout_s) as (store, advice, is_held):
+    advice = (
+        f"look whether it was started, with the same variables and, on one host, by the same user "
+        f"and in the same container; {RENDEZVOUS.variable}={2 * timeout_s:g} waits longer (s)."
+    )
+    with _store(job, here, environ, where, timeout_s, advice) as (store, is_held):
         # It may outlive this process, and another program may then use it. In an attempt that
         # failed, ranks need not have come equally often.
         processes, attempts = _Processes(here.rank, where), None
@@ -227,29 +231,27 @@ class _Processes:
 
 @contextmanager
 def _store(
-    job: job_store.JobName, here: World, environ: Mapping[str, str], where: str, timeout_s: float
-) -> Iterator[tuple[Store, str, bool]]:
-    """Give a job's store, advice on a worker that does not come, and whether rank 0 holds it."""
-    longer = f"{RENDEZVOUS.variable}={2 * timeout_s:g} waits longer (s)."
+    job: job_store.JobName,
+    here: World,
+    environ: Mapping[str, str],
+    where: str,
+    timeout_s: float,
+    advice: str,
+) -> Iterator[tuple[Store, bool]]:
+    """Give a job's store, and whether rank 0 holds it."""
     if here.world_size == 1:
         from torch._C._distributed_c10d import HashStore
 
-        yield HashStore(), longer, False
+        yield HashStore(), False
     elif job_store.is_at_master(environ, here):
-        advice = f"look whether it was started, with the same variables; {longer}"
-        store = job_store.store_at_master(environ, here, where=where, timeout_s=timeout_s)
-        yield store, advice, not job_store.has_agent(environ)
+        store = job_store.store_at_master(environ, here, where, timeout_s, advice)
+        yield store, not job_store.has_agent(environ)
+    elif here.rank == 0:
+        with job_store.store_of_rank_0(job, here) as store:
+            yield store, False
     else:
-        advice = (
-            f"look whether it was started, with the same variables, by the same user, on this host "
-            f"and in the same container; {longer}"
-        )
-        if here.rank == 0:
-            with job_store.store_of_rank_0(job, here) as store:
-                yield store, advice, False
-        else:
-            look = functools.partial(job_store.store_there, job, here)
-            yield job_store.wait_for_rank_0(look, here, where, advice, timeout_s), advice, False
+        look = functools.partial(job_store.store_there, job, here)
+        yield job_store.wait_for_rank_0(look, here, where, advice, timeout_s), False
 
 
 def check_present(ended: Iterable[int], rank: int, where: str) -> None:
