@@ -72,7 +72,7 @@ def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
         store.set("unisono", json.dumps(entry))
         with pytest.raises(RendezvousError, match="is memory of another size"):
             joined(store, 1, 3, timeout_s=0.05)
-        memory.set_word(memory.layout.line(1) + 8, 1)
+        memory.words[memory.layout.line(1) // 4 + 2] = 1
         with pytest.raises(RendezvousError, match="a rank 1 has already come"):
             joined(store, 1, 2, timeout_s=0.05)
 

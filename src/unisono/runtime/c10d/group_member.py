@@ -113,7 +113,8 @@ class GroupMember:
             try:
                 self._meeting = Meeting(self.region, self._peers, timeout_s)
                 self._meeting.announce(encode("init_process_group"))
-                self._meeting.meet()
+                self._meeting.arrive()
+                self._meeting.wait()
             except BaseException as error:
                 self._peers.leave(Departure.FAILED, str(error))
                 raise

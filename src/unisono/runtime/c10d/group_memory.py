@@ -107,21 +107,9 @@ class GroupMemory:
         """Read the 32-bit word at `offset`."""
         return self.words[offset // 4]
 
-    def set_word(self, offset: int, value: int) -> None:
-        """Write the 32-bit word at `offset`."""
-        self.words[offset // 4] = value
-
     def add_and_wake(self, offset: int, amount: int = 1) -> None:
         """Add to a word after everything written before, and wake whoever sleeps on it."""
         futex.add_and_wake(self.address + offset, amount)
-
-    def wake(self, offset: int) -> None:
-        """Wake whoever sleeps on the word at `offset`."""
-        futex.wake(self.address + offset)
-
-    def sleep_while(self, offset: int, seen: int, timeout_s: float) -> None:
-        """Sleep while the word at `offset` is `seen`, at most `timeout_s` seconds."""
-        futex.wait(self.address + offset, seen, timeout_s)
 
 
 def _whole_pages(num_bytes: int) -> int:
@@ -200,4 +188,4 @@ class Peers:
         self._region.memory.write(self._region.layout.line(self.rank) + REASON, text)
         self._region.seats[self.rank].leave(how)
         for other in range(len(self.names)):
-            self._region.wake(self._region.layout.line(other) + DOORBELL)
+            futex.wake(self._region.address + self._region.layout.line(other) + DOORBELL)

@@ -51,14 +51,9 @@ class Meeting(MeetingPoint):
         self._post = call + b"\0"
         start = self._region.layout.post(self.rank, self._num_calls)
         self._region.mapping[start : start + len(self._post)] = self._post
-        self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % COUNTER)
+        self._region.words[(self._lines[self.rank] + CALLS) // 4] = self._num_calls % COUNTER
         self._is_compared = False
         self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
-
-    def meet(self) -> None:
-        """Arrive and wait. Collective: every rank calls it, in the same order."""
-        self.arrive()
-        self.wait()
 
     def arrive(self) -> None:
         """Come, without waiting yet: the others may read what this rank has shown."""

@@ -41,6 +41,7 @@ from unisono.runtime.c10d.group_memory import (
 )
 from unisono.runtime.c10d.meeting import Meeting
 from unisono.runtime.dtypes import dtype_name
+from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.context import ShownWait
 from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S
 
@@ -244,7 +245,8 @@ class Messages:
                 shown.look(
                     waited_s, lambda: f"a call that waits for {self._named(others)} to {what}"
                 )
-                self._region.sleep_while(word, seen, min(SLEEP_AT_MOST_S, timeout_s - waited_s))
+                at_most_s = min(SLEEP_AT_MOST_S, timeout_s - waited_s)
+                futex.wait(self._region.address + word, seen, at_most_s)
 
     def _named(self, others: list[int]) -> str:
         names = ", ".join(str(self._names[other]) for other in others)

@@ -149,9 +149,8 @@ def connect_ranks(
 ) -> dict[int, socket.socket]:
     """Connect this worker with others; of each two, the higher rank calls the lower one.
 
-    It listens at `address` until all have connected; callers must know the token. `tell` tells the
-    others where, and gives where each of them does, with its token. `look` is called now and then,
-    and raises where a worker will never come.
+    It listens at `address` alone until all have connected. `tell` tells the others where, and gives
+    where each of them does, with its token.
     """
     links: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -87,14 +87,11 @@ class NoRecovery(Told):
 
 
 class ReplicatedResult(Told):
-    """The outcome of the `index`-th replicated call, `name`; of a loop, where it ended.
-
-    A loop that was left before its end has no outcome that a replacement can use: no payload.
-    """
+    """The outcome of the `index`-th replicated call, `name`; of a loop, where it ended."""
 
     index: int
     name: str
-    payload: bytes
+    payload: bytes  # empty of a loop that was left before its end
 
 
 class LoopBegan(Told):

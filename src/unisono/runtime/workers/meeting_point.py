@@ -36,20 +36,15 @@ _HALF = COUNTER // 2
 
 
 class Departure(enum.IntEnum):
-    """Whether a process may still come to a meeting; a lost one is made up for by the others.
-
-    DIED is said of one that nobody can make up for: there is no launcher of ours. UNREACHABLE is
-    said of one on a host that does not answer any more. STOPPED is said of one that waits until all
-    begin again, as another one is lost.
-    """
+    """Whether a process may still come to a meeting."""
 
     PRESENT = 0
     FINISHED = 1
     FAILED = 2
-    LOST = 3
-    DIED = 4
-    UNREACHABLE = 5
-    STOPPED = 6
+    LOST = 3  # the others make up for it
+    DIED = 4  # nobody can: there is no launcher of ours
+    UNREACHABLE = 5  # its host does not answer any more
+    STOPPED = 6  # it waits until all begin again, as another one is lost
 
     @property
     def may_be_back(self) -> bool:
