@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -44,19 +44,11 @@ def as_ranks() -> Callable[..., list[Any]]:
     return run
 
 
-@dataclass
-class Ended:
-    """How a rank's process ended and what it said."""
-
-    exit_code: int
-    output: str
-
-
 @pytest.fixture
-def run_ranks(tmp_path: Path) -> Callable[..., list[Ended]]:
+def run_ranks(tmp_path: Path) -> Callable[..., list[CompletedProcess[str]]]:
     """Run a program of ``programs/`` once a rank, with (rank, world size, rendezvous file)."""
 
-    def run(program: str, world_size: int, *arguments: str) -> list[Ended]:
+    def run(program: str, world_size: int, *arguments: str) -> list[CompletedProcess[str]]:
         processes = [
             start(
                 [
@@ -77,6 +69,6 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Ended]]:
                 process.kill()
                 process.wait()
         ended = zip(processes, outputs, strict=True)
-        return [Ended(process.returncode, output) for process, output in ended]
+        return [CompletedProcess(one.args, one.returncode, output) for one, output in ended]
 
     return run

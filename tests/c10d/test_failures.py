@@ -270,11 +270,11 @@ def test_an_error_on_one_rank_reaches_the_others_with_its_reason(as_ranks):
 
 
 def check_survivors(ended):
-    assert ended[1].exit_code == -signal.SIGKILL
+    assert ended[1].returncode == -signal.SIGKILL
     for rank in (0, 2):
-        assert ended[rank].exit_code == 0, ended[rank].output
-        assert "rank 1" in ended[rank].output
-        assert re.search(r"its process \d+ has ended", ended[rank].output)
+        assert ended[rank].returncode == 0, ended[rank].stdout
+        assert "rank 1" in ended[rank].stdout
+        assert re.search(r"its process \d+ has ended", ended[rank].stdout)
 
 
 @pytest.mark.slow

@@ -141,7 +141,8 @@ class Host(Namespaces):
             self._cable = self._long_cable(link)
         else:
             ends = ["name", self._port, "netns", str(switch.pid), "type", "veth"]
-            _run("ip", "link", "add", *ends, "peer", "name", self.interface, "netns", str(self.pid))
+            ends += ["peer", "name", self.interface, "netns", str(self.pid)]
+            subprocess.run(["ip", "link", "add", *ends], check=True, capture_output=True)
         switch.run("ip", "link", "set", self._port, "master", "bridge", "up")
         self.run("ip", "address", "add", f"{self.address}/24", "dev", self.interface)
         self.run("ip", "link", "set", self.interface, "up")
@@ -252,10 +253,6 @@ def torchrun(
         )
         for host, count in zip(hosts, workers, strict=True)
     ]
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 def _end_with_parent() -> None:

@@ -132,9 +132,7 @@ def test_a_second_job_on_another_machine_is_refused(server: Server, tmp_path: Pa
     first = start(URL, *LAUNCHED)
     while not any(server.names()):
         time.sleep(0.1)
-    first.send_signal(
-        signal.SIGSTOP
-    )  # so that it does not end; the process that copies gives signs
+    first.send_signal(signal.SIGSTOP)  # it does not end; the process that copies gives signs
     second = start(URL, PYTHON, XDG_CACHE_HOME=str(tmp_path / "other"))
     refusal = second.communicate(timeout=100)[1]
     kill_all(first)
