@@ -25,10 +25,9 @@ from unisono.errors import RendezvousError
 from unisono.runtime import procfs
 from unisono.runtime.c10d.calls import Vectors, encode
 from unisono.runtime.c10d.execution import Call, Execution
-from unisono.runtime.c10d.group_memory import PID, GroupMemory, Layout, Peers
+from unisono.runtime.c10d.group_memory import PID, GroupMemory, Layout
 from unisono.runtime.c10d.meeting import Board, Meeting, Meetings
 from unisono.runtime.c10d.messages import Messages
-from unisono.runtime.workers.meeting_point import Departure
 
 _KEY = "unisono"
 _STALE_AT_MOST_S = 60.0
@@ -109,17 +108,16 @@ class GroupMember:
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
         with shared_memory(store, rank, len(names), timeout_s) as self.region:
-            self._peers = Peers(self.region, rank, names)
+            self._meeting = Meeting(self.region, rank, names, timeout_s)
             try:
-                self._meeting = Meeting(self.region, self._peers, timeout_s)
                 self._meeting.announce(encode("init_process_group"))
                 self._meeting.arrive()
                 self._meeting.wait()
             except BaseException as error:
-                self._peers.leave(Departure.FAILED, str(error))
+                self._meeting.give_up(str(error))
                 raise
         self.board = Board(self.region, self._meeting)
-        self.messages = Messages(self.region, self._peers, self._meeting)
+        self.messages = Messages(self.region, self._meeting)
         self.execution = Execution()
 
     def run(

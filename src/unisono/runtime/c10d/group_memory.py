@@ -4,8 +4,7 @@
 
     line of rank 0 … W−1 │ ring 0→0, 0→1, … │ slots of rank 0 … W−1 │ heap of rank 0 … W−1
 
-* A *line* says how far a rank has come, which call it is in, and whether it has left. Of a rank
-  that was killed it does not: its process is looked at.
+* A *line* says how far a rank has come, which call it is in, and whether it has left.
 * A *ring* holds the messages from one rank to another that nobody has fetched yet.
 * Two *slots* a rank: what a rank shows the others at even and at odd meetings.
 * A *heap* is where a rank keeps the contents of its messages.
@@ -20,12 +19,10 @@ import ctypes
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from unisono.runtime.procfs import started_at
 from unisono.runtime.workers import meeting_point as futex
-from unisono.runtime.workers.meeting_point import Departure, MeetingSeat
+from unisono.runtime.workers.meeting_point import MeetingSeat
 from unisono.runtime.workers.memory import Memory, give_pages_back
 
 LINE_BYTES = 1024
@@ -147,45 +144,3 @@ class Blocks:
         if size > _KEEP_PAGES_UP_TO_BYTES:  # the kernel gets them, and gives zeros later
             give_pages_back(self._mapping, start, start + size)
         self._free_of[size].append(start)
-
-
-# A death tells more than a rank that has left, and that more than one that has given up.
-_TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)
-
-
-class Peers:
-    """The other ranks as one rank sees them. Final."""
-
-    def __init__(self, region: GroupMemory, rank: int, names: Sequence[int]) -> None:
-        self._region = region
-        self.rank = rank
-        self.names = names
-        region.seats[rank].take(os.getpid(), started_at(os.getpid()) or 0)
-
-    def lost(self, ranks: Iterable[int]) -> list[tuple[int, Departure]]:
-        """Find those of `ranks` that will never come, most telling first."""
-        seats = self._region.seats
-        found = [
-            (rank, Departure.DIED if seats[rank].has_died else Departure(seats[rank].departure))
-            for rank in ranks
-        ]
-        gone = [one for one in found if one[1] != Departure.PRESENT]
-        return sorted(gone, key=lambda one: _TELLING.index(one[1]))
-
-    def why(self, rank: int, how: Departure) -> str:
-        """Say why a rank will never come."""
-        if how == Departure.DIED:
-            return f"its process {self._region.seats[rank].pid} has ended"
-        if how == Departure.FINISHED:
-            return "it has destroyed the process group"
-        place = self._region.layout.line(rank) + REASON
-        text = self._region.memory.read(place, REASON_BYTES).rstrip(b"\0")
-        return f'it has given up, saying "{text.decode(errors="replace")}"'
-
-    def leave(self, how: Departure, reason: str = "") -> None:
-        """Tell the others that this rank will not come again, and why."""
-        text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
-        self._region.memory.write(self._region.layout.line(self.rank) + REASON, text)
-        self._region.seats[self.rank].leave(how)
-        for other in range(len(self.names)):
-            futex.wake(self._region.address + self._region.layout.line(other) + DOORBELL)

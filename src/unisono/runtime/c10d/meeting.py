@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
@@ -21,19 +22,34 @@ import torch
 
 from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.c10d.calls import encode
-from unisono.runtime.c10d.group_memory import CALLS, POST_TEXT_BYTES, SLOT_BYTES, GroupMemory, Peers
+from unisono.runtime.c10d.group_memory import (
+    CALLS,
+    DOORBELL,
+    POST_TEXT_BYTES,
+    REASON,
+    REASON_BYTES,
+    SLOT_BYTES,
+    GroupMemory,
+)
+from unisono.runtime.procfs import started_at
+from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.context import ShownWait, context
 from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoint, add_and_wake
+
+# A death tells more than a rank that has left, and that more than one that has given up.
+_TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)
 
 
 class Meeting(MeetingPoint):
     """One rank's view of the meeting point. Final."""
 
-    def __init__(self, region: GroupMemory, peers: Peers, timeout_s: float) -> None:
+    def __init__(
+        self, region: GroupMemory, rank: int, names: Sequence[int], timeout_s: float
+    ) -> None:
         is_told = context().supervisor.explains_waits  # by the launcher
-        super().__init__(region.seats, peers.rank, peers.names, math.inf if is_told else None)
-        self._region, self._peers = region, peers
-        self.num_ranks = len(peers.names)
+        super().__init__(region.seats, rank, names, math.inf if is_told else None)
+        region.seats[rank].take(os.getpid(), started_at(os.getpid()) or 0)
+        self._region, self.num_ranks = region, len(names)
         self._lines = [region.layout.line(rank) for rank in range(self.num_ranks)]
         self.timeout_s = self._timeout_s = timeout_s
         self._shown = ShownWait()
@@ -94,9 +110,14 @@ class Meeting(MeetingPoint):
 
     def _end(self, how: Departure, reason: str, ended: str) -> None:
         with self._ending:  # whoever ends it first says why
-            if not self._ended:
-                self._ended = ended
-                self._peers.leave(how, reason)
+            if self._ended:
+                return
+            self._ended = ended
+            text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
+            self._region.memory.write(self._lines[self.rank] + REASON, text)
+            self._seats[self.rank].leave(how)
+            for line in self._lines:
+                futex.wake(self._region.address + line + DOORBELL)
 
     def _check_usable(self) -> None:
         if self._ended:
@@ -107,16 +128,31 @@ class Meeting(MeetingPoint):
             )
 
     def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
-        """See :class:`MeetingPoint`."""
+        """See :class:`MeetingPoint`; a killed rank has not said so: its process is looked at."""
         self._check_usable()  # another thread may have aborted the group
-        return self._peers.lost(missing)
+        seats = [(rank, self._seats[rank]) for rank in missing]
+        found = [
+            (rank, Departure.DIED if seat.has_died else Departure(seat.departure))
+            for rank, seat in seats
+        ]
+        gone = [one for one in found if one[1] != Departure.PRESENT]
+        return sorted(gone, key=lambda one: _TELLING.index(one[1]))
+
+    def why(self, rank: int, how: Departure) -> str:
+        """Say why a rank will never come."""
+        if how == Departure.DIED:
+            return f"its process {self._seats[rank].pid} has ended"
+        if how == Departure.FINISHED:
+            return "it has destroyed the process group"
+        text = self._region.memory.read(self._lines[rank] + REASON, REASON_BYTES).rstrip(b"\0")
+        return f'it has given up, saying "{text.decode(errors="replace")}"'
 
     def lose(self, rank: int, how: Departure) -> None:
         """See :class:`MeetingPoint`."""
         name = self.names[rank]
         raise PeerLostError(
             f"every rank must come to {self.here()}, but rank {name} never will, since "
-            f"{self._peers.why(rank, how)} ({self.last_seen(rank)}).",
+            f"{self.why(rank, how)} ({self.last_seen(rank)}).",
             rank=name,
         )
 

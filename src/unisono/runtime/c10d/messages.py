@@ -37,7 +37,6 @@ from unisono.runtime.c10d.group_memory import (
     TAKEN,
     Blocks,
     GroupMemory,
-    Peers,
 )
 from unisono.runtime.c10d.meeting import Meeting
 from unisono.runtime.dtypes import dtype_name
@@ -84,9 +83,9 @@ class Receive:
 class Messages:
     """One rank's sends and receives. Final."""
 
-    def __init__(self, region: GroupMemory, peers: Peers, meeting: Meeting) -> None:
-        self._region, self._peers, self._meeting = region, peers, meeting
-        self._rank, self._names = rank, names = peers.rank, peers.names
+    def __init__(self, region: GroupMemory, meeting: Meeting) -> None:
+        self._region, self._meeting = region, meeting
+        self._rank, self._names = rank, names = meeting.rank, meeting.names
         num_ranks = len(names)
         self._blocks = Blocks(region.mapping, region.layout.heap(rank))
         self._outgoing = [region.layout.ring(rank, other) for other in range(num_ranks)]
@@ -231,7 +230,7 @@ class Messages:
                     continue
                 lost = self._meeting.look(others)
                 if lost and len(lost) == len(others) and not is_done():
-                    name, why = self._names[lost[0][0]], self._peers.why(*lost[0])
+                    name, why = self._names[lost[0][0]], self._meeting.why(*lost[0])
                     raise PeerLostError(
                         f"rank {name} must {what}, but never will, since {why}.", rank=name
                     )
