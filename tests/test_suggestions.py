@@ -74,7 +74,7 @@ def test_a_launcher_for_each_task_is_refused(task, script, monkeypatch):
         ),
         (
             ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "127.0.0.1:1"],
-            "must have an address that all hosts reach",
+            "all hosts must reach this one, but 127.0.0.1 leads nowhere beyond it",
         ),
     ],
 )
