@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -270,15 +269,6 @@ def test_wrong_numbers_are_refused(
         unisono.launch(who_am_i, **arguments)
 
 
-@pytest.mark.slow
-def test_paths_may_be_among_the_texts_of_sys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), b"/nowhere", "/elsewhere"])
-    monkeypatch.setattr(sys, "argv", ["train", Path("/tmp"), 3])
-    ((path, argv),) = unisono.launch(lambda: (sys.path, sys.argv), workers=1)
-    assert path == [entry for entry in sys.path if isinstance(entry, str)]
-    assert argv == ["train", "/tmp", "3"]
-
-
 def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed: list[ForkServer] = []
     pool = ServerPool()  # that of other tests has one that has loaded torch
@@ -295,13 +285,6 @@ def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
-    server = ForkServer.start(dict(os.environ))
-    server.close()
-    assert server.wait() in (0, -signal.SIGKILL)
-
-
-@pytest.mark.slow
 def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() -> None:
     server = ForkServer.start(dict(os.environ))
     status = Path(f"/proc/{server.pid}/status").read_text()
@@ -310,24 +293,6 @@ def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() 
     assert any(int(mask, 16) & 1 << (signal.SIGINT - 1) for mask in masks)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert unisono.launch(signal.pthread_sigmask, signal.SIG_BLOCK, [], workers=1) == [set()]
-
-
-def test_signals_for_a_server_that_dies_over_its_requests_are_dropped() -> None:
-    server = ForkServer.start(dict(os.environ))
-    poll = select.poll()
-    poll.register(server.channel, select.POLLOUT)
-
-    def kill_once_requests_fill_the_socket() -> None:
-        while poll.poll(0):
-            time.sleep(0.001)
-        os.kill(server.pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill_once_requests_fill_the_socket)
-    thread.start()
-    for _ in range(100):
-        server.signal(range(5_000), signal.SIGTERM)  # it still loads torch and reads nothing
-    thread.join()
-    server.close()
 
 
 @pytest.mark.slow

@@ -127,16 +127,6 @@ def test_what_workers_print_is_shown_by_the_cell_that_launched_them(kernel):
         assert shown.stderr == f"{name} went wrong\n" * 2
 
 
-def test_a_line_without_an_end_is_shown_while_the_worker_goes_on(kernel):
-    cell = kernel.start(
-        "def begin():\n    print('begun', end='', flush=True); time.sleep(600)\n"
-        "unisono.launch(begin, workers=1)"
-    )
-    kernel.until(cell, "begun")
-    kernel.interrupt()
-    assert kernel.shown(cell).error == "KeyboardInterrupt: "
-
-
 def test_redefinitions_take_effect_in_workers_of_the_same_server(kernel):
     server = kernel.value("unisono.launch(os.getppid, workers=1)")
     for number in (1, 2):
@@ -197,19 +187,6 @@ def test_the_stop_button_ends_all_workers_and_the_next_launch_works(kernel, firs
     assert shown.error == "KeyboardInterrupt: "
     assert all_gone([process for process in below(kernel) if process not in before])
     assert kernel.value("unisono.launch(lambda: 7, workers=2)") == "[7, 7]"
-
-
-def test_the_stop_button_ends_training(kernel):
-    cell = kernel.start(
-        "def slow():\n    print('step', flush=True); time.sleep(0.01)\n"
-        "unisono.launch(train, 100_000, slow, workers=2)"
-    )
-    shown = kernel.until(cell, "step")
-    kernel.interrupt()
-    shown = kernel.shown(cell, shown)
-    assert shown.error == "KeyboardInterrupt: "
-    (line,) = shown.displays.values()
-    assert "/100,000 steps" in line
 
 
 def test_launching_again_and_again_leaves_nothing_behind(kernel):

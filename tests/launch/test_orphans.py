@@ -17,8 +17,6 @@ from tests.launch.conftest import COMMAND, PROGRAMS
 from tests.warm import processes
 
 import unisono
-from unisono.runtime.launch.report import calls_apart
-from unisono.runtime.workers.control_block import ControlBlock
 
 WITHIN_S = 30.0
 
@@ -106,25 +104,6 @@ def test_a_server_that_stands_still_while_it_loads_goes_with_its_launcher() -> N
     finally:
         if server.is_running():
             os.kill(server.pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("calls", "is_known"),
-    [
-        ([(0, b"all_reduce of float32 [4]"), (1, b"all_reduce of float32 [8]")], True),
-        ([(0, b"barrier"), (1, b"barrier")], False),
-        ([(0, b"barrier"), (0, b"barrier"), (1, b"broadcast")], False),  # one has come further
-        ([], False),
-    ],
-)
-def test_an_abort_is_explained_where_calls_differ(
-    calls: list[tuple[int, bytes]], is_known: bool
-) -> None:
-    control = ControlBlock.create(2)
-    for rank, call in calls:
-        control.note_call(rank, call)
-    assert bool(calls_apart(control)) is is_known
-    control.close()
 
 
 def reduce_different_sizes() -> None:

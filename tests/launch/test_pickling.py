@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -96,19 +95,6 @@ def test_caches_without_a_name_travel(script):
     script["Config"].__call__ = lambda self: 5
     assert load(dumps(functools.cache(script["Config"]())))() == 5
     del script["Config"].__call__
-
-
-def test_caches_of_modules_travel_by_name():
-    from unisono.data import fetch  # any module will do
-
-    module = types.ModuleType("with_cache")
-    exec("import functools\n@functools.cache\ndef f(): return 1", module.__dict__)
-    sys.modules["with_cache"] = module
-    try:
-        assert load(dumps(module.f)) is module.f
-    finally:
-        del sys.modules["with_cache"]
-    assert load(dumps(fetch)) is fetch
 
 
 @pytest.mark.slow
@@ -236,23 +222,3 @@ def test_workers_share_the_data_of_a_call_until_they_write() -> None:
     assert first == other == data.sum()
     assert not_held < data.nbytes / 10
     assert held >= data.nbytes
-
-
-def lose_one(data: torch.Tensor) -> float:
-    seen = float(data.sum())
-    data.zero_()
-    run = unisono.Run(
-        model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), lr=0.1), shards=2
-    )
-    for step in run.steps(torch.ones(8, 1), batch_size=4, steps=4):
-        with step:
-            for batch in step.shards:
-                step.backward(model(batch).mean())
-    return seen
-
-
-@pytest.mark.slow
-def test_a_replacement_has_the_data_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=2")
-    data = torch.ones(1_000, 1_000)
-    assert unisono.launch(lose_one, data, workers=2) == [1e6, 1e6]

@@ -222,12 +222,6 @@ def test_a_loss_ends_the_job_only_for_a_reason(
     assert reason in decision.trouble
 
 
-def test_a_program_that_has_made_no_run_yet_cannot_be_run_again() -> None:
-    decision = lost_at(1, 0.0)(start(2))
-    assert decision.actions == ()
-    assert decision.trouble == "the program had not made a `Run` or `Trainer` yet"
-
-
 def test_a_program_that_had_not_begun_can_always_be_run() -> None:
     actions = (MarkDeparture(1, Departure.LOST), Spawn(1))
     assert lost_at(1, 0.0, had_begun=False)(start(2)).actions == actions
@@ -237,50 +231,6 @@ def test_a_program_that_had_not_begun_can_always_be_run() -> None:
 
 
 # All who compute together stop, and go on.
-
-
-@pytest.mark.parametrize(
-    ("events", "membership"),
-    [
-        ((*lost(2), *stopped(0, 1)), Membership((0, 1), 0, 1)),
-        ((*lost(2), *stopped(1, 0)), Membership((0, 1), 0, 1)),
-        ((*lost(0), *stopped(2, 1)), Membership((1, 2), 1, 1)),
-        # the last one missing is lost itself
-        ((*lost(2), *stopped(0), *lost(1)), Membership((0,), 0, 1)),
-        ((*lost(2), *stopped(1), *lost(0)), Membership((1,), 1, 1)),
-        # so is one that stood still already
-        ((*lost(2), *stopped(0), *lost(0), *stopped(1)), Membership((1,), 1, 1)),
-        # the last one missing has finished
-        ((*lost(2), *stopped(0), gone(1)), Membership((0,), 0, 1)),
-        # again
-        ((*lost(2), *stopped(0, 1), *lost(1), *stopped(0)), Membership((0,), 0, 2)),
-    ],
-)
-def test_all_go_on_once_the_last_one_has_stopped(
-    events: tuple[Event, ...], membership: Membership
-) -> None:
-    *before, last = decisions(*events)
-    marks = [action for action in last.actions if isinstance(action, (MarkDeparture, Spawn))]
-    assert last.actions == (*marks, *go(membership))
-    assert (last.state.membership, last.state.generation) == (membership, membership.generation)
-    assert last.state.stopped == {}
-    assert membership.generation not in [decision.state.generation for decision in before]
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        stopped(0),
-        stopped(0, 1),
-        (*lost(2), *stopped(1)),
-        (*lost(2), *stopped(0), *lost(0)),
-        (*stopped(0), READY),
-        (*stopped(0), AGREED, LOOP_BEGAN),
-        (*stopped(0), gone(1)),
-    ],
-)
-def test_nobody_goes_on_while_one_still_moves(events: tuple[Event, ...]) -> None:
-    assert types_of(after(*events)) == []
 
 
 def test_a_worker_that_finished_is_waited_for_no_more() -> None:
@@ -309,22 +259,6 @@ def test_what_is_past_is_told_at_once(
     before, decision = decisions(*events, asked)[-2:]
     assert decision.actions == (answer,)
     assert decision.state == before.state
-
-
-@pytest.mark.parametrize(
-    ("events", "asked"),
-    [
-        (lost(2), ask(2, 0, RESULT)),  # the others are about to do it
-        (lost(2), ask(2, 0, LOOP)),
-        ((AGREED, *lost(2)), ask(2, 1, LOOP)),
-        ((AGREED, *lost(2)), ask(2, 1, RESULT)),
-        (RUNNING, ask(2, 1, LOOP)),
-    ],
-)
-def test_who_asks_for_what_is_under_way_waits(events: tuple[Event, ...], asked: Said) -> None:
-    decision = after(*events, asked)
-    assert types_of(decision) == []
-    assert decision.state.asking == {2: asked.message}
 
 
 @pytest.mark.parametrize(
@@ -390,17 +324,6 @@ def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again:
 # A replacement joins.
 
 
-def test_the_crew_is_asked_to_stop_for_one_that_has_caught_up_with_its_loop() -> None:
-    decision = after(*RUNNING, ask(2, 1, LOOP))
-    assert decision.actions == (Wish(True),)
-    assert after(*RUNNING, ask(2, 1, LOOP), *paused(0)).actions == ()
-
-
-def test_outside_of_loops_nobody_is_asked_to_stop() -> None:
-    assert after(*lost(2), ask(2, 0, LOOP)).actions == ()
-    assert after(*lost(2), ask(2, 0, LOOP), began(0, FACTS)).actions == (Wish(True),)
-
-
 def test_it_joins_between_two_steps_when_all_have_stopped() -> None:
     decision = after(*RUNNING, ask(2, 1, LOOP), *paused(0, 1, arrivals=9))
     membership = Membership((0, 1, 2), 0, 2)
@@ -463,26 +386,6 @@ def test_the_lead_stays_when_another_is_lost_even_where_a_lower_rank_is_back() -
     assert after(*events, lost_at(2, 2.0)).state.membership == Membership((0, 1), 1, 2)
 
 
-def test_several_join_at_once() -> None:
-    events = (AGREED, LOOP_BEGAN, *lost(0, 2), *stopped(1), ask(2, 1, LOOP), ask(0, 1, LOOP))
-    decision = after(*events, *paused(1))
-    assert decision.state.membership == Membership((0, 1, 2), 1, 2)
-    assert Joined((0, 2)) in decision.actions
-    assert types_of(decision) == [(1, "Continue"), (0, "Live"), (2, "Live")]
-
-
-def test_one_that_is_lost_while_it_waits_does_not_join_and_is_replaced_again() -> None:
-    decision = after(*RUNNING, ask(2, 1, LOOP), lost_at(2, 3.0))
-    assert decision.actions == (MarkDeparture(2, Departure.LOST), Spawn(2), Wish(False))
-    assert decision.state.asking == {}
-    assert decision.state.membership == Membership((0, 1), 0, 1)
-
-
-def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
-    decision = after(*RUNNING, ask(2, 1, LOOP), lost_at(2, 3.0), *paused(0, 1))
-    assert decision.actions == go(Membership((0, 1), 0, 2))
-
-
 # Nobody is left.
 
 
@@ -507,37 +410,6 @@ def test_the_first_that_has_caught_up_goes_on_alone(
         *wish,
     )
     assert decision.state.membership == membership
-
-
-def test_one_that_waits_goes_on_alone_when_the_last_of_the_crew_is_lost() -> None:
-    decision = after(*RUNNING, ask(2, 1, LOOP), *lost(0, 1))
-    membership = Membership((2,), 2, 2)
-    assert decision.state.membership == membership
-    assert decision.actions == (
-        MarkDeparture(1, Departure.LOST),
-        Spawn(1),
-        Seat(2, 0),
-        live(2, membership, FACTS, is_alone=True),
-        Joined((2,)),
-        Wish(False),
-    )
-
-
-def test_of_several_that_wait_the_lowest_goes_on_and_the_others_join_it() -> None:
-    waiting = (*RUNNING, *lost(1), *stopped(0), ask(2, 1, LOOP), ask(1, 1, LOOP), *lost(0))
-    decision = after(*waiting, restarts=9)
-    assert decision.state.membership == Membership((1,), 1, 3)
-    assert list(decision.state.asking) == [2]
-    assert decision.state.is_wished
-    joined = after(*waiting, *paused(1, arrivals=3), restarts=9)
-    assert joined.state.membership == Membership((1, 2), 1, 4)
-
-
-def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
-    events = (AGREED, gone(0), gone(2), *lost(1), ask(1, 1, RESULT))
-    decision = after(*events)
-    assert types_of(decision) == [(1, "Live")]
-    assert decision.state.membership == Membership((1,), 1, 1)
 
 
 # There are other hosts.

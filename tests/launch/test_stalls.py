@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from tests.launch.conftest import ALL, PIDS, Kernel
@@ -70,12 +69,6 @@ def test_time_in_which_the_launcher_was_suspended_does_not_count(
     passed_s: float, counted_s: float
 ) -> None:
     assert looks((5, STOPPED), (5, STOPPED), passed_s=passed_s) == counted_s
-
-
-def test_one_that_is_not_there_any_more_is_forgotten() -> None:
-    seen = Observation((1,), is_stopped=True)
-    before = replace(seen, quiet_s=59.0)
-    assert look({0: before, 1: before}, {1: seen}, 1.0) == {1: replace(seen, quiet_s=60.0)}
 
 
 # The kernel's word.
@@ -195,16 +188,6 @@ def test_meetings_are_counted_past_the_end_of_32_bits(page: ControlBlock, kernel
     page.come_back(1, 0)
     page.come_back(2, 2**32 - 1)
     assert seen_in(watch, kernel, 3, ALL) == [2]
-
-
-def test_coming_to_a_meeting_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> None:
-    watch = StallWatch(page, 2.0)
-    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
-    for _ in range(10):
-        page.lines[0].arrive()
-        page.lines[1].arrive()
-        assert seen_in(watch, kernel, 1, ALL) == []
-        page.lines[2].arrive()
 
 
 def test_nobody_is_looked_at_more_often_than_once_a_second(

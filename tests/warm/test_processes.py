@@ -40,30 +40,3 @@ def test_a_program_finds_what_a_new_interpreter_would_show(tmp_path: Path, form:
     ours = processes.run(command, **options)
     assert ours.stderr == theirs.stderr == ""
     assert ours.stdout.splitlines() == theirs.stdout.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("", 0),
-        ("import sys; sys.exit(3)", 3),
-        ("import sys; sys.exit('in words')", 1),
-        ("1 / 0", 1),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
-        ("import atexit, os; atexit.register(os._exit, 7)", 7),
-    ],
-)
-def test_it_ends_as_a_new_interpreter_would(code: str, status: int) -> None:
-    assert processes.run([sys.executable, "-c", code]).returncode == status
-
-
-def test_waiting_has_an_end_and_a_program_can_be_ended() -> None:
-    with processes.start([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        assert process.poll() is None
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.01)
-        process.kill()
-        assert process.wait() == -9
-        assert process.poll() == -9
