@@ -288,7 +288,7 @@ def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPat
 def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() -> None:
     server = ForkServer.start(dict(os.environ))
     status = Path(f"/proc/{server.pid}/status").read_text()
-    server.close()
+    server.kill()
     masks = re.findall(r"Sig(?:Blk|Ign):\s(\w+)", status)
     assert any(int(mask, 16) & 1 << (signal.SIGINT - 1) for mask in masks)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -10,13 +10,9 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 from tests.chaos.jobs import gone_within
 from tests.launch.conftest import COMMAND, PROGRAMS
 from tests.warm import processes
-
-import unisono
 
 WITHIN_S = 30.0
 
@@ -104,18 +100,3 @@ def test_a_server_that_stands_still_while_it_loads_goes_with_its_launcher() -> N
     finally:
         if server.is_running():
             os.kill(server.pid, signal.SIGKILL)
-
-
-def reduce_different_sizes() -> None:
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(4 if dist.get_rank() == 0 else 1 << 20))
-
-
-@pytest.mark.slow
-def test_sizes_that_differ_are_told_of_where_gloo_aborts() -> None:
-    with pytest.raises(unisono.errors.WorkerError) as caught:
-        unisono.launch(reduce_different_sizes, workers=2)
-    assert (
-        "as ranks called different collectives: rank 0 `all_reduce of float32 [4]`, rank 1 "
-        "`all_reduce of float32 [1048576]`. Every rank must make the same calls"
-    ) in str(caught.value)

@@ -19,7 +19,6 @@ from unisono.runtime.launch.policy import (
     Stage,
     WorkerFailure,
     may_survive,
-    start,
 )
 from unisono.runtime.launch.report import TRY_AGAIN, exit_status, failure_message, interrupt_message
 from unisono.runtime.workers.launcher_messages import ProgramFailed
@@ -72,6 +71,10 @@ ERROR_0, ERROR_1, DISCONNECT_1 = map(reported, (FAILURE_0, FAILURE_1, DISCONNECT
 PEER_LOST_1, PEER_LOST_2_FOR_1 = map(reported, (MISSED_0, MISSED_1))
 PEER_LOST_2 = reported(replace(MISSED_0, rank=2))
 LEFT_0 = WorkerFailure(0, 0)
+
+
+def start(workers: int, *, needs_result: bool = False) -> JobState:
+    return JobState(frozenset(range(workers)), needs_result=needs_result)
 
 
 def after(*events: Event, workers: int = 2, needs_result: bool = False) -> JobState:

@@ -149,7 +149,7 @@ def run(job: Job) -> int:
         try:
             state = supervise(server, job, signals).state
         finally:
-            server.close()
+            server.kill()
     if state.interrupted_by is not None:
         say(interrupt_message(state, job.num_workers))
     elif state.cause is not None:
@@ -164,12 +164,12 @@ def _supervised(job: Job) -> JobResult:
         try:
             ended = supervise(server, job, signals)
         except BaseException:
-            server.close()
+            server.kill()
             raise
         if ended.server_is_usable:
             server_pool().give_back(server)
         else:
-            server.close()
+            server.kill()
     return ended
 
 

@@ -114,16 +114,6 @@ class ForkServer:
         self._process.wait()
         self.channel.close()
 
-    def close(self) -> None:
-        """End the server: it leaves when it sees the end of the channel, or is made to."""
-        self.channel.close()
-        try:
-            self._process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            # It may be in the middle of loading torch.
-            self._process.kill()
-            self._process.wait()
-
 
 def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:
     """Pick the variables that libraries read only when they are loaded."""
@@ -148,7 +138,7 @@ class ServerPool:
         with self._lock:
             for thread, server in list(self._idle.items()):
                 if not server.fits(environ):
-                    self._idle.pop(thread).close()
+                    self._idle.pop(thread).kill()
             idle = self._idle.pop(threading.get_native_id(), None)
         return idle or ForkServer.start(environ)
 
@@ -163,7 +153,7 @@ class ServerPool:
             return
         with self._lock:
             while self._idle:
-                self._idle.popitem()[1].close()
+                self._idle.popitem()[1].kill()
 
 
 def server_pool() -> ServerPool:
@@ -223,17 +213,15 @@ class _Server:
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         while not self._channel.at_end:
-            self._turn({key.fileobj for key, _ in self._selector.select()})
-        self._end()
-
-    def _turn(self, ready: set[object]) -> None:
-        if self._channel in ready:
-            self._waiting.extend(self._channel.receive_ready())
+            ready = {key.fileobj for key, _ in self._selector.select()}
+            if self._channel in ready:
+                self._waiting.extend(self._channel.receive_ready())
             while self._waiting:
                 self._obey(self._waiting.popleft())
-        if self._wakeup in ready:
-            self._wakeup.recv(4096)
-        self._reap()
+            if self._wakeup in ready:
+                self._wakeup.recv(4096)
+            self._reap()
+        os._exit(0)  # and the kernel ends its workers
 
     def _obey(self, message: messages.Message) -> None:
         match message:
@@ -284,10 +272,3 @@ class _Server:
         except ConnectionError:
             # The launcher is gone; the next turn of the loop sees it and ends everything.
             self._channel.at_end = True
-
-    def _end(self) -> NoReturn:
-        for pid in self._rank_of_pid:
-            os.kill(pid, signal.SIGKILL)
-        for pid in self._rank_of_pid:
-            os.waitpid(pid, 0)
-        os._exit(0)

@@ -111,29 +111,19 @@ class Decision:
     actions: tuple[Action, ...] = ()
 
 
-def start(world_size: int, *, needs_result: bool = False) -> JobState:
-    """Describe a job whose workers have just been asked for."""
-    return JobState(alive=frozenset(range(world_size)), needs_result=needs_result)
-
-
 def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
     """A worker says that it fails, before it exits; or it has exited without a word."""
     if failure.rank is None or state.has_failed(failure.rank):
         return Decision(state)
-    state = _blame(state, failure)
-    leave = MarkDeparture(failure.rank, Departure.FAILED)
+    # One that had left quietly is missed now.
+    missed = failure.said.waited_for
+    before = (WorkerFailure(missed, 0),) if missed in state.quiet else ()
+    failures = (*state.failures, *before, failure)
+    state = replace(state, quiet=state.quiet - {missed}, failures=failures)
     if state.stage is Stage.RUNNING:
         # The first failure; the others may say what they know, then end.
         state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
-    return Decision(state, (leave,))
-
-
-def _blame(state: JobState, failure: WorkerFailure) -> JobState:
-    """Note `failure`, and before it that of a worker which had left quietly and is missed now."""
-    missed = failure.said.waited_for
-    before = (WorkerFailure(missed, 0),) if missed in state.quiet else ()
-    quiet = state.quiet - {missed}
-    return replace(state, quiet=quiet, failures=(*state.failures, *before, failure))
+    return Decision(state, (MarkDeparture(failure.rank, Departure.FAILED),))
 
 
 def done(state: JobState, rank: int) -> Decision:

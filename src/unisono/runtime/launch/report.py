@@ -13,7 +13,6 @@ from unisono.runtime.faults import FAULTS_VARIABLE
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.policy import JobState, WorkerFailure
 from unisono.runtime.notices import listed
-from unisono.runtime.workers.control_block import ControlBlock
 
 PLACE = "This was in "  # as what was noted of an exception begins
 # The exit status of one of several hosts where another start may help (EX_TEMPFAIL of sysexits.h).
@@ -27,9 +26,6 @@ _SIGNAL_HINTS = {
     signal.SIGBUS: "memory that could not be provided, most often as /dev/shm is full: give a "
     "container more (`docker run --shm-size`), or use a smaller batch or fewer workers",
     signal.SIGABRT: "a native library gave up: its message should stand above",
-    signal.SIGILL: "an instruction that this processor does not have: check how torch was built",
-    signal.SIGFPE: "an arithmetic error in native code: run it again with PYTHONFAULTHANDLER=1",
-    signal.SIGTERM: "somebody asked this worker to end",
 }
 
 
@@ -185,17 +181,3 @@ def ending(exit_code: int) -> str:
     is_planned = signum in (signal.SIGKILL, signal.SIGSEGV) and os.environ.get(FAULTS_VARIABLE)
     hint = f"as {FAULTS_VARIABLE} is set" if is_planned else _SIGNAL_HINTS.get(signum)
     return f"was killed by {signum.name}" + (f" ({hint})" if hint else "")
-
-
-def calls_apart(control: ControlBlock) -> str:
-    """Say that ranks have called different collectives, where gloo then aborts; else nothing."""
-    calls = [control.call_of(rank) for rank in range(control.world_size)]
-    if len({count for count, _ in calls}) > 1 or len({call for _, call in calls}) == 1:
-        return ""
-    each = ", ".join(
-        f"rank {rank} `{call.decode(errors='replace')}`" for rank, (_, call) in enumerate(calls)
-    )
-    return (
-        f"was killed by SIGABRT, as ranks called different collectives: {each}. Every rank must "
-        "make the same calls in the same order, with tensors of one shape and dtype"
-    )

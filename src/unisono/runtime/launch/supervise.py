@@ -28,7 +28,7 @@ from unisono.runtime.launch.hang_watch import HangWatch, Scene
 from unisono.runtime.launch.job import FUNCTION, Job, reserved_port
 from unisono.runtime.launch.outputs import Outputs
 from unisono.runtime.launch.recovery import MarkDeparture
-from unisono.runtime.launch.report import calls_apart, ending, spare_message
+from unisono.runtime.launch.report import ending, spare_message
 from unisono.runtime.launch.request_handler import RequestHandler
 from unisono.runtime.launch.stall_watch import StallWatch
 from unisono.runtime.notices import say
@@ -55,14 +55,10 @@ class JobResult:
 
 
 def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
-    """Start the workers of `job` and watch them to their end, also after a KeyboardInterrupt."""
+    """Start the workers of `job` and watch them to their end; an exception ends them at once."""
     supervision = _Supervision(server, job, signals)
     try:
-        supervision.start_workers()
         supervision.watch()
-    except KeyboardInterrupt:
-        supervision.end_workers()
-        raise
     except BaseException:
         server.kill()
         raise
@@ -75,7 +71,8 @@ class _Supervision:
     """The sockets and the control block of one job, and the loop over them."""
 
     def __init__(self, server: ForkServer, job: Job, signals: Signals | None) -> None:
-        self.state = policy.start(job.num_workers, needs_result=job.kind == FUNCTION)
+        everybody = frozenset(range(job.num_workers))
+        self.state = policy.JobState(everybody, needs_result=job.kind == FUNCTION)
         self.results: dict[int, bytes] = {}
         self.server_is_usable = True
         self._server = server
@@ -115,12 +112,6 @@ class _Supervision:
         )
         self._requests = RequestHandler(self._control, self, members, writer, self._wake, say)
 
-    def start_workers(self) -> None:
-        # If the server is gone, the loop will find the end of its channel and say so.
-        with contextlib.suppress(ConnectionError):
-            for rank in self._incarnations:
-                self.spawn(rank)
-
     def spawn(self, rank: int) -> None:
         """Start a worker, or the replacement of one that was lost."""
         self._incarnations[rank] += 1
@@ -153,7 +144,11 @@ class _Supervision:
         return self._pids.get(rank)
 
     def watch(self) -> None:
-        """Run until no worker is left."""
+        """Start the workers, and run until none is left."""
+        # If the server is gone, the loop will find the end of its channel and say so.
+        with contextlib.suppress(ConnectionError):
+            for rank in self._incarnations:
+                self.spawn(rank)
         while not self.state.over:
             timed = (self.state, self._watch, self._outputs)
             due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s, self._keeps_at_s)
@@ -168,19 +163,9 @@ class _Supervision:
             self._end_stalled()
             self._look_for_hangs()
         # Of several hosts, one that is told to end may wait in vain for another to finish the step.
-        is_cut_off = (
-            self.state.interrupted_by is not None and self._requests.state.first_rank is not None
-        )
+        is_cut_off = self._is_one_of_several and self.state.interrupted_by is not None
         if self.state.cause is not None or is_cut_off:
             self._requests.keep_last()
-
-    def end_workers(self) -> None:
-        """End everybody after a KeyboardInterrupt; a second one ends them at once."""
-        try:
-            self._interrupt(signal.SIGINT)
-            self.watch()
-        except KeyboardInterrupt:
-            self._act(policy.KillServer())
 
     def close(self) -> None:
         self._hangs.close()
@@ -231,13 +216,9 @@ class _Supervision:
         working = self.state.alive - self.state.done
         membership = self._requests.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
-        self._hangs.look(
-            Scene(
-                pids,
-                () if membership is None else membership.ranks,
-                tuple(sorted(self._incarnations.keys() - working)),
-            )
-        )
+        members = () if membership is None else membership.ranks
+        ended = tuple(sorted(self._incarnations.keys() - working))
+        self._hangs.look(Scene(pids, members, ended))
 
     def _read_signals(self) -> None:
         assert self._signals is not None
@@ -289,8 +270,6 @@ class _Supervision:
         self._forget_channel(rank)
         condemned = self._condemned.pop(rank, "")
         how = condemned if exit_code == -signal.SIGKILL else ""
-        if exit_code == -signal.SIGABRT:
-            how = calls_apart(self._control)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""

@@ -89,7 +89,6 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
 
 
 def _take_over_signals() -> None:
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Ctrl-C is the launcher's business. A handler, unlike SIG_IGN, is not passed on to programs
     # that the worker starts, so those still end with Ctrl-C.

@@ -97,7 +97,7 @@ class Trials:
         with _alarm(self.limits.timeout_s), signals_as_bytes(_SIGNALS) as signals:
             ended = supervise(self.server, job, signals)
         if not ended.server_is_usable:
-            self.server.close()
+            self.server.kill()
             self.server = server_pool().borrow(self._environ)
         signum, failure = ended.state.interrupted_by, ""
         if signum == signal.SIGALRM:
