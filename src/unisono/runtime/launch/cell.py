@@ -146,39 +146,23 @@ class Count:
 
     def __init__(self, every_s: float, clock: Clock) -> None:
         self._every_s, self._clock = every_s, clock
-        self._started_at = self._shown_at = self._now = 0.0
-        self._begun_with = self._total = self._steps = self._samples = 0
-        self._newest: tuple[int | None, float] = (None, math.nan)
-
-    @property
-    def state(self) -> DisplayState:
-        """How far the run is."""
-        epoch, loss = self._newest
-        return DisplayState(
-            self._begun_with + self._steps,
-            self._total,
-            self._now - self._started_at,
-            self._steps,
-            self._samples,
-            epoch,
-            loss,
-        )
+        self._started_at = self._shown_at = 0.0
+        self.state = DisplayState(0, 0)
 
     def start(self, done: int, total: int) -> DisplayState:
         """Begin at step `done` of `total`."""
-        self._started_at = self._now = self._clock()
-        self._shown_at = self._now + min(_FIRST_S - self._every_s, 0.0)
-        self._begun_with, self._total = done, total
-        self._steps = self._samples = 0
-        self._newest = (None, math.nan)
+        self._started_at = self._clock()
+        self._shown_at = self._started_at + min(_FIRST_S - self._every_s, 0.0)
+        self.state = DisplayState(done, total)
         return self.state
 
     def step(self, epoch: int, loss: float, num_samples: int) -> DisplayState | None:
         """Count one step; give how far the run is if it is time to show that."""
-        self._steps += 1
-        self._samples += num_samples
-        self._newest, self._now = (epoch, loss), self._clock()
-        if self._now - self._shown_at < self._every_s:
+        now, last = self._clock(), self.state
+        counts = last.steps + 1, last.samples + num_samples
+        seconds = now - self._started_at
+        self.state = DisplayState(last.done + 1, last.total, seconds, *counts, epoch, loss)
+        if now - self._shown_at < self._every_s:
             return None
-        self._shown_at = self._now
+        self._shown_at = now
         return self.state

@@ -86,7 +86,8 @@ def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Return what builds `value` again; None if cloudpickle knows."""
     if isinstance(value, _Cached):
         made_by = (value.__wrapped__, *value.cache_parameters().values())
-        return None if _is_found_by_name(value) else (_cached, made_by)
+        is_found = cloudpickle._lookup_module_and_qualname(value) is not None
+        return None if is_found else (_cached, made_by)
     if type(value) is functools.cached_property:
         return _cached_property, (value.func, value.attrname)
     storages: Any = sys.modules.get("torch.storage")
@@ -125,14 +126,6 @@ def _untyped(buffer: Any) -> Any:
     elements = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.ByteTensor()
     is_pickled = isinstance(buffer, (bytes, bytearray))
     return (elements.clone() if is_pickled else elements).untyped_storage()
-
-
-def _is_found_by_name(value: Any) -> bool:
-    module = getattr(value, "__module__", "__main__")
-    found: Any = None if module == "__main__" else sys.modules.get(module)
-    for name in getattr(value, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is value
 
 
 def _cached(fn: Callable[..., Any], maxsize: int | None, typed: bool) -> Callable[..., Any]:
