@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,19 +58,21 @@ class Planted:
         )
         self.pid = self._process.pid
         os.close(reading)
-        assert self._process.stderr is not None
-        os.set_blocking(self._process.stderr.fileno(), False)
 
-    def fileno(self) -> int:
+    def explain(self) -> None:
+        """Run it until the launcher has said the first word on it, or for long."""
+        self.begin()
         assert self._process is not None
         assert self._process.stderr is not None
-        return self._process.stderr.fileno()
-
-    def read(self) -> bool:
-        """Read what has come; tell whether all is said."""
-        data = os.read(self.fileno(), 1 << 16)
-        self.said += data.decode()
-        return LAST_WORDS in self.said or not data
+        fd, until_s = self._process.stderr.fileno(), time.monotonic() + GIVE_UP_S
+        try:
+            while LAST_WORDS not in self.said:
+                ready, _, _ = select.select([fd], [], [], max(0.0, until_s - time.monotonic()))
+                if not ready or not (data := os.read(fd, 1 << 16)):
+                    return
+                self.said += data.decode()
+        finally:
+            self.end()
 
     def end(self) -> None:
         """End the launcher; the kernel ends its workers, also what is stopped.
@@ -92,25 +95,7 @@ class Planted:
         os.close(self._stdin)
 
 
-def explain_all(programs: Sequence[Planted], at_once: int = 8) -> None:
-    """Start programs, wait for the first word on each, and end it."""
-    waiting = list(programs)
-    selector = selectors.DefaultSelector()
-    running: dict[int, tuple[Planted, float]] = {}
-
-    def leave(fd: int) -> None:
-        selector.unregister(fd)
-        running.pop(fd)[0].end()
-
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            one = waiting.pop(0)
-            one.begin()
-            running[one.fileno()] = one, time.monotonic() + GIVE_UP_S
-            selector.register(one.fileno(), selectors.EVENT_READ)
-        for key, _ in selector.select(0.5):
-            if running[key.fd][0].read():
-                leave(key.fd)
-        for fd in [fd for fd, (_, until_s) in running.items() if time.monotonic() > until_s]:
-            leave(fd)
-    selector.close()
+def explain_all(programs: Sequence[Planted]) -> None:
+    """Start programs, several at a time, wait for the first word on each, and end it."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(Planted.explain, programs))

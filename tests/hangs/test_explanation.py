@@ -40,7 +40,6 @@ ITEM = Frame("Images.__getitem__", "/work/train.py", 70, {"self": "", "index": "
 TRAIN = Frame("train", "/work/train.py", 40)
 OTHER = Frame("train", "/work/train.py", 44)
 ASLEEP, RUNS = ProcessStat("S"), ProcessStat("R")
-HOLDER = "another thread holds Python's lock, in `train`, train.py:40"
 
 
 def call(name: str, file: str = C10D) -> Frame:
@@ -266,7 +265,6 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
         (RUNS, {}, "computing"),
         (ProcessStat("D"), {}, "waits for a disk or a network file system"),
         (ASLEEP, {"sample": Sample(trouble="py-spy is not installed")}, "py-spy is not installed"),
-        (ASLEEP, {"sample": Sample((LOAD,), holder=(TRAIN,))}, HOLDER),
     ],
 )
 def test_what_the_kernel_says_is_added(

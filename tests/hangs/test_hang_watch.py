@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.runtime.hangs.explanation import Hang, Usual, is_due
+from unisono.runtime.hangs.explanation import Hang, Usual
 from unisono.runtime.launch import hang_watch
 from unisono.runtime.launch.hang_watch import LOOK_EVERY_S, HangWatch, Scene
 from unisono.runtime.workers.control_block import NUM_TIMES, ControlBlock
@@ -81,14 +81,6 @@ def test_a_wait_that_ended_before_the_answer_is_not_told_of(bench: Bench) -> Non
     assert len(bench.hangs) == 1
     bench.control.lines[1].arrive()
     assert bench.run(2) == []
-
-
-def test_each_wait_begins_anew(bench: Bench) -> None:
-    for _ in range(3):
-        bench.control.lines[0].arrive()
-        assert bench.run(2.5) == []
-        bench.control.lines[1].arrive()
-        bench.run(1)
 
 
 def test_who_is_late_may_move_meanwhile(bench: Bench) -> None:
@@ -196,12 +188,3 @@ def test_a_wait_is_long_from_ten_times_the_median_on_but_not_before_three_second
     usual = Usual()
     usual.durations.extend(durations)
     assert usual.long_s == pytest.approx(long_s)
-
-
-@pytest.mark.parametrize(("long_s", "said"), [(3.0, [3, 6, 12, 24, 48, 96]), (20.0, [20, 40, 80])])
-def test_pauses_between_words_grow_from_what_is_long(long_s: float, said: list[int]) -> None:
-    told = [0]
-    for waited_s in range(100):
-        if is_due(waited_s, long_s, told[-1]):
-            told.append(waited_s)
-    assert told[1:] == said

@@ -93,14 +93,6 @@ def test_predictions_stay_in_a_file_without_a_name(
         memories.request(0, ROW_KEYS + 2, 1 << 60)
 
 
-def test_a_lost_worker_that_comes_back_holds_it_again(memories: SharedMemories) -> None:
-    memories.request(0, 5, 64)
-    memories.forget(0)
-    memories.request(0, 5, 64)
-    memories.drop_unused([])
-    assert memories.mapping(5) is not None
-
-
 def test_the_launcher_sees_what_workers_write(memories: SharedMemories) -> None:
     fd = memories.request(0, 5, 64)
     mapping = memories.mapping(5)
@@ -109,21 +101,6 @@ def test_the_launcher_sees_what_workers_write(memories: SharedMemories) -> None:
     assert mapping[8:15] == b"written"
     assert memories.mapping(5) is mapping
     assert memories.mapping(6) is None
-
-
-def test_memory_asked_for_anew_is_empty(memories: SharedMemories) -> None:
-    os.pwrite(memories.request(0, 5, 64), b"old", 0)
-    memories.release(0, 5)
-    memories.drop_unused([])
-    assert os.pread(memories.request(0, 5, 64), 3, 0) == b"\0\0\0"
-
-
-def test_a_release_of_what_is_gone_harms_nobody(memories: SharedMemories) -> None:
-    memories.release(0, 5)
-    memories.request(0, 5, 64)
-    memories.close()
-    memories.release(0, 5)
-    assert memories.mapping(5) is None
 
 
 def test_what_loops_have_ended_with_moves_to_a_file_and_is_read_as_before(memories) -> None:

@@ -161,7 +161,6 @@ class Sample:
 
     stack: Stack = ()  # of its first thread, the innermost frame first
     trouble: str = ""  # why there is none; else empty
-    holder: Stack = ()  # of another thread, which holds Python's lock; empty if none does
 
 
 def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sample]:
@@ -207,25 +206,18 @@ def _outcome(process: subprocess.Popen[bytes], pid: int, until_s: float) -> Samp
     if process.returncode:
         return Sample(trouble=_reason(said.decode(errors="replace")))
     try:
-        return read_dump(json.loads(out), pid)
+        return Sample(read_dump(json.loads(out), pid))
     except (ValueError, KeyError, TypeError):
         return Sample(trouble="what py-spy has written makes no sense")
 
 
-def read_dump(dump: Sequence[Mapping[str, Any]], pid: int) -> Sample:
-    """Read what py-spy has written as JSON of a process's threads."""
-    stack: Stack | None = None
-    holder: Stack = ()
+def read_dump(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
+    """Read the stack of a process's first thread from what py-spy has written as JSON."""
     for thread in dump:
-        frames = _within_program(tuple(map(_read_frame, thread["frames"])))
         # A fork that Python has not seen keeps the numbers of the process before.
         if thread["os_thread_id"] == pid or len(dump) == 1:
-            stack = frames
-        elif thread.get("owns_gil"):
-            holder = frames
-    if stack is None:
-        raise ValueError(f"no stack of thread {pid}")
-    return Sample(stack, holder=holder)
+            return _within_program(tuple(map(_read_frame, thread["frames"])))
+    raise ValueError(f"no stack of thread {pid}")
 
 
 def _read_frame(given: Mapping[str, Any]) -> Frame:

@@ -40,17 +40,9 @@ from unisono.runtime.workers.launcher_messages import IN_INIT
 from unisono.runtime.workers.meeting_point import Departure
 
 SUM_OF_GRADIENTS = "the sum of gradients"
-_TORCHS_CALLS = "torch/distributed/distributed_c10d.py"
-_TORCHS_RENDEZVOUS = "torch/distributed/rendezvous.py"
-_TORCHS_DDP = "torch/nn/parallel/distributed.py"
 _AUTOGRAD = "torch/autograd/graph.py"
-_TORCHS_LOADER = "torch/utils/data/dataloader.py"
-_LOADER_WAITS = ("_next_data", "_get_data", "_try_get_data")
 _OUR_LOADER = "unisono/data/loader_processes.py"
-_TORCHS_LOADER_LOOP = "torch/utils/data/_utils/worker.py"
 _FETCHES = ("torch/utils/data/_utils/fetch.py", "unisono/data/fetch.py", "unisono/data/loader.py")
-_OUR_WORK = "unisono/runtime/c10d/execution.py"
-_OUR_LINK = "unisono/runtime/workers/supervisor.py"
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
 _PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
 _NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of one, or of one of its updates
@@ -148,16 +140,18 @@ def whereabouts(look: RankLook) -> Whereabouts:
 def _call_in(stack: Stack) -> str:
     """Name the call of torch.distributed that a stack is in, as the program made it."""
     for frame in reversed(stack):
-        if frame.is_in(_TORCHS_RENDEZVOUS):
+        if frame.is_in("torch/distributed/rendezvous.py"):
             return IN_INIT
-        if frame.is_in(_TORCHS_CALLS) and not frame.name.startswith(("_", "wrapper")):
+        if frame.is_in("torch/distributed/distributed_c10d.py") and not frame.name.startswith(
+            ("_", "wrapper")
+        ):
             return frame.name
-        if frame.is_in(_TORCHS_DDP):
+        if frame.is_in("torch/nn/parallel/distributed.py"):
             if frame.name == "__init__":
                 return "DistributedDataParallel"
             if "sync" in frame.name:
                 return "the broadcast of buffers"
-        if frame.is_in(_OUR_WORK) and frame.name == "wait":
+        if frame.is_in("unisono/runtime/c10d/execution.py") and frame.name == "wait":
             is_ddps = any(one.is_in(_AUTOGRAD) for one in stack)
             return SUM_OF_GRADIENTS if is_ddps else "the end of a collective"
     if stack and stack[0].is_in(_AUTOGRAD):
@@ -205,21 +199,22 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
         yield f"stopped by a signal; `kill -CONT {process.pid}` has it go on"
     elif any(debugger in frame.file for frame in process.stack for debugger in _DEBUGGERS):
         yield "at the prompt of a debugger"
-    elif any(frame.is_in(_OUR_LINK) for frame in process.stack):
+    elif any(frame.is_in("unisono/runtime/workers/supervisor.py") for frame in process.stack):
         yield "waits for its launcher, which may be writing a checkpoint"
-    elif process.computes and not process.sample.holder:
+    elif process.computes:
         yield "computing"
     elif kernel.waits_for_disk:
         yield "waits for a disk or a network file system"
-    if holder := own_place(process.sample.holder):
-        yield f"another thread holds Python's lock, in {holder.words}"
     if process.sample.trouble:
         yield process.sample.trouble
 
 
 def _waits_for_loader(stack: Stack) -> bool:
     return any(
-        (frame.is_in(_TORCHS_LOADER) and frame.name in _LOADER_WAITS)
+        (
+            frame.is_in("torch/utils/data/dataloader.py")
+            and frame.name in ("_next_data", "_get_data", "_try_get_data")
+        )
         or (frame.is_in(_OUR_LOADER) and frame.name == "take")
         for frame in stack
     )
@@ -229,7 +224,7 @@ def loader_part(stack: Stack) -> Stack | None:
     """Give a loader process's part of its stack, without its worker's; None: it is no loader."""
     for count, frame in enumerate(stack):
         is_ours = frame.is_in(_OUR_LOADER) and frame.name == "_serve"
-        if is_ours or frame.is_in(_TORCHS_LOADER_LOOP):
+        if is_ours or frame.is_in("torch/utils/data/_utils/worker.py"):
             return stack[:count]
     return None
 

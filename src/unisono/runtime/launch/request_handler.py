@@ -21,6 +21,7 @@ from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept, newest_kep
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.memories import SharedMemories
 from unisono.runtime.launch.report import joined_message, loss_message
+from unisono.runtime.notices import say
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
@@ -56,14 +57,12 @@ class RequestHandler:
         state: recovery.RecoveryState,
         writer: CheckpointWriter,
         wake: Callable[[], None],
-        say: Callable[[str], None],
     ) -> None:
         self.state = state
         self._control = control
         self._staff = staff
         self._writer = writer
         self._wake = wake
-        self._say = say
         self._memories = SharedMemories()
         self._writing: tuple[Kept, int | None] | None = None
         self._to_write: list[tuple[Kept, int | None, bool]] = []
@@ -110,7 +109,7 @@ class RequestHandler:
         if decision.trouble:
             self.state = decision.state
             return decision.trouble
-        self._say(loss_message(rank, pid, how, step, before, decision.state))
+        say(loss_message(rank, pid, how, step, before, decision.state))
         self._do(decision)
         return ""
 
@@ -128,9 +127,9 @@ class RequestHandler:
         """Have the job end after the step under way, as a signal asks; False when it is no use."""
         if not self.state.can_stop_between_steps:
             if self.state.loop is not None:
-                self._say("the run has no `directory`, so nothing of it is on the disk")
+                say("the run has no `directory`, so nothing of it is on the disk")
             return False
-        self._say("finishing the step, then writing a checkpoint; once more ends it at once")
+        say("finishing the step, then writing a checkpoint; once more ends it at once")
         # Before the wish that it explains.
         self._control.head.end = signum
         self._take(recovery.stop_wanted(self.state))
@@ -174,7 +173,7 @@ class RequestHandler:
         """Let go of everything; copies to a URL are waited for until `is_enough` says so."""
         self._writer.wait()
         if self._is_ending and self._writer.newest:
-            self._say(self._writer.newest)
+            say(self._writer.newest)
         self._memories.close()
         self._writer.close(is_enough)
 
@@ -206,7 +205,7 @@ class RequestHandler:
             case recovery.Wish(value):
                 self._control.head.wish = value
             case recovery.Joined(ranks):
-                self._say(joined_message(ranks, self._staff.pid, self.state))
+                say(joined_message(ranks, self._staff.pid, self.state))
             case recovery.KeepAndEnd():
                 self._is_ending = True
                 kept = self._newest_snapshot()
@@ -245,7 +244,7 @@ class RequestHandler:
         kept, rank, waits = self._to_write.pop(0)
         mapping = self._memories.mapping(kept.key)
         if mapping is None:
-            self._say(f"step {kept.step}: no checkpoint: its memory is gone.")
+            say(f"step {kept.step}: no checkpoint: its memory is gone.")
         else:
             self._writing = (kept, rank if waits else None)
             self._writer.begin(mapping, kept, self._wake)

@@ -110,7 +110,7 @@ class _Supervision:
             world_size=job.num_workers,
             first_rank=job.first_rank if job.hosts else None,
         )
-        self._requests = RequestHandler(self._control, self, members, writer, self._wake, say)
+        self._requests = RequestHandler(self._control, self, members, writer, self._wake)
 
     def spawn(self, rank: int) -> None:
         """Start a worker, or the replacement of one that was lost."""
