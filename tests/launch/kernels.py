@@ -24,7 +24,6 @@ class Shown:
     stdout: str = ""
     stderr: str = ""
     displays: dict[str, str] = field(default_factory=dict)
-    num_drawn: int = 0
     value: Any = None
     error: str = ""
     traceback: str = ""
@@ -121,7 +120,6 @@ def _add(shown: Shown, kind: str, content: dict[str, Any]) -> None:
             name = content["transient"]["display_id"]
             assert (kind == "update_display_data") == (name in shown.displays)
             shown.displays[name] = content["data"]["text/plain"]
-            shown.num_drawn += 1
         case "execute_result":
             shown.value = content["data"]["text/plain"]
         case "error":

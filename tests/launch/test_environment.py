@@ -61,11 +61,3 @@ def test_workers_are_told_what_the_user_has_called() -> None:
         "A": "b",
         "UNISONO_COMMAND": "unisono run 'a file.py'",
     }
-
-
-def test_what_is_said_of_gpus_reaches_every_worker() -> None:
-    of_gpus = {"CUDA_VISIBLE_DEVICES": "3,0", "UNISONO_WORKERS_PER_GPU": "2"}
-    environ = launch_environment({"CUDA_VISIBLE_DEVICES": "9", "A": "b"}, [], of_gpus)
-    for rank in range(3):
-        assert of_gpus.items() <= seen(rank, **environ).items()
-        assert seen(rank, **environ)["LOCAL_RANK"] == str(rank)

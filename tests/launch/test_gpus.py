@@ -8,8 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from unisono.runtime.launch import placement
-from unisono.runtime.launch.placement import DriverGpu, Machine, gpus_of_driver, visible_gpus
+from unisono.runtime.launch.placement import DriverGpu, gpus_of_driver, visible_gpus
 from unisono.runtime.world import fix_workspaces
 
 UUIDS = ("GPU-8932f937-d72c", "GPU-8932aaaa-0000", "GPU-11111111-2222", "GPU-fedc0000-3333")
@@ -99,9 +98,3 @@ def test_a_gpu_that_has_no_memory_of_its_own_is_there(driver) -> None:
 def test_a_driver_that_fails_has_no_gpus(driver, failing: str) -> None:
     driver(failing)
     assert gpus_of_driver() == ()
-
-
-def test_a_machine_is_what_the_driver_says(driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver()
-    monkeypatch.setattr(placement, "num_devices", lambda: 5)
-    assert Machine.here() == Machine(5, ("GPU-0", "GPU-1", "GPU-2"))

@@ -123,15 +123,6 @@ def test_a_stream_that_raises_ends_no_job_and_is_told_once(
 
 
 @pytest.mark.slow
-def test_a_closed_stream_ends_no_job(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "__stderr__", None)
-    out = io.StringIO()
-    out.close()
-    with contextlib.redirect_stdout(out):
-        assert unisono.launch(speak, "words", workers=1) == [None]
-
-
-@pytest.mark.slow
 def test_what_leads_to_a_descriptor_is_written_by_workers_themselves(tmp_path: Path):
     """So a script's workers still find a terminal where the script has one."""
     program = tmp_path / "program.py"

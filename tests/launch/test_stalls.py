@@ -190,22 +190,6 @@ def test_meetings_are_counted_past_the_end_of_32_bits(page: ControlBlock, kernel
     assert seen_in(watch, kernel, 3, ALL) == [2]
 
 
-def test_nobody_is_looked_at_more_often_than_once_a_second(
-    page: ControlBlock, kernel: Kernel
-) -> None:
-    watch = StallWatch(page, 0.5)
-    kernel.processes = {11: (5, True)}
-    for _ in range(3):
-        kernel.now_s += 0.4
-        watch.look(PIDS, ALL)
-    kernel.now_s += 0.9
-    assert watch.look(PIDS, ALL) == []
-    kernel.now_s += 0.1
-    assert watch.due_s == pytest.approx(kernel.now_s)
-    assert [stalled.rank for stalled in watch.look(PIDS, ALL)] == [1]
-    assert watch.due_s == kernel.now_s + LOOK_EVERY_S
-
-
 def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
     page: ControlBlock, kernel: Kernel
 ) -> None:

@@ -142,9 +142,8 @@ def _call_in(stack: Stack) -> str:
     for frame in reversed(stack):
         if frame.is_in("torch/distributed/rendezvous.py"):
             return IN_INIT
-        if frame.is_in("torch/distributed/distributed_c10d.py") and not frame.name.startswith(
-            ("_", "wrapper")
-        ):
+        is_public = not frame.name.startswith(("_", "wrapper"))
+        if frame.is_in("torch/distributed/distributed_c10d.py") and is_public:
             return frame.name
         if frame.is_in("torch/nn/parallel/distributed.py"):
             if frame.name == "__init__":
@@ -210,11 +209,9 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
 
 
 def _waits_for_loader(stack: Stack) -> bool:
+    torchs = ("_next_data", "_get_data", "_try_get_data")
     return any(
-        (
-            frame.is_in("torch/utils/data/dataloader.py")
-            and frame.name in ("_next_data", "_get_data", "_try_get_data")
-        )
+        (frame.is_in("torch/utils/data/dataloader.py") and frame.name in torchs)
         or (frame.is_in(_OUR_LOADER) and frame.name == "take")
         for frame in stack
     )

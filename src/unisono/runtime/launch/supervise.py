@@ -169,20 +169,15 @@ class _Supervision:
 
     def close(self) -> None:
         self._hangs.close()
-        self._port.close()
         self._requests.close(self._is_asked_again)
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
         del self._requests, self._hangs, self._watch
-        self._outputs.close()
-        self._selector.close()
-        self._control.close()
+        sockets = (self._port, self._woken, self._waking, *self._channels.values())
+        for owned in (self._outputs, self._selector, self._control, *sockets):
+            owned.close()
         os.close(self._job_fd)
         os.close(self._store_fd)
-        self._woken.close()
-        self._waking.close()
-        for channel in self._channels.values():
-            channel.close()
 
     def _wake(self) -> None:
         self._waking.send(b"w")
