@@ -13,7 +13,6 @@ relative to the directory's descriptor, without following links, and checked onc
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import stat
@@ -36,7 +35,6 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-_HARD_LINK = "one with several names (hard links)"
 
 
 def open_plain(path: Path, flags: int) -> int:
@@ -51,18 +49,15 @@ def open_plain(path: Path, flags: int) -> int:
 def open_in(folder: int, path: Path, flags: int) -> int:
     """Do the same in a directory that is open: only the last part of `path` is looked up there."""
     writes = flags & os.O_ACCMODE != os.O_RDONLY
-    if (kind := _kind_there(folder, path.name)) == stat.S_IFBLK or kind == stat.S_IFCHR:
-        raise _refusal(path, _KINDS[kind])
+    with suppress(FileNotFoundError):  # before it is opened, as it may be a device
+        _check(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False), writes)
+    safe = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path.name, safe, 0o666, dir_fd=folder)
     try:
-        safe = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(path.name, safe, 0o666, dir_fd=folder)
-    except OSError as error:
-        if kind in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK) and error.errno != errno.EEXIST:
-            raise _refusal(path, _KINDS[kind]) from None
-        raise
-    if trouble := _trouble_with(os.fstat(fd), writes):
+        _check(path, os.fstat(fd), writes)
+    except NotPlainFileError:
         os.close(fd)
-        raise _refusal(path, trouble)
+        raise
     return fd
 
 
@@ -108,8 +103,7 @@ def check_plain(path: Path, *, is_replaced: bool = False) -> None:
         seen = os.lstat(path)
     except (OSError, ValueError):
         return  # whoever opens it will say so
-    if trouble := _trouble_with(seen, writes=not is_replaced):
-        raise _refusal(path, trouble)
+    _check(path, seen, writes=not is_replaced)
 
 
 def check_own_folder(path: Path) -> None:
@@ -130,21 +124,12 @@ def is_at(path: Path, fd: int) -> bool:
     return stat.S_ISREG(there.st_mode) and os.path.samestat(there, os.fstat(fd))
 
 
-def _kind_there(folder: int, name: str) -> int:
-    try:
-        return stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except OSError:
-        return 0
-
-
-def _trouble_with(seen: os.stat_result, writes: bool) -> str:
+def _check(path: Path, seen: os.stat_result, writes: bool) -> None:
+    kind = "one with several names (hard links)" if writes and seen.st_nlink > 1 else ""
     if not stat.S_ISREG(seen.st_mode):
-        return _KINDS.get(stat.S_IFMT(seen.st_mode), "something else")
-    return _HARD_LINK if writes and seen.st_nlink > 1 else ""
-
-
-def _refusal(path: Path, seen: str) -> NotPlainFileError:
-    return NotPlainFileError(
-        f"{shown(path, 1000)} must be a plain file with no other name, but is {seen}: move it "
-        f"away, or put a copy of the file in its place."
-    )
+        kind = _KINDS[stat.S_IFMT(seen.st_mode)]
+    if kind:
+        raise NotPlainFileError(
+            f"{shown(path, 1000)} must be a plain file with no other name, but is {kind}: move it "
+            f"away, or put a copy of the file in its place."
+        )

@@ -189,13 +189,8 @@ def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | No
 
 
 def _refuse_inside_worker() -> None:
-    if is_worker():
-        raise RuntimeError(
-            "`unisono.launch` must be called outside of workers, but this process is one "
-            f"(rank {os.environ.get('RANK')}): call the function directly, without `launch`."
-        )
     here = world()
-    if here.world_size > 1 and PID_VARIABLE not in os.environ:
+    if is_worker() or (here.world_size > 1 and PID_VARIABLE not in os.environ):
         raise RuntimeError(
             f"`unisono.launch` must be called outside of workers, but {here.started_by} has "
             f"started this process as rank {here.rank} of {here.world_size}: call the function "

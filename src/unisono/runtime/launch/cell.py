@@ -45,15 +45,13 @@ class Observed:
         self._draw = draw
         self._shown: DisplayState | None = None
 
-    def start(self, state: DisplayState) -> None:
-        """See :class:`unisono.training.callbacks.progress.Display`."""
-        self.show(state)
-
     def show(self, state: DisplayState) -> None:
         """See :class:`unisono.training.callbacks.progress.Display`."""
         if state != self._shown:
             self._shown = state
             self._draw(state)
+
+    start = show
 
     def say(self, line: str) -> None:
         """See :class:`unisono.training.callbacks.progress.Display`."""

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -70,14 +70,18 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
         job = Job.read(job_fd)
         os.close(job_fd)
         names = {
-            LINK_VARIABLE: link_fd,
-            CONTROL_VARIABLE: control_fd,
-            STORE_VARIABLE: store_fd,
-            PID_VARIABLE: os.getpid(),
-            INCARNATION_VARIABLE: incarnation,
-            RECOVERS_VARIABLE: int(job.restarts > 0),
+            LINK_VARIABLE: str(link_fd),
+            CONTROL_VARIABLE: str(control_fd),
+            STORE_VARIABLE: str(store_fd),
+            PID_VARIABLE: str(os.getpid()),
+            INCARNATION_VARIABLE: str(incarnation),
+            RECOVERS_VARIABLE: str(int(job.restarts > 0)),
         }
-        link = _take_over_environment(job, rank, names)
+        environ = worker_environment(job, rank, names)
+        os.environ.clear()
+        os.environ.update(environ)
+        link = context().launcher
+        assert link is not None
         _leave_to_launcher(link.control.head)
         Faults.from_environment(os.environ, rank, incarnation).meet("start")
         exit_code = _live(job, rank, link)
@@ -121,15 +125,6 @@ def _take_over_standard_streams(fds: list[int]) -> None:
             # Whole lines in one write, so that those of different workers do not tear; also
             # under `python -u`, which would write every piece of a line by itself.
             stream.reconfigure(line_buffering=True, write_through=False)
-
-
-def _take_over_environment(job: Job, rank: int, names: Mapping[str, int]) -> LauncherLink:
-    environ = worker_environment(job, rank, {name: str(value) for name, value in names.items()})
-    os.environ.clear()
-    os.environ.update(environ)
-    link = context().launcher
-    assert link is not None
-    return link
 
 
 def _live(job: Job, rank: int, link: LauncherLink) -> int:
