@@ -16,7 +16,6 @@ from unisono.runtime.procfs import (
     ThreadTimes,
     die_with,
     field,
-    look_at,
     open_memory,
     parse_groups,
     parse_stat,
@@ -125,10 +124,3 @@ def test_a_fork_that_was_stopped_before_it_asked_is_told_that_its_parent_is_gone
         assert said == b""  # it is still stopped
         os.kill(int(child), signal.SIGCONT)
         assert pipe.read() == b"gone"
-
-
-def test_one_that_is_gone_is_nowhere() -> None:
-    with subprocess.Popen(["true"]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert look_at(process.pid) == ProcessStat()  # dead, not buried
-    assert look_at(process.pid) == ProcessStat()

@@ -83,14 +83,6 @@ def test_a_wait_that_ended_before_the_answer_is_not_told_of(bench: Bench) -> Non
     assert bench.run(2) == []
 
 
-def test_who_is_late_may_move_meanwhile(bench: Bench) -> None:
-    bench.control.lines[0].arrive()
-    bench.control.lines[0].arrive()
-    assert bench.run(3.5) == []
-    bench.control.lines[1].arrive()  # a sign of life, but not yet there
-    assert bench.run(6) == [0.5, 3.5]
-
-
 def test_where_steps_are_slow_more_is_waited_for(bench: Bench) -> None:
     for number in range(10):
         step(bench, number)

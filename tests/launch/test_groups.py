@@ -245,24 +245,6 @@ def own_ports(count: int) -> Iterator[str]:
         yield ",".join(str(port.getsockname()[1]) for port in ports)
 
 
-def test_an_interrupt_ends_a_rendezvous() -> None:
-    launcher = processes.start(
-        [*COMMAND, "-n", "3", str(PROGRAMS / "half_way.py")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "in a group\n"
-    everybody = psutil.Process(launcher.pid).children(recursive=True)
-    assert len(everybody) == 1 + 3  # the server, the workers
-    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
-    _, err = launcher.communicate(timeout=30)
-    assert (launcher.returncode, psutil.wait_procs(everybody, timeout=30)[1]) == (130, [])
-    assert err == "unisono: interrupted by Ctrl-C; all 3 workers were ended.\n"
-
-
 # Models that end with their group.
 
 

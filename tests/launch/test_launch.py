@@ -215,18 +215,6 @@ def test_released_memory_is_given_back() -> None:
 
 
 @pytest.mark.slow
-def test_only_the_worker_itself_has_a_link() -> None:
-    def fork_and_ask() -> tuple[bool, int]:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(3 if context().launcher is None else 4)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return context().launcher is context().launcher, status
-
-    assert unisono.launch(fork_and_ask, workers=1) == [(True, 3)]
-
-
-@pytest.mark.slow
 def test_descriptors_of_the_link_do_not_reach_subprocesses() -> None:
     def count() -> str:
         return subprocess.run(["ls", "/proc/self/fd"], capture_output=True, text=True).stdout

@@ -35,11 +35,6 @@ def test_another_size_is_refused_with_both_workers_and_sizes(memories: SharedMem
         memories.request(1, 5, 65)
 
 
-def test_memory_without_bytes_is_refused(memories: SharedMemories) -> None:
-    with pytest.raises(ValueError, match="at least 1 byte, but has 0"):
-        memories.request(0, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("released", "forgotten", "needed", "stays"),
     [

@@ -81,7 +81,6 @@ def test_workers_and_their_variables(
             "fewer, share GPUs with `UNISONO_WORKERS_PER_GPU=4` in the environment, or compute on "
             "the CPU with `CUDA_VISIBLE_DEVICES=` there.",
         ),
-        (FOUR, {}, {"workers": 5}, "(0,1,2,3), but 5 are asked for: start fewer, share"),
         (FOUR, {}, {"workers": 9}, "share GPUs with `UNISONO_WORKERS_PER_GPU=3` in"),
         (FOUR, {"CUDA_VISIBLE_DEVICES": "3"}, {"workers": 2}, "1 for each GPU (3), but"),
         (

@@ -218,12 +218,6 @@ def test_a_program_that_had_not_begun_can_always_be_run() -> None:
 # All who compute together stop, and go on.
 
 
-def test_a_worker_that_finished_is_waited_for_no_more() -> None:
-    state = after(gone(0)).state
-    assert state.membership == Membership((1, 2), leader=1)
-    assert after(gone(0), gone(1), gone(2)).state.membership is None
-
-
 # A replacement asks what the others have done.
 
 RUNNING = (AGREED, LOOP_BEGAN, *lost(2), *stopped(0, 1))

@@ -130,8 +130,6 @@ class SharedMemories:
 
 
 def _create(key: int, num_bytes: int) -> int:
-    if num_bytes < 1:
-        raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
     if key < ROW_KEYS:
         return create_memory("unisono-memory", num_bytes)
     with tempfile.TemporaryFile() as file:
