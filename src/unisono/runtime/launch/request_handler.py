@@ -64,8 +64,9 @@ class RequestHandler:
         self._writer = writer
         self._wake = wake
         self._memories = SharedMemories()
-        self._writing: tuple[Kept, int | None] | None = None
+        # With who waits for the answer, and whether until it is written; the first is under way.
         self._to_write: list[tuple[Kept, int | None, bool]] = []
+        self._is_writing = False
         self._begun: set[int] = set()
         self._is_ending = False
         self._has_stood_down = False
@@ -74,8 +75,6 @@ class RequestHandler:
     def waiting(self) -> set[int]:
         """The workers that stand still because this desk has not answered yet."""
         kept = {rank for _, rank, _ in self._to_write if rank is not None}
-        if self._writing is not None and self._writing[1] is not None:
-            kept.add(self._writing[1])
         return kept | self.state.stopped.keys() | self.state.asking.keys()
 
     def hear(self, rank: int, message: messages.FromWorker) -> None:
@@ -118,11 +117,6 @@ class RequestHandler:
         self._let_go(rank)
         self._take(recovery.gone(self.state, rank))
 
-    def is_spare(self, rank: int, *, others_are_done: bool) -> bool:
-        """Tell whether a worker is a replacement that the others do without."""
-        membership = self.state.membership
-        return others_are_done if membership is None else rank not in membership.ranks
-
     def want_stop(self, signum: int) -> bool:
         """Have the job end after the step under way, as a signal asks; False when it is no use."""
         if not self.state.can_stop_between_steps:
@@ -137,13 +131,11 @@ class RequestHandler:
 
     def written(self) -> None:
         """Go on after a checkpoint is written."""
-        if self._writing is not None:
-            _, waiting = self._writing
-            self._writing = None
-            if waiting is not None:
-                self._staff.send(waiting, messages.Acknowledged())
+        if self._is_writing:
+            self._is_writing = False
+            self._answer_writer(self._to_write.pop(0)[1])
         self._write_next()
-        if self._is_ending and self._writing is None:
+        if self._is_ending and not self._is_writing:
             self._staff.end()
 
     def keep_last(self) -> None:
@@ -212,7 +204,7 @@ class RequestHandler:
                 if kept is not None and self.state.first_rank is None:  # else workers have asked
                     self._to_write.append((kept, None, False))
                     self._write_next()
-                if self._writing is None:
+                if not self._is_writing:
                     self._staff.end()
 
     def _let_go(self, rank: int) -> None:
@@ -220,8 +212,6 @@ class RequestHandler:
         self._to_write = [
             (kept, None if asker == rank else asker, waits) for kept, asker, waits in self._to_write
         ]
-        if self._writing is not None and self._writing[1] == rank:
-            self._writing = (self._writing[0], None)
 
     def _locked(self, directory: Path, remote: Mapping[str, Any] | None) -> messages.ToWorker:
         try:
@@ -239,16 +229,22 @@ class RequestHandler:
             return messages.Refused(str(error), OSError)
 
     def _write_next(self) -> None:
-        if self._writing is not None or not self._to_write:
+        if self._is_writing or not self._to_write:
             return
-        kept, rank, waits = self._to_write.pop(0)
+        kept, rank, waits = self._to_write[0]
         mapping = self._memories.mapping(kept.key)
         if mapping is None:
             say(f"step {kept.step}: no checkpoint: its memory is gone.")
-        else:
-            self._writing = (kept, rank if waits else None)
-            self._writer.begin(mapping, kept, self._wake)
-        if rank is not None and (mapping is None or not waits):
+            self._answer_writer(self._to_write.pop(0)[1])
+            return
+        self._is_writing = True
+        self._writer.begin(mapping, kept, self._wake)
+        if not waits:
+            self._to_write[0] = (kept, None, False)
+            self._answer_writer(rank)
+
+    def _answer_writer(self, rank: int | None) -> None:
+        if rank is not None:
             self._staff.send(rank, messages.Acknowledged())
 
     def _newest_snapshot(self) -> Kept | None:
@@ -279,7 +275,6 @@ class RequestHandler:
     def _tidy_memories(self) -> None:
         """Let go of what is not needed: of loops that have ended, all but the newest snapshots."""
         busy = [item[0].key for item in self._to_write]
-        busy += [self._writing[0].key] if self._writing is not None else []
         busy += [self.state.loop.facts["key"]] if self.state.loop is not None else []
         ended = {
             entry.loop["key"]: Places.from_json(dict(entry.loop))

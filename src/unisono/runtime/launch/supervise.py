@@ -160,8 +160,7 @@ class _Supervision:
                     key.data()
             self._take(policy.time_passed(self.state, time.monotonic()))
             self._keep_meanwhile()
-            self._end_stalled()
-            self._look_for_hangs()
+            self._look_at_workers()
         # Of several hosts, one that is told to end may wait in vain for another to finish the step.
         is_cut_off = self._is_one_of_several and self.state.interrupted_by is not None
         if self.state.cause is not None or is_cut_off:
@@ -187,33 +186,28 @@ class _Supervision:
             return self._signals is not None and bool(self._signals.read())
         return False
 
-    def _end_stalled(self) -> None:
-        working = self.state.alive - self.state.done
-        ranks = working - self._requests.waiting
-        pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids}
-        for stalled in self._watch.look(
-            pids,
-            self._requests.state.membership,
-            are_grouped=self._has_groups,
-            is_everybody=pids.keys() == working,
-        ):
-            say(stalled.message)
-            self._condemned[stalled.rank] = stalled.how
-            self._server.signal([stalled.rank], signal.SIGKILL)
-
     @property
     def _look_at_hangs_s(self) -> float:
         return math.inf if self._is_one_of_several else self._hangs.due_s
 
-    def _look_for_hangs(self) -> None:
-        if self.state.stage is not policy.Stage.RUNNING or self._is_one_of_several:
-            return
-        working = self.state.alive - self.state.done
-        membership = self._requests.state.membership
+    def _look_at_workers(self) -> None:
+        """End those that have stalled, and explain waits that are too long."""
+        working, membership = self.state.alive - self.state.done, self._requests.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
-        members = () if membership is None else membership.ranks
-        ended = tuple(sorted(self._incarnations.keys() - working))
-        self._hangs.look(Scene(pids, members, ended))
+        on_their_own = {rank: pids[rank] for rank in pids.keys() - self._requests.waiting}
+        for stalled in self._watch.look(
+            on_their_own,
+            membership,
+            are_grouped=self._has_groups,
+            is_everybody=on_their_own.keys() == working,
+        ):
+            say(stalled.message)
+            self._condemned[stalled.rank] = stalled.how
+            self._server.signal([stalled.rank], signal.SIGKILL)
+        if self.state.stage is policy.Stage.RUNNING and not self._is_one_of_several:
+            members = () if membership is None else membership.ranks
+            ended = tuple(sorted(self._incarnations.keys() - working))
+            self._hangs.look(Scene(pids, members, ended))
 
     def _read_signals(self) -> None:
         assert self._signals is not None
@@ -324,9 +318,10 @@ class _Supervision:
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do not need."""
-        others_are_done = bool(self.state.done)
+        membership = self._requests.state.membership
         is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
-        return is_replacement and self._requests.is_spare(rank, others_are_done=others_are_done)
+        is_apart = bool(self.state.done) if membership is None else rank not in membership.ranks
+        return is_replacement and is_apart
 
     def _take(self, decision: policy.Decision) -> None:
         self.state = decision.state
