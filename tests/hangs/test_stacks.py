@@ -111,14 +111,6 @@ def test_others_frames_are_folded_and_the_users_are_not() -> None:
     ]
 
 
-def test_where_nothing_is_the_users_the_innermost_frames_are_shown() -> None:
-    assert list(folded((WAIT, *[CALL] * 9), ""))[:2] == [
-        f"wait  {THREADING}:320",
-        f"Module._call_impl  {TORCH}:1500",
-    ]
-    assert list(folded((WAIT, *[CALL] * 9), ""))[6:] == ["(4 frames of torch)"]
-
-
 def test_names_cannot_command_the_terminal() -> None:
     wicked = Frame("f\x1b[2J", "/work/a\x1b.py", 1)
     assert "\x1b" not in wicked.words + "".join(folded((wicked,), "/work"))

@@ -12,7 +12,7 @@ import pytest
 
 from unisono.runtime.checkpoint.slots import Places, read_facts, write_blob
 from unisono.runtime.launch.memories import SharedMemories
-from unisono.runtime.workers.launcher_messages import DATA_KEYS, ROW_KEYS
+from unisono.runtime.workers.launcher_messages import ROW_KEYS
 
 
 @pytest.fixture
@@ -65,13 +65,6 @@ def test_memory_stays_while_somebody_holds_or_may_need_it(
     if not stays:
         with pytest.raises(OSError):
             os.fstat(fd)
-
-
-def test_a_data_set_stays_as_long_as_the_job(memories: SharedMemories) -> None:
-    memories.request(0, DATA_KEYS + 1, 64)
-    memories.forget(0)
-    memories.drop_unused([])
-    assert memories.mapping(DATA_KEYS + 1) is not None
 
 
 def test_predictions_stay_in_a_file_without_a_name(

@@ -48,7 +48,7 @@ def lost(rank: int) -> Event:
         # the last one
         (
             *(1, [LOOP], True, 0),
-            " in step 41; nobody is left; a replacement is starting, from the latest snapshot.",
+            " in step 41; nobody is left; a replacement is starting.",
         ),
         # a replacement that was still catching up
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from typing import Any
 
@@ -40,17 +39,6 @@ def test_a_class_of_the_callers_stays_as_it_is_when_a_value_of_it_comes_back(bas
     packed = pack_result(Kept())
     Kept.rate = 2
     assert unpack_result(packed, rank=0).rate == 2
-
-
-def test_members_of_the_callers_enums_are_the_callers():
-    class Colour(enum.Enum):
-        RED = 1
-
-        def tell(self):
-            return through_result
-
-    assert through_result([Colour.RED])[0] is Colour.RED
-    assert Colour.RED.tell.__func__.__globals__ is globals()
 
 
 @pytest.mark.slow

@@ -64,13 +64,13 @@ def _singles(error: BaseException) -> list[BaseException]:
 
 def without_native_frames(text: str) -> str:
     """Fold stacks of C++, which torch puts before Python's own, unless they were asked for."""
+
+    def fold(match: re.Match[str]) -> str:
+        count = match[0].count("frame #")
+        return f"({count} frames of C++ left out; {_NATIVE_VARIABLE}=1 shows them)"
+
     shows_all = os.environ.get(_NATIVE_VARIABLE) == "1"
-    return text if shows_all else _NATIVE_STACK.sub(_fold, text)
-
-
-def _fold(match: re.Match[str]) -> str:
-    count = match[0].count("frame #")
-    return f"({count} frames of C++ left out; {_NATIVE_VARIABLE}=1 shows them)"
+    return text if shows_all else _NATIVE_STACK.sub(fold, text)
 
 
 def shortened(text: str) -> str:

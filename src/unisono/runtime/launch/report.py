@@ -129,12 +129,10 @@ def loss_message(
         return f"{who} before it had joined the others; {then}."
     if before.loop is not None:
         who += f" in step {step}"
-    if after.membership is None:
-        where = "" if before.loop is None else ", from the latest snapshot"
-        return f"{who}; nobody is left; {then}{where}."
-    others = after.membership.ranks
+    others = () if after.membership is None else after.membership.ranks
     goes = "goes" if len(others) == 1 else "go"
-    return f"{who}; {listed('worker', others, ' and ')} {goes} on; {then}."
+    on = f"{listed('worker', others, ' and ')} {goes} on" if others else "nobody is left"
+    return f"{who}; {on}; {then}."
 
 
 def spare_message(rank: int, how: str) -> str:
