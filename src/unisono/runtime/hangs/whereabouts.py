@@ -272,16 +272,16 @@ def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNot
     """Read what ranks have left on their control block."""
     present = [rank for rank in ranks if control.departure(rank) is Departure.PRESENT]
     arrivals = {rank: control.lines[rank].arrivals for rank in present}
-    notes = {}
+    counts, notes = set(arrivals.values()), {}
     for rank, mine in arrivals.items():
         _, wait = control.wait_of(rank)
         purpose = control.lines[rank].purposes[mine % 2].value.decode(errors="replace")
         num_calls, call = control.call_of(rank)
-        waits = any(is_before(count, mine) for count in arrivals.values())
+        waits = any(is_before(count, mine) for count in counts)
         notes[rank] = RankNotes(
             step=control.step_under_way(rank),
             meeting=(purpose.rstrip("\0 ") or "a meeting") if waits else "",
-            is_behind=any(is_before(mine, count) for count in arrivals.values()),
+            is_behind=any(is_before(mine, count) for count in counts),
             shown_wait="" if wait is None else wait.decode(errors="replace"),
             call=call.decode(errors="replace"),
             num_calls=num_calls,

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.runtime.hangs.whereabouts import is_before
+from unisono.runtime.hangs.whereabouts import RankNotes, notes_of
 from unisono.runtime.procfs import read_stat, read_text, thread_times
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.launcher_messages import Membership
@@ -73,7 +73,10 @@ class StallWatch:
         passed_s = now_s - self._looked_at_s
         if passed_s < LOOK_EVERY_S:
             return []
-        looks = {rank: self._observe(rank, pids[rank], membership) for rank in pids}
+        notes = notes_of(self._control, () if membership is None else membership.ranks)
+        looks = {
+            rank: self._observe(rank, pids[rank], notes.get(rank, RankNotes())) for rank in pids
+        }
         seen = {rank: look for rank, look in looks.items() if look is not None}
         self._seen = look(self._seen, seen, passed_s, are_grouped=are_grouped)
         self._looked_at_s = now_s
@@ -113,25 +116,19 @@ class StallWatch:
         how = f"was ended, as all workers waited for each other for {quiet_s:.0f} s"
         return Stalled(rank, message, how)
 
-    def _observe(self, rank: int, pid: int, membership: Membership | None) -> Observation | None:
-        time_and_state = processor_time(pid)
-        if time_and_state is None:
+    def _observe(self, rank: int, pid: int, notes: RankNotes) -> Observation | None:
+        if (found := processor_time(pid)) is None:
             return None
-        ran_ns, is_stopped = time_and_state
-        mine = self._control.lines[rank].arrivals
-        others = membership.ranks if membership is not None and rank in membership.ranks else ()
-        is_awaited = any(is_before(mine, self._control.lines[r].arrivals) for r in others)
-        is_at_meeting = any(is_before(self._control.lines[r].arrivals, mine) for r in others)
-        count, wait = self._control.wait_of(rank)
-        if is_at_meeting:
-            place = f"at `{self._control.lines[rank].purposes[mine % 2].value.decode().rstrip()}`"
-        else:
-            place = "" if wait is None else f"in {wait.decode(errors='replace')}"
+        ran_ns, is_stopped = found
+        arrivals, (count, _) = self._control.lines[rank].arrivals, self._control.wait_of(rank)
+        place = f"in {notes.shown_wait}" if notes.shown_wait else ""
+        if notes.meeting:
+            place = f"at `{notes.meeting}`"
         # A worker that waits wakes up now and then, which is no sign of life.
-        beat = (pid, 0 if place else ran_ns, mine, count)
-        if not place and mine and waits_for_a_thread(pid):
+        beat = (pid, 0 if place else ran_ns, arrivals, count)
+        if not place and arrivals and waits_for_a_thread(pid):
             place = "in a collective of torch.distributed, or for a lock"
-        return Observation(beat, is_stopped, is_awaited, place, is_at_meeting)
+        return Observation(beat, is_stopped, notes.is_behind, place, bool(notes.meeting))
 
 
 def processor_time(pid: int) -> tuple[int, bool] | None:
