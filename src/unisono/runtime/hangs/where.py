@@ -54,7 +54,9 @@ def find_job(pid: int) -> FoundJob:
         if not set(below).isdisjoint(with_pids.pids.values()):
             return with_pids
     ranks = _ranks_by_environment(below)
-    others = _ranks_by_environment(_siblings(pid)) if pid in ranks.values() else {}
+    others = {}
+    if pid in ranks.values() and (parents := procfs.ancestors(pid)):
+        others = _ranks_by_environment(procfs.children(parents[0], recursive=True))
     if not ranks and any(procfs.memories_of(pid, MEMORY_NAME)):  # a launcher's
         raise ValueError(
             f"PID must be of a job whose workers run, but those of {pid} start, or have ended: ask "
@@ -125,8 +127,3 @@ def _rank_of(pid: int) -> int | None:
         return None
     told = (environ.get(name, "") for name in _RANKS)
     return next((int(text) for text in told if text.isdecimal()), None)
-
-
-def _siblings(pid: int) -> list[int]:
-    parents = procfs.ancestors(pid)
-    return procfs.children(parents[0], recursive=True) if parents else []

@@ -82,17 +82,18 @@ def load(packed: bytes, buffers: Iterable[Any] = ()) -> Any:
     return Unpickler(io.BytesIO(packed), buffers=buffers).load()
 
 
-def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+def _reduced(value: Any) -> tuple[Any, ...] | None:
     """Return what builds `value` again; None if cloudpickle knows."""
     if isinstance(value, _Cached):
         made_by = (value.__wrapped__, *value.cache_parameters().values())
         is_found = cloudpickle._lookup_module_and_qualname(value) is not None
         return None if is_found else (_cached, made_by)
     if type(value) is functools.cached_property:
-        return _cached_property, (value.func, value.attrname)
+        return functools.cached_property, (value.func,), {"attrname": value.attrname}
     storages: Any = sys.modules.get("torch.storage")
     if storages is not None and isinstance(value, storages.TypedStorage):
-        return _typed, (value._untyped_storage, value.dtype)
+        parts = {"wrap_storage": value._untyped_storage, "dtype": value.dtype}
+        return functools.partial(storages.TypedStorage, **parts, _internal=True), ()
     if storages is not None and isinstance(value, storages.UntypedStorage):
         return _reduced_storage(value)
     if isinstance(value, ModuleType) and type(value) is not ModuleType:
@@ -101,7 +102,7 @@ def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     return None
 
 
-def _reduced_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+def _reduced_storage(storage: Any) -> tuple[Any, ...] | None:
     import torch
 
     from unisono.runtime.device import HOST
@@ -110,13 +111,6 @@ def _reduced_storage(storage: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]
         return None
     elements: Any = torch.empty(0, dtype=torch.uint8, device=HOST).set_(storage)
     return _untyped, (pickle.PickleBuffer(elements.numpy()),)
-
-
-def _typed(storage: Any, dtype: Any) -> Any:
-    import torch
-
-    make: Any = torch.TypedStorage
-    return make(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _untyped(buffer: Any) -> Any:
@@ -130,9 +124,3 @@ def _untyped(buffer: Any) -> Any:
 
 def _cached(fn: Callable[..., Any], maxsize: int | None, typed: bool) -> Callable[..., Any]:
     return functools.lru_cache(maxsize, typed)(fn)
-
-
-def _cached_property(fn: Callable[..., Any], name: str | None) -> functools.cached_property[Any]:
-    made = functools.cached_property(fn)
-    made.attrname = name
-    return made

@@ -157,7 +157,8 @@ class RequestHandler:
         kept = None
         with contextlib.suppress(ValueError):  # the step has just ended: another is in its place
             kept = self._newest_snapshot()
-        if kept is not None and not self._is_ending and self._may_write(kept):
+        is_over = self._is_ending or self._has_stood_down
+        if kept is not None and not is_over and self._may_write(kept):
             self._to_write.append((replace(kept, keep=kept.keep + 1), None, False))
             self._write_next()
 

@@ -159,7 +159,9 @@ class _Supervision:
                 if key.data is not None:
                     key.data()
             self._take(policy.time_passed(self.state, time.monotonic()))
-            self._keep_meanwhile()
+            if time.monotonic() >= self._keeps_at_s:
+                self._keeps_at_s = math.inf
+                self._requests.keep_meanwhile()
             self._look_at_workers()
         # Of several hosts, one that is told to end may wait in vain for another to finish the step.
         is_cut_off = self._is_one_of_several and self.state.interrupted_by is not None
@@ -172,9 +174,13 @@ class _Supervision:
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
         del self._requests, self._hangs, self._watch
-        sockets = (self._port, self._woken, self._waking, *self._channels.values())
-        for owned in (self._outputs, self._selector, self._control, *sockets):
-            owned.close()
+        self._outputs.close()
+        self._selector.close()
+        self._control.close()
+        for end in (self._port, self._woken, self._waking):
+            end.close()
+        for channel in self._channels.values():
+            channel.close()
         os.close(self._job_fd)
         os.close(self._store_fd)
 
@@ -225,12 +231,6 @@ class _Supervision:
         self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
         if gently and signum in NOTICES:
             self._keeps_at_s = time.monotonic() + _KEEPS_AFTER_S
-
-    def _keep_meanwhile(self) -> None:
-        if time.monotonic() >= self._keeps_at_s:
-            self._keeps_at_s = math.inf
-            if self.state.stage is policy.Stage.RUNNING:
-                self._requests.keep_meanwhile()
 
     def _read_writer(self) -> None:
         self._woken.recv(64)

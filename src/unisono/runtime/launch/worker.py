@@ -36,18 +36,10 @@ from unisono.runtime.launch.process_groups import (
 from unisono.runtime.launch.program import run_program
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import NOTICES
+from unisono.runtime.workers import supervisor
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import Head
 from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
-from unisono.runtime.workers.supervisor import (
-    CONTROL_VARIABLE,
-    INCARNATION_VARIABLE,
-    LINK_VARIABLE,
-    PID_VARIABLE,
-    RECOVERS_VARIABLE,
-    STORE_VARIABLE,
-    LauncherLink,
-)
 
 _PLAIN = (io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
@@ -70,12 +62,12 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
         job = Job.read(job_fd)
         os.close(job_fd)
         names = {
-            LINK_VARIABLE: str(link_fd),
-            CONTROL_VARIABLE: str(control_fd),
-            STORE_VARIABLE: str(store_fd),
-            PID_VARIABLE: str(os.getpid()),
-            INCARNATION_VARIABLE: str(incarnation),
-            RECOVERS_VARIABLE: str(int(job.restarts > 0)),
+            supervisor.LINK_VARIABLE: str(link_fd),
+            supervisor.CONTROL_VARIABLE: str(control_fd),
+            supervisor.STORE_VARIABLE: str(store_fd),
+            supervisor.PID_VARIABLE: str(os.getpid()),
+            supervisor.INCARNATION_VARIABLE: str(incarnation),
+            supervisor.RECOVERS_VARIABLE: str(int(job.restarts > 0)),
         }
         environ = worker_environment(job, rank, names)
         os.environ.clear()
@@ -127,7 +119,7 @@ def _take_over_standard_streams(fds: list[int]) -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _live(job: Job, rank: int, link: LauncherLink) -> int:
+def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
     """Run the program and tell how it ended; return the exit status."""
     result: bytes = b""
     ended: BaseException | None = None
@@ -169,7 +161,9 @@ def _exit_status(ended: BaseException | None) -> tuple[int, str]:
     return 1, str(ended.code)
 
 
-def _tell_failure(link: LauncherLink, error: BaseException, exit_code: int, text: str) -> None:
+def _tell_failure(
+    link: supervisor.LauncherLink, error: BaseException, exit_code: int, text: str
+) -> None:
     if not isinstance(error, SystemExit):
         _call_own_excepthook(error)
         text = exceptions.traceback_text(error)
