@@ -12,8 +12,6 @@ each message comes when the wait has become twice as long.
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -184,31 +182,3 @@ def _child(child: ProcessLook) -> str:
         return f"child process {child.pid} ({child.command}) {does}"
     does = place_in_words(child) if is_stuck(child) else "is idle"
     return f"loader process {child.pid} {does}"
-
-
-LEAST_S = 3.0
-FACTOR = 10.0
-GROWTH = 2.0
-_REMEMBERED = 101
-
-
-class Usual:
-    """How long something takes, by the newest hundred times."""
-
-    def __init__(self) -> None:
-        self.durations: deque[float] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def median_s(self) -> float | None:
-        """The median, in seconds; None before the first."""
-        return statistics.median(self.durations) if self.durations else None
-
-    @property
-    def long_s(self) -> float:
-        """From when on it is long, in seconds."""
-        return max(LEAST_S, FACTOR * (self.median_s or 0.0))
-
-
-def is_due(waited_s: float, long_s: float, said_at_s: float) -> bool:
-    """Tell whether a wait needs a message; at `said_at_s` it had the last one, 0 before it."""
-    return waited_s >= max(long_s, GROWTH * said_at_s)

@@ -86,15 +86,10 @@ class Frame:
         return self.function.rpartition(".")[2]
 
     @property
-    def place(self) -> str:
-        """Write it as ``train.py:88``."""
-        return f"{shown(os.path.basename(self.file))}:{self.line}"
-
-    @property
     def words(self) -> str:
         """Write it as ``` `load_image`, train.py:88 ```."""
         function = "the script" if self.function == "<module>" else f"`{shown(self.name)}`"
-        return f"{function}, {self.place}"
+        return f"{function}, {shown(os.path.basename(self.file))}:{self.line}"
 
 
 Stack = tuple[Frame, ...]

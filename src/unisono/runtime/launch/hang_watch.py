@@ -10,12 +10,14 @@ It ends nobody: that is for ``stall_watch``. Nothing here waits for a worker, no
 from __future__ import annotations
 
 import os
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from unisono.runtime.hangs.explanation import Hang, Usual, explain, is_due
+from unisono.runtime.hangs.explanation import Hang, explain
 from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
 from unisono.runtime.notices import listed
 from unisono.runtime.procfs import thread_time_ns
@@ -26,6 +28,12 @@ _WHILE_LOOKING_S = 0.05
 _SHOWN_AFTER_S = 1.0  # as workers.waiting
 _QUIET_BELOW = 0.01  # of the time between two looks
 _ANSWER_WITHIN_S = 6.0
+_LEAST_S, _FACTOR, _REMEMBERED = 3.0, 10.0, 101
+
+
+def long_s(durations: Collection[float]) -> float:
+    """Say from when on something takes long, in seconds, given how long it has taken before."""
+    return max(_LEAST_S, _FACTOR * statistics.median(durations or [0.0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,8 @@ class HangWatch:
     def __init__(self, control: ControlBlock, folder: str, say: Callable[[str], None]) -> None:
         self._control, self._folder, self._say = control, folder, say
         self._seen: dict[int, _Seen] = {}
-        self._steps, self._quiets = Usual(), Usual()
+        # How long the newest steps took, in seconds, and times in which ranks stood still.
+        self._steps, self._quiets = (deque[float](maxlen=_REMEMBERED) for _ in range(2))
         self._step: tuple[int, float] | None = None
         self._said_at_s = 0.0  # how long the wait had lasted at the last message
         self._key: tuple[object, ...] = ()
@@ -106,7 +115,7 @@ class HangWatch:
         self._key = () if wait is None else wait.key
         answer = self._answer
         if answer is None:
-            if wait is not None and is_due(wait.waited_s, wait.long_s, self._said_at_s):
+            if wait is not None and wait.waited_s >= max(wait.long_s, 2 * self._said_at_s):
                 self._said_at_s = wait.waited_s
                 hang = Hang(wait.waited_s, wait.usual_s, self._folder, scene.ended)
                 self._answer = _Answer(wait.key, scene, notes, hang)
@@ -126,7 +135,7 @@ class HangWatch:
         # At the last look nobody had begun, so what is done since has taken no longer.
         before, since_s = self._step or (1, now_s - LOOK_EVERY_S)
         if begun > before:
-            self._steps.durations.append((now_s - since_s) / (begun - before))
+            self._steps.append((now_s - since_s) / (begun - before))
         if begun != before or self._step is None:
             self._step = begun, now_s
 
@@ -140,22 +149,22 @@ class HangWatch:
         told = [seen for seen in self._seen.values() if seen.mark[0]]
         if told:
             first = min(told, key=lambda seen: seen.since_s)
-            usual_s = self._steps.median_s
-            return _Wait(first.mark, now_s - first.since_s, self._steps.long_s, usual_s)
+            usual_s = statistics.median(self._steps) if self._steps else None
+            return _Wait(first.mark, now_s - first.since_s, long_s(self._steps), usual_s)
         if any(one.step is not None for one in notes.values()):
             return self._slow_step(now_s)
         quiet_since_s = min(seen.quiet_since_s for seen in self._seen.values())
-        return _Wait(("quiet", quiet_since_s), now_s - quiet_since_s, self._quiets.long_s, None)
+        return _Wait(("quiet", quiet_since_s), now_s - quiet_since_s, long_s(self._quiets), None)
 
     def _slow_step(self, now_s: float) -> _Wait | None:
         """Take the step under way for a wait; the first one only once nobody computes any more."""
         if self._step is None:
             return None
         step, since_s = self._step
-        if not self._steps.durations:
+        if not self._steps:
             since_s = max(since_s, *(seen.quiet_since_s for seen in self._seen.values()))
-        usual_s = self._steps.median_s
-        return _Wait(("step", step), now_s - since_s, self._steps.long_s, usual_s)
+        usual_s = statistics.median(self._steps) if self._steps else None
+        return _Wait(("step", step), now_s - since_s, long_s(self._steps), usual_s)
 
     def _see(self, rank: int, pid: int, notes: RankNotes | None, now_s: float) -> _Seen:
         """Compare a rank with the last look at it."""
@@ -170,7 +179,7 @@ class HangWatch:
             seen = _Seen(mark, now_s - late_s, seen.ran_ns if seen else ran_ns, quiet_since_s)
         if ran_ns - seen.ran_ns > _QUIET_BELOW * LOOK_EVERY_S * 1e9:
             quiet_s = now_s - seen.quiet_since_s - 2 * LOOK_EVERY_S
-            self._quiets.durations.append(max(0.0, quiet_s))
+            self._quiets.append(max(0.0, quiet_s))
             seen.quiet_since_s = now_s
         seen.ran_ns = ran_ns
         return seen
