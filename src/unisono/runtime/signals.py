@@ -59,7 +59,9 @@ class Signals:
 
     def read(self) -> list[int]:
         """Take those signals that have arrived; Python writes others, such as alarms, too."""
-        return [signum for signum in self._reading.recv(64) if signum in self._signums]
+        with contextlib.suppress(BlockingIOError):
+            return [signum for signum in self._reading.recv(64) if signum in self._signums]
+        return []
 
 
 @contextmanager
@@ -95,9 +97,8 @@ def interrupts() -> Iterator[Signals | None]:
     with signals_as_bytes([signal.SIGINT, *filter(is_free, NOTICES)]) as signals:
         yield signals
         # One that came after the job's end is for the caller.
-        with contextlib.suppress(BlockingIOError):
-            for signum in signals.read():
-                raise interruption(signum)
+        for signum in signals.read():
+            raise interruption(signum)
 
 
 def _is_of_a_kernel(handler: object) -> bool:

@@ -29,7 +29,6 @@ from unisono.runtime.notices import duration, listed
 from unisono.runtime.workers.launcher_messages import IN_INIT
 
 _STACKS_AT_MOST = 4
-_CHILDREN_AT_MOST = 8
 _SAME_CALLS = (
     "Every rank must make the same calls in the same order, with tensors of one shape and dtype."
 )
@@ -169,7 +168,7 @@ def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -
             yield f"  rank {look.rank}, process {look.process.pid}:"
         for line in folded(look.process.stack, hang.folder):
             yield f"{indent}{line}"
-        for child in look.children[:_CHILDREN_AT_MOST]:
+        for child in look.children:
             yield f"{indent}{_child(child)}"
             own = loader_part(child.stack) if is_stuck(child) else None
             for line in folded(own or (), hang.folder):

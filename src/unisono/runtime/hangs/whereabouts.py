@@ -235,7 +235,7 @@ def is_stuck(process: ProcessLook) -> bool:
 
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
-_CHILDREN_AT_MOST = 16
+_CHILDREN_AT_MOST = 8
 
 
 def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:

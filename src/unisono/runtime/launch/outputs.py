@@ -52,14 +52,10 @@ class LineBuffer:
         """When to show the unfinished line; never if there is none."""
         return self._since_s + _UNFINISHED_S if self._text else math.inf
 
-    def take(self) -> str:
-        """Return the unfinished line."""
-        text, self._text = self._text, ""
+    def take(self, *, final: bool = False) -> str:
+        """Return the unfinished line; `final`: at the end of the stream."""
+        text, self._text = self._text + self._decoder.decode(b"", final=final), ""
         return text
-
-    def end(self) -> str:
-        """Return what is left at the end of the stream."""
-        return self.take() + self._decoder.decode(b"", final=True)
 
 
 class OutputStream:
@@ -75,12 +71,8 @@ class OutputStream:
     def write(self, text: str) -> None:
         """Write what workers have printed."""
         with self._failures_reported():
-            try:
-                if text:
-                    self._stream.write(text)
-            except UnicodeEncodeError as error:
-                encoded = text.encode(error.encoding, "backslashreplace")
-                self._stream.write(encoded.decode(error.encoding))
+            if text:
+                self._stream.write(text)
 
     def flush(self) -> None:
         """Flush it, so that a notebook shows the text below this cell."""
@@ -183,7 +175,7 @@ class Outputs:
         target, buffer = self._pipes.pop(fd)
         self._epoll.unregister(fd)
         os.close(fd)
-        target.write(buffer.end())
+        target.write(buffer.take(final=True))
 
 
 def _leads_to(stream: TextIO, fd: int) -> bool:

@@ -170,7 +170,8 @@ class _Supervision:
 
     def close(self) -> None:
         self._hangs.close()
-        self._requests.close(self._is_asked_again)
+        signals = self._signals
+        self._requests.close(lambda: signals is not None and bool(signals.read()))
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
         del self._requests, self._hangs, self._watch
@@ -186,11 +187,6 @@ class _Supervision:
 
     def _wake(self) -> None:
         self._waking.send(b"w")
-
-    def _is_asked_again(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            return self._signals is not None and bool(self._signals.read())
-        return False
 
     @property
     def _look_at_hangs_s(self) -> float:
