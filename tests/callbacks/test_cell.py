@@ -71,20 +71,6 @@ def test_who_stops_before_the_end_claims_nothing():
     assert [state.done for state in shown] == [0]
 
 
-@pytest.mark.parametrize(
-    ("before", "sight", "is_another"),
-    [
-        (None, DisplayState(0, 10), True),
-        (DisplayState(5, 10), DisplayState(0, 10), False),  # another worker shows it now
-        (DisplayState(5, 10), DisplayState(6, 10, steps=1), False),
-        (DisplayState(10, 10), DisplayState(0, 10), True),
-        (DisplayState(5, 10), DisplayState(0, 20), True),
-    ],
-)
-def test_another_run_is_told_from_another_worker(before, sight, is_another):
-    assert sight.begins_another_than(before) == is_another
-
-
 def test_nobody_draws_in_cells_without_a_notebook(monkeypatch):
     assert not in_notebook()
     assert not launcher_draws()

@@ -73,7 +73,11 @@ class Cell:
 
     def draw(self, state: DisplayState) -> None:
         """Draw `state` over the one before it; another run gets another line."""
-        is_new = state.begins_another_than(self._drawn)
+        # Another run, and not another worker's display of the same one.
+        before = self._drawn
+        is_new = (
+            before is None or before.is_over or (not state.steps and state.total != before.total)
+        )
         if is_new:
             self._display_id = os.urandom(16).hex()
         elif state.steps == 0:
@@ -110,10 +114,6 @@ class DisplayState:
     def is_over(self) -> bool:
         """Whether all steps are done."""
         return self.done >= self.total
-
-    def begins_another_than(self, before: DisplayState | None) -> bool:
-        """Tell whether another run begins, and not another worker's display of the same run."""
-        return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
 
     @property
     def epoch_and_loss(self) -> tuple[str, str]:
