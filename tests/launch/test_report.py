@@ -75,7 +75,7 @@ def test_a_worker_that_is_killed_on_purpose_has_not_run_out_of_memory(
 
 def test_who_joins_is_named() -> None:
     state = state_after(LOOP, workers=4)
-    assert joined_message((1,), lambda rank: 100 + rank, state) == "worker 1 (pid 101) has joined."
-    assert joined_message((1, 3), lambda rank: 100 + rank, state) == (
+    assert joined_message({1: 101}, state) == "worker 1 (pid 101) has joined."
+    assert joined_message({1: 101, 3: 103}, state) == (
         "workers 1 (pid 101) and 3 (pid 103) have joined."
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 from unisono.runtime.faults import FAULTS_VARIABLE
 from unisono.runtime.launch import recovery
@@ -143,15 +143,13 @@ def spare_message(rank: int, how: str) -> str:
     )
 
 
-def joined_message(
-    ranks: Sequence[int], pid_of: Callable[[int], int | None], state: recovery.RecoveryState
-) -> str:
-    """Say that replacements have joined the membership."""
+def joined_message(pids: Mapping[int, int], state: recovery.RecoveryState) -> str:
+    """Say that replacements, by rank, have joined the membership."""
     if state.first_rank is not None:
-        who = listed("rank", [state.first_rank + rank for rank in ranks], " and ")
-        return f"{who} {'is' if len(ranks) == 1 else 'are'} replaced."
-    who = listed("worker", [f"{rank} (pid {pid_of(rank)})" for rank in ranks], " and ")
-    return f"{who} {'has' if len(ranks) == 1 else 'have'} joined."
+        who = listed("rank", [state.first_rank + rank for rank in pids], " and ")
+        return f"{who} {'is' if len(pids) == 1 else 'are'} replaced."
+    who = listed("worker", [f"{rank} (pid {pid})" for rank, pid in pids.items()], " and ")
+    return f"{who} {'has' if len(pids) == 1 else 'have'} joined."
 
 
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:

@@ -43,9 +43,6 @@ class Staff(Protocol):
     def end(self) -> None:
         """End the job, which has nothing left to do."""
 
-    def pid(self, rank: int) -> int | None:
-        """Tell the process of a worker."""
-
 
 class RequestHandler:
     """Answers the workers of one job; a thread calls `wake` once something is written. Final."""
@@ -198,7 +195,8 @@ class RequestHandler:
             case recovery.Wish(value):
                 self._control.head.wish = value
             case recovery.Joined(ranks):
-                say(joined_message(ranks, self._staff.pid, self.state))
+                pids = {rank: self._control.lines[rank].process[0] for rank in ranks}
+                say(joined_message(pids, self.state))
             case recovery.KeepAndEnd():
                 self._is_ending = True
                 kept = self._newest_snapshot()

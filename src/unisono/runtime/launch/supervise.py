@@ -139,10 +139,6 @@ class _Supervision:
         """End the job, which has nothing left to do."""
         self._take(policy.end_now(self.state, time.monotonic()))
 
-    def pid(self, rank: int) -> int | None:
-        """Return the process of a worker."""
-        return self._pids.get(rank)
-
     def watch(self) -> None:
         """Start the workers, and run until none is left."""
         # If the server is gone, the loop will find the end of its channel and say so.
