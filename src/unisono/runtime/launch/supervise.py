@@ -269,23 +269,17 @@ class _Supervision:
         self._spared.discard(rank)
         self._take(policy.left_behind(self.state, rank))
 
-    def _forget_channel(self, rank: int) -> None:
-        channel = self._channels.pop(rank, None)
-        if channel is None:
-            return
-        if not channel.at_end:
-            self._selector.unregister(channel)
-        channel.close()
-
     def _read_worker(self, rank: int) -> None:
-        channel = self._channels.get(rank)
-        if channel is None:
-            return
-        was_at_end = channel.at_end
-        for message in channel.receive_ready():
-            self._hear(rank, message)
-        if channel.at_end and not was_at_end:
+        if (channel := self._channels.get(rank)) is not None:
+            for message in channel.receive_ready():
+                self._hear(rank, message)
+            if channel.at_end:
+                self._forget_channel(rank)
+
+    def _forget_channel(self, rank: int) -> None:
+        if (channel := self._channels.pop(rank, None)) is not None:
             self._selector.unregister(channel)
+            channel.close()
 
     def _hear(self, rank: int, message: messages.Message) -> None:
         match message:
