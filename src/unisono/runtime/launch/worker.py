@@ -41,7 +41,7 @@ from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import Head
 from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
 
-_PLAIN = (io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
+_BUFFERED = (io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
 _LAUNCHER_HEARS_WITHIN_S = 1.0  # else a signal was meant for this worker alone, which it ends
 
@@ -210,7 +210,7 @@ def _close_files() -> None:
     # The class under the abstract one, as asking an abstract class about every object is slow.
     files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
     # What holds text, then what Python code implements, such as a GzipFile, then plain files.
-    files.sort(key=lambda file: (not isinstance(file, io.TextIOBase), type(file) in _PLAIN))
+    files.sort(key=lambda file: (not isinstance(file, io.TextIOBase), type(file) in _BUFFERED))
     for file in files:
         if id(file) not in ours:
             _and_go_on(partial(_write_out, file))
@@ -223,7 +223,7 @@ def _write_out(file: Any) -> None:
             return
     except Exception:  # closed, or half made
         return
-    if isinstance(file, io.TextIOBase) or type(file) in _PLAIN:
+    if type(file) in (io.TextIOWrapper, *_BUFFERED):
         file.flush()
     else:
         file.close()
