@@ -18,7 +18,9 @@ epoch belongs to the seed, too. Tensor datasets and lists draw nothing and are n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -145,34 +147,24 @@ class Reader:
     ) -> Any:
         """Read samples: a list, or what the dataset makes of it; raises as a call does."""
         if self.takes_many:
-            return self._read_many(numbers, places, epoch, again[0])
-        return [
-            self._read_one(number, place, epoch, repeat)
-            for number, place, repeat in zip(numbers, places, again, strict=True)
-        ]
+            self._collator.seed_for("samples", epoch, numbers[0], again[0])
+            return self._ask(self._dataset.__getitems__, places, numbers)
+        ask, samples = functools.partial(operator.getitem, self._dataset), []
+        for number, place, repeat in zip(numbers, places, again, strict=True):
+            if self._draws:
+                self._collator.seed_for("sample", epoch, number, repeat)
+            samples.append(self._ask(ask, place, [number]))
+        return samples
 
-    def _read_one(self, number: int, place: int, epoch: int, repeat: int) -> Any:
-        if self._draws:
-            self._collator.seed_for("sample", epoch, number, repeat)
+    def _ask(self, ask: Callable[[Any], Any], what: Any, numbers: Sequence[int]) -> Any:
         try:
-            return self._dataset[place]
+            return ask(what)
         except Exception as error:
+            many = "`__getitems__` of " * self.takes_many
             raise LoadingError(
-                f"every sample must be readable, but sample {number} raised {said(error)}: mend "
-                f"it, or leave it out with `torch.utils.data.Subset`.",
-                indices=(number,),
-            ) from error
-
-    def _read_many(
-        self, numbers: Sequence[int], places: Sequence[int], epoch: int, first_repeat: int
-    ) -> Any:
-        self._collator.seed_for("samples", epoch, numbers[0], first_repeat)
-        try:
-            return self._dataset.__getitems__(places)
-        except Exception as error:
-            raise LoadingError(
-                f"every sample must be readable, but `__getitems__` of samples {listed(numbers)} "
-                f"raised {said(error)}: ask for them one by one to see which.",
+                f"every sample must be readable, but {many}sample{'s' * self.takes_many} "
+                f"{listed(numbers)} raised {said(error)}: mend it, or leave it out with "
+                f"`torch.utils.data.Subset`.",
                 indices=tuple(numbers),
             ) from error
 

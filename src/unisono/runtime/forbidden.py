@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -86,17 +86,6 @@ def public_name(call: str) -> str:
     return _NAMES.get(name, name)
 
 
-@contextmanager
-def collectives_watched() -> Iterator[None]:
-    """Make :func:`forbid` apply to every backend within a block."""
-    gate = _gate()
-    gate.enter()
-    try:
-        yield
-    finally:
-        gate.leave()
-
-
 class _Gate:
     """Kernels in front of the dispatcher's collectives, while a block needs them. Final."""
 
@@ -105,18 +94,19 @@ class _Gate:
         self._num_users = 0
         self._kernels: Any = None  # a torch.library.Library
 
-    def enter(self) -> None:
-        """Begin a block that may need them."""
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Be within a block that may need them; the end of the last one removes the kernels."""
         with self._lock:
             self._num_users += 1
-
-    def leave(self) -> None:
-        """End such a block; the last one removes the kernels."""
-        with self._lock:
-            self._num_users -= 1
-            if self._num_users == 0 and self._kernels is not None:
-                self._kernels._destroy()
-                self._kernels = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_users -= 1
+                if self._num_users == 0 and self._kernels is not None:
+                    self._kernels._destroy()
+                    self._kernels = None
 
     def put_up(self) -> None:
         """Register the kernels, if within a block; takes a millisecond, once."""
@@ -125,9 +115,13 @@ class _Gate:
         with self._lock:
             if self._kernels is None:
                 make: Any = torch.library.Library
-                self._kernels = kernels = make(_NAMESPACE, "IMPL")
-                for overload in _collectives():
-                    kernels.impl(overload, _asking_first(overload), _KEY, with_keyset=True)
+                self._kernels = make(_NAMESPACE, "IMPL")
+                for name in torch._C._dispatch_get_all_op_names():
+                    namespace, _, rest = name.partition("::")
+                    if namespace == _NAMESPACE and rest not in _LOCAL:
+                        packet, _, overload = rest.partition(".")
+                        each = getattr(getattr(torch.ops.c10d, packet), overload or "default")
+                        self._kernels.impl(each, _asking_first(each), _KEY, with_keyset=True)
 
 
 @functools.cache
@@ -135,13 +129,9 @@ def _gate() -> _Gate:
     return _Gate()
 
 
-def _collectives() -> Iterator[Any]:
-    """List the dispatcher's collectives."""
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = name.partition("::")
-        if namespace == _NAMESPACE and rest not in _LOCAL:
-            packet, _, overload = rest.partition(".")
-            yield getattr(getattr(torch.ops.c10d, packet), overload or "default")
+def collectives_watched() -> AbstractContextManager[None]:
+    """Make :func:`forbid` apply to every backend within a block."""
+    return _gate().open()
 
 
 def _asking_first(overload: Any) -> Callable[..., Any]:

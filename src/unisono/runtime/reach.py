@@ -24,7 +24,7 @@ import sys
 import sysconfig
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,8 +141,8 @@ def _holders(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, b
                     named = functools.partial(_named, vars(each), None)
                     yield Holder(path, named, put, each, "names"), True
         return
-    elif isinstance(value, types.ModuleType) or _is_of_run(type(value)):
-        return
+    elif isinstance(value, types.ModuleType) or type(value).__module__.startswith(_OF_RUNS):
+        return  # what of ours leads back to the whole program
     yield from _of_object(path, value, is_own=is_own)
 
 
@@ -151,22 +151,25 @@ def _of_function(path: str, value: types.FunctionType) -> Iterator[tuple[Holder,
     yield _fixed(path, {".__defaults__": value.__defaults__, "": value.__kwdefaults__}), is_own
     if value.__closure__:
         cells = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
-        put = functools.partial(_set_in_cell, cells)
+        read = functools.partial(_filled, cells, lambda name: cells[name].cell_contents)
         first = value.__closure__[0]
-        yield Holder(path, functools.partial(_contents, cells), put, first, "names"), is_own
+
+        def put_in_cell(name: str, content: Any) -> None:
+            assert content is not MISSING
+            cells[name[1:]].cell_contents = content
+
+        yield Holder(path, read, put_in_cell, first, "names"), is_own
     if (attributes := attributes_of(path, value)) is not None:
         yield attributes, is_own
     if is_own:
         names = set(_names_in(value.__code__))
-        there = value.__globals__
-        named = functools.partial(_named, there, names)
-        yield Holder(path, named, functools.partial(_set_in, there), there, "names"), True
-        for name, module in named():
+        spaces = {path: value.__globals__}
+        for name, module in _named(value.__globals__, names):
             if isinstance(module, types.ModuleType) and not is_of_a_library(module.__name__):
-                there = vars(module)
-                within = functools.partial(_named, there, names)
-                put = functools.partial(_set_in, there)
-                yield Holder(path + name, within, put, there, "names"), True
+                spaces[path + name] = vars(module)
+        for where, there in spaces.items():
+            named = functools.partial(_named, there, names)
+            yield Holder(where, named, functools.partial(_set_in, there), there, "names"), True
 
 
 def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder, bool]]:
@@ -177,8 +180,13 @@ def _of_object(path: str, value: Any, *, is_own: bool) -> Iterator[tuple[Holder,
     if (attributes := attributes_of(path, value)) is not None:
         yield attributes, is_own
     if slots := _slots(kind):
-        put = functools.partial(_set_in_slot, value)
-        yield Holder(path, functools.partial(_in_slots, value, slots), put), is_own
+        read = functools.partial(_filled, slots, functools.partial(object.__getattribute__, value))
+
+        def put_in_slot(name: str, part: Any) -> None:
+            assert part is not MISSING
+            object.__setattr__(value, name[1:], part)
+
+        yield Holder(path, read, put_in_slot), is_own
     if is_own:
         yield _fixed(path, {f".{kind.__name__}": kind}), False
 
@@ -245,28 +253,10 @@ def _set_in(namespace: Any, name: str, value: Any) -> None:
         namespace[name[1:]] = value
 
 
-def _set_in_cell(cells: Mapping[str, types.CellType], name: str, value: Any) -> None:
-    assert value is not MISSING
-    cells[name[1:]].cell_contents = value
-
-
-def _set_in_slot(owner: Any, name: str, value: Any) -> None:
-    assert value is not MISSING
-    object.__setattr__(owner, name[1:], value)
-
-
-def _contents(cells: Mapping[str, types.CellType]) -> Iterator[tuple[str, Any]]:
-    for name, cell in cells.items():
-        try:
-            yield f".{name}", cell.cell_contents
-        except ValueError:  # it is empty yet
-            continue
-
-
-def _in_slots(value: Any, slots: list[str]) -> Iterator[tuple[str, Any]]:
-    for name in slots:
-        with suppress(AttributeError):  # likewise
-            yield f".{name}", object.__getattribute__(value, name)
+def _filled(names: Iterable[str], get: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+    for name in names:
+        with suppress(AttributeError, ValueError):  # a slot or a cell that is empty yet
+            yield f".{name}", get(name)
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -275,11 +265,6 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)
-
-
-def _is_of_run(kind: type) -> bool:
-    """Tell what of ours leads back to the whole program."""
-    return kind.__module__.startswith(_OF_RUNS)
 
 
 @functools.cache
@@ -292,12 +277,9 @@ def is_of_a_library(module: str | None) -> bool:
     if file is None or name.startswith("unisono."):
         return True
     parts = Path(file).parts
-    return any(name in parts for name in _OF_LIBRARIES) or file.startswith(_standard())
-
-
-@functools.cache
-def _standard() -> str:
-    return sysconfig.get_paths()["stdlib"]
+    return any(name in parts for name in _OF_LIBRARIES) or file.startswith(
+        sysconfig.get_paths()["stdlib"]
+    )
 
 
 class _Own(NamedTuple):

@@ -74,15 +74,17 @@ class EventLog(Callback):
         if not fit.has_joined:
             check_plain(path)
 
-        def anew(place: float) -> bytes:
-            step = min(fit.step, math.ceil(min(place, fit.step)))
-            return encode("start", format=FORMAT, **{**_start(fit), "step": step})
-
-        journal = Journal(path, place_of, fit, anew=anew)
+        journal = Journal(
+            path, place_of, fit, anew=lambda place: _start(fit, math.ceil(min(place, fit.step)))
+        )
 
         def begin() -> str:
             try:
-                self._begin(fit, journal, path)
+                if fit.step == 0 and not fit.has_joined:
+                    journal.set_aside()
+                journal.cut(fit.step)
+                if not (fit.has_joined and path.exists()):
+                    journal.note(_start(fit, fit.step))
             except Exception as error:  # others wait for what is said here
                 return f"{type(error).__name__}: {error}"
             return ""
@@ -182,7 +184,9 @@ class EventLog(Callback):
         self._add(fit, "end", fit.step, facts)
         self._close()
         if fit.is_leader and (path := self.writes_to(fit.directory)) is not None:
-            self._tell_slowness(fit, path)
+            with suppress(OSError):  # the journal has complained
+                for one in slowdowns_in(path, {**fit.facts, "step": self._begun_at}) or ():
+                    say_alone(fit, one.line)
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """Write what happened, on the worker that failed and not on those that wait for it."""
@@ -195,19 +199,6 @@ class EventLog(Callback):
                 facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
                 self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
-
-    def _begin(self, fit: Fit, journal: Journal, path: Path) -> None:
-        if fit.step == 0 and not fit.has_joined:
-            journal.set_aside()
-        journal.cut(fit.step)
-        if not (fit.has_joined and path.exists()):
-            journal.note(encode("start", format=FORMAT, **_start(fit)))
-
-    def _tell_slowness(self, fit: Fit, path: Path) -> None:
-        """Say what has made the steps slower than they could be, if that is worth a line."""
-        with suppress(OSError):  # the journal has complained
-            for one in slowdowns_in(path, {**fit.facts, "step": self._begun_at}) or ():
-                say_alone(fit, one.line)
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Tell whether this worker writes how the call ends."""
@@ -254,17 +245,16 @@ def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None
 
 def _more(fit: Fit, ranks: Sequence[int]) -> dict[str, list[Any]]:
     """Read what few lines tell of each worker: its device's memory, and its wait for a core."""
+
+    def delayed_s(pid: int | None) -> float | None:
+        times = None if pid is None else thread_times(Path(f"/proc/{pid}"))
+        return round(times.waited_ns * 1e-9, 3) if times is not None and times.ran_ns else None
+
     columns: dict[str, list[Any]] = {
         "allocated_bytes": [fit.memory(rank) for rank in ranks],
-        "delayed_s": [_delayed_s(fit.pid(rank)) for rank in ranks] if fit.is_leader else [],
+        "delayed_s": [delayed_s(fit.pid(rank)) for rank in ranks] if fit.is_leader else [],
     }
     return {name: told for name, told in columns.items() if any(one is not None for one in told)}
-
-
-def _delayed_s(pid: int | None) -> float | None:
-    """Read how long a process's first thread has waited for a core; None where nobody knows."""
-    times = None if pid is None else thread_times(Path(f"/proc/{pid}"))
-    return round(times.waited_ns * 1e-9, 3) if times is not None and times.ran_ns else None
 
 
 def _signal_of(error: BaseException) -> str:
@@ -319,14 +309,9 @@ def _in_words(value: Any) -> Any:
     return value
 
 
-def _start(fit: Fit) -> dict[str, Any]:
-    return {
-        "step": fit.step,
-        "epoch": fit.epoch,
-        "end_step": fit.end_step,
-        **_workers(fit),
-        **fit.facts,
-    }
+def _start(fit: Fit, step: int) -> bytes:
+    place = {"step": step, "epoch": fit.epoch, "end_step": fit.end_step}
+    return encode("start", format=FORMAT, **place, **_workers(fit), **fit.facts)
 
 
 def _workers(fit: Fit) -> dict[str, Any]:

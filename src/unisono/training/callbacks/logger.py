@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain
@@ -33,11 +33,7 @@ from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit
 from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.journal import path_of, say_alone, trouble_at
-from unisono.training.callbacks.logger_feed import (
-    RUN_FILE,
-    LoggerRun,
-    no_numbers,
-)
+from unisono.training.callbacks.logger_feed import RUN_FILE, LoggerRun, no_numbers
 from unisono.training.callbacks.summary import Summary
 
 _LOCK_FILE = ".loggers"
@@ -141,12 +137,12 @@ class Loggers(Callback):
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
         """End the loggers' runs, and wait until all is sent."""
-        self._close(fit, "finished", LOGGER.in_s())
+        self._end(fit, "finished", LOGGER.in_s())
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """End the loggers' runs as failed."""
         is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
-        self._close(fit, "stopped" if is_stopped else "failed", _FAIL_WITHIN_S)
+        self._end(fit, "stopped" if is_stopped else "failed", _FAIL_WITHIN_S)
 
     def _look(self, fit: Fit, from_step: int | None = None) -> None:
         """Start the process on the leader, or tell what it says."""
@@ -154,7 +150,7 @@ class Loggers(Callback):
         if self._process is not None:
             self._relay(fit, self._process)
             if not fit.is_leader or self._process.poll() is not None:
-                self._end(fit, "", _FAIL_WITHIN_S)
+                self._end(fit, None, _FAIL_WITHIN_S)
         elif fit.is_leader and not self._is_off:
             self._is_off = True  # one that fails is not started again
             try:
@@ -192,20 +188,19 @@ class Loggers(Callback):
             )
         finally:
             os.close(fd)
-        assert process.stdout is not None, "a pipe"
-        os.set_blocking(process.stdout.fileno(), False)
+        os.set_blocking(_pipe(process.stdout).fileno(), False)
         _write(process, work)
         return process
 
-    def _end(self, fit: Fit, status: str, within_s: float) -> None:
-        """Have the process send all, and wait for its end."""
-        if self._process is None:
+    def _end(self, fit: Fit, status: str | None, within_s: float) -> None:
+        """Have the process send all, and wait for its end; with a status there is no other one."""
+        self._is_off |= status is not None  # until the next call of `fit`
+        if (process := self._process) is None:
             return
-        process, self._process = self._process, None
-        if status:
+        self._process = None
+        if status is not None:
             _write(process, {"end": status, "within_s": within_s})
-        assert process.stdin is not None, "a pipe"
-        process.stdin.close()
+        _pipe(process.stdin).close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(within_s + _GRACE_S)
         if process.poll() is None:
@@ -213,19 +208,13 @@ class Loggers(Callback):
         self._relay(fit, process)
         if process.wait():
             say_alone(fit, no_numbers("the loggers", "their process has ended"))
-        assert process.stdout is not None, "a pipe"
-        process.stdout.close()
+        _pipe(process.stdout).close()
 
     def _relay(self, fit: Fit, process: subprocess.Popen[bytes]) -> None:
         """Tell the lines that have come from the process."""
-        assert process.stdout is not None, "a pipe"
-        while said := process.stdout.read(_CHUNK_BYTES):
+        while said := _pipe(process.stdout).read(_CHUNK_BYTES):
             for line in said.decode(errors="replace").splitlines():
                 say_alone(fit, line)
-
-    def _close(self, fit: Fit, status: str, within_s: float) -> None:
-        self._end(fit, status, within_s)
-        self._is_off = True  # until the next call of `fit`
 
 
 def with_loggers(callbacks: Sequence[Callback], directory: Path | None) -> list[Callback]:
@@ -244,10 +233,14 @@ def with_loggers(callbacks: Sequence[Callback], directory: Path | None) -> list[
     return [*callbacks, Loggers(loggers, events.absolute())]
 
 
+def _pipe(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None
+    return end
+
+
 def _write(process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
-    assert process.stdin is not None, "a pipe"
     with contextlib.suppress(BrokenPipeError):  # it has ended, which is told elsewhere
-        process.stdin.write(json.dumps(message).encode() + b"\n")
+        _pipe(process.stdin).write(json.dumps(message).encode() + b"\n")
 
 
 def _facts(fit: Fit) -> dict[str, Any]:
