@@ -71,14 +71,6 @@ def test_what_nobody_asked_for_is_kept_and_forgotten(fit):
     assert (fit.saved, rule.best, rule.step) == ([1, 2], 3.0, 1)
 
 
-def test_another_rule_begins_anew(fit):
-    first, same, other = BestCheckpoint(), BestCheckpoint(), BestCheckpoint(better="higher")
-    fit.judge(first, 1.0)
-    for rule in (same, other):
-        rule.load_state_dict(first.state_dict())
-    assert (same.best, other.best) == (1.0, None)
-
-
 def test_a_disk_that_is_full_ends_nothing(fit, monkeypatch):
     def fail(model, path):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.callbacks.test_journal import alone
 from tests.classified import with_accuracy as loss
 from torch.utils.data import TensorDataset
 
@@ -409,38 +408,6 @@ def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_pat
     log.on_workers_changed(fit, (0,), "worker 1 has joined")
     assert numbers(tmp_path) == [3]
     log.on_error(fit, RuntimeError())
-
-
-def test_who_leads_on_takes_out_what_others_have_undone(tmp_path):
-    log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
-    Journal(tmp_path / "events.jsonl", place_of, alone(pytest.fail)).note(
-        b"".join(encode("step", step=step) for step in range(6)) + encode("evaluation", step=6)
-    )
-    fit.is_leader = False
-    log.on_begin(fit)
-    fit.is_leader = True
-    log.on_workers_changed(fit, (0, 1), "worker 0 was killed")
-    assert numbers(tmp_path) == [0, 1, 2]
-    assert [event["event"] for event in events(tmp_path)][3:] == ["workers"]
-    log.on_error(fit, RuntimeError())
-
-
-def test_a_step_that_another_has_written_already_is_not_written_again(tmp_path):
-    logs, fits = two_workers(tmp_path)
-    fits[0].times = lambda rank, step: Times(*[0.5] * 7)
-    for log, fit in zip(logs, fits, strict=True):
-        log.on_begin(fit)
-        log.on_step_end(fit, done(3))
-        fit.step = 4
-        log.on_snapshot(fit)
-    assert numbers(tmp_path) == [3]
-    fits[1].is_leader = True
-    logs[1].on_workers_changed(fits[1], (0, 1), "worker 0 was killed")
-    logs[1].on_step_end(fits[1], done(4))
-    logs[1].on_snapshot(fits[1])
-    assert numbers(tmp_path) == [3, 4]
-    for log, fit in zip(logs, fits, strict=True):
-        log.on_error(fit, RuntimeError())
 
 
 def test_a_snapshot_has_what_a_lost_leader_has_held_back(tmp_path, monkeypatch):

@@ -1,11 +1,11 @@
 """What can be seen of a data set in some milliseconds, without a trace."""
 
-import errno
 import os
 import queue
 import random
 import threading
 import time
+from unittest import mock
 
 import numpy
 import pytest
@@ -187,16 +187,16 @@ def test_where_loader_processes_read_this_process_does_not():
     assert set(processes_of(dataset)) == {os.getpid()}
 
 
+@pytest.mark.parametrize("make", [lambda index: os._exit(3), lambda index: time.sleep(60)])
+def test_a_fork_that_ends_or_takes_long_says_nothing(monkeypatch, make):
+    if "sleep" in make.__code__.co_names:
+        monkeypatch.setattr(module, "_FORK_AT_MOST_S", 0.01)
+    assert samples_of(seen(Made(make), in_fork=True)) == {}
+
+
 def test_a_fork_that_cannot_be_had_is_done_without(monkeypatch):
-    def fail():
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(os, "fork", fail)
+    monkeypatch.setattr(os, "fork", mock.Mock(side_effect=BlockingIOError))
     assert samples_of(seen(Made(lambda index: index), in_fork=True)) == {}
-
-
-def test_a_fork_that_ends_says_nothing():
-    assert samples_of(seen(Made(lambda index: os._exit(3)), in_fork=True)) == {}
 
 
 def test_nothing_is_forked_beside_threads():
@@ -216,11 +216,6 @@ def test_of_samples_that_take_long_to_read_one_is_compared(monkeypatch):
     assert len(samples_of(seen(Made(lambda index: index)))) == 1
 
 
-def test_a_fork_that_takes_long_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(module, "_FORK_AT_MOST_S", 0.01)
-    assert samples_of(seen(Made(lambda index: time.sleep(60)), in_fork=True)) == {}
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -228,17 +223,11 @@ def test_a_fork_that_takes_long_is_not_waited_for(monkeypatch):
         (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
         (torch.zeros(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
         (numpy.zeros(2), numpy.ones(2)),
-        (numpy.float32(1), numpy.float32(2)),
         ({"a": 1}, {"a": 2}),
-        ({"a": 1}, {"b": 1}),
         ([1, 2], [2, 1]),
-        ([1, 2], (1, 2)),
         ("a", "b"),
-        (b"a", b"b"),
         (1, True),
-        (1.5, 2.5),
         (None, 0),
-        (torch.zeros(()), torch.ones(())),
         ([torch.zeros(1), "x"], [torch.zeros(1), "y"]),
     ],
 )

@@ -196,21 +196,6 @@ def test_a_part_of_another_length_is_refused(tmp_path):
         unisono.errors.LoadingError, match=r"15 of shard 0 of 3, but after 15 it goes on"
     ):
         train(Dealt(tmp_path / "lines", length=44), in_eval=True)
-    assert augmenting.make(shards=1).fit(Numbered(), batch_size=10, steps=1).steps == 1
-
-
-class Numbered(Stream):
-    """Has a method by that name, which one shard has no use for."""
-
-    def __init__(self):
-        self.listed = Listed()
-        self.length = N
-
-    def __iter__(self):
-        return (self.listed[index] for index in range(N))
-
-    def shard(self):
-        raise AssertionError
 
 
 def test_evaluation_and_prediction_take_streams_too(stream):

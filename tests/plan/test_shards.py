@@ -1,5 +1,3 @@
-"""None"""
-
 from itertools import pairwise
 
 import pytest
@@ -177,29 +175,17 @@ def test_parameters_are_cut_for_workers(numels, workers, expected):
 
 
 @given(sizes, st.integers(1, 9))
-def test_pieces_are_every_parameter_once_in_order(numels, workers):
+def test_pieces_are_all_parameters_once_of_whole_vectors_and_fair(numels, workers):
     pieces = [piece for mine in cut(numels, workers) for piece in mine]
     ends = [0] * len(numels)
     for piece in pieces:
         assert ends[piece.index] == piece.start
         assert piece.stop > piece.start or numels[piece.index] == 0
         ends[piece.index] = piece.stop
+        assert piece.start % CUT_ELEMENTS == 0
+        assert piece.stop % CUT_ELEMENTS == 0 or piece.stop == numels[piece.index]
     assert ends == numels
     assert pieces == sorted(pieces, key=lambda piece: (piece.index, piece.start))
-
-
-@pytest.mark.slow
-@given(sizes, st.integers(1, 9))
-def test_cuts_keep_every_element_in_its_place_of_a_vector(numels, workers):
-    for mine in cut(numels, workers):
-        for piece in mine:
-            assert piece.start % CUT_ELEMENTS == 0
-            assert piece.stop % CUT_ELEMENTS == 0 or piece.stop == numels[piece.index]
-
-
-@pytest.mark.slow
-@given(sizes, st.integers(1, 9))
-def test_workers_get_about_the_same(numels, workers):
     loads = [sum(p.stop - p.start for p in mine) for mine in cut(numels, workers)]
     assert max(loads) - min(loads) <= sum(numels) / workers + 2 * CUT_ELEMENTS
     assert max(loads) <= sum(numels) / workers + CUT_ELEMENTS * (len(numels) + 1)

@@ -105,18 +105,6 @@ class Scale(nn.Module):
         return hidden * self.scale + self.nothing.sum()
 
 
-class Gate(nn.Module):
-    """Multiplies by what a second layer and random numbers say."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn_like(hidden) * 0.05 if self.training else 0.0
-        return hidden * torch.sigmoid(self.gate(hidden) + noise)
-
-
 class Sometimes(nn.Module):
     """Takes a branch for some shards only, as their samples or random numbers have it."""
 
@@ -150,18 +138,6 @@ class Experts(nn.Module):
                 found = expert(hidden[rows]) * weights[rows, index, None]
                 outputs = outputs.index_add(0, rows, found.to(outputs.dtype))
         return outputs
-
-
-class Shared(nn.Module):
-    """Uses one layer twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-        self.again = self.layer
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.again(torch.relu(self.layer(hidden)))
 
 
 def recurrent(layer: nn.Module) -> nn.Module:
@@ -199,7 +175,6 @@ OF_ALL: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.LayerNorm(WIDTH),
     "dropout": lambda: nn.Dropout(0.3),
     "residual": lambda: residual(linear()),
-    "gate": Gate,
     "double": lambda: as_written(nn.Linear(WIDTH, WIDTH), torch.float64),
     "counter": Counter,
     "scale": Scale,
@@ -215,7 +190,6 @@ OF_KIND: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "alpha dropout": lambda: nn.AlphaDropout(0.2),
         "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
         "experts": Experts,
-        "shared": Shared,
     },
     "images": {
         "conv": lambda: nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()),

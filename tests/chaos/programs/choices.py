@@ -28,12 +28,12 @@ SCHEDULES = (
     *("chained", "cyclic momentum", "plateau"),
 )
 
-_ON_ALL = ("layer norm", "dropout", "residual", "gate", "double", "counter", "scale", "frozen")
+_ON_ALL = ("layer norm", "dropout", "residual", "double", "counter", "scale", "frozen")
 BLOCKS = {
     "vectors": (
         *_ON_ALL,
         *("linear", "group norm", "batch norm", "sometimes"),
-        *("alpha dropout", "weight norm", "experts", "checkpointed", "shared"),
+        *("alpha dropout", "weight norm", "experts", "checkpointed"),
     ),
     "images": (
         *("conv", "batch norm 2d", "batch norm average", "group norm", "instance norm"),

@@ -132,20 +132,13 @@ class EMA(Callback):
 
 
 def _check(average: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    """Refuse an average of another model.
-
-    Raises:
-        ValueError: names, shapes or dtypes differ.
-    """
-    here = {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters()}
-    there = {name: (tuple(value.shape), value.dtype) for name, value in average.items()}
+    """Refuse an average of another model: names, shapes or dtypes differ."""
+    here = {name: f"{p.dtype} of shape {(*p.shape,)}" for name, p in model.named_parameters()}
+    there = {name: f"{a.dtype} of shape {(*a.shape,)}" for name, a in average.items()}
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
             raise ValueError(
                 f"the model must be the one that was averaged, but `{name}` is "
-                f"{_told(here.get(name))} in the model and {_told(there.get(name))} in the average."
+                f"{here.get(name, 'missing')} in the model and {there.get(name, 'missing')} in the "
+                f"average."
             )
-
-
-def _told(seen: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "missing" if seen is None else f"{seen[1]} of shape {seen[0]}"

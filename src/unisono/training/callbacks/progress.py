@@ -57,13 +57,24 @@ def display(console: Console | None = None) -> Display:
     return Bar(console) if can_redraw else Lines(console)
 
 
-class Lines:
-    """Prints lines, and now and then how far the run is. Final."""
-
-    every_s = 30.0  # from one state that is shown to the next
+class _OnConsole:
+    """What a display has to say goes to a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+
+    def say(self, line: str) -> None:
+        """Show one line that stays."""
+        # Not every output has letters such as → and ×.
+        encoding = getattr(self._console.file, "encoding", None) or "utf-8"
+        fitting = shown_lines(line).encode(encoding, "replace").decode(encoding)
+        self._console.print(fitting, highlight=False, markup=False, soft_wrap=True)
+
+
+class Lines(_OnConsole):
+    """Prints lines, and now and then how far the run is. Final."""
+
+    every_s = 30.0  # from one state that is shown to the next
 
     def start(self, state: DisplayState) -> None:
         """Begin with a run."""
@@ -78,21 +89,17 @@ class Lines:
             f"{state.epoch_and_loss[1]}, {rate:,.0f} samples/s"
         )
 
-    def say(self, line: str) -> None:
-        """Show one line that stays."""
-        _print_line(self._console, line)
-
     def stop(self, state: DisplayState) -> None:
         """Leave the terminal as it was; the run may go on elsewhere."""
 
 
-class Bar:
+class Bar(_OnConsole):
     """Shows a bar, redrawn a few times a second from the training loop itself. Final."""
 
     every_s = 0.25
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def start(self, state: DisplayState) -> None:
@@ -107,20 +114,9 @@ class Bar:
             line = line.replace("━", "#").replace("─", "-")
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
-    def say(self, line: str) -> None:
-        """Show one line that stays."""
-        _print_line(self._console, line)
-
     def stop(self, state: DisplayState) -> None:
         """Leave the terminal as it was; the run may go on elsewhere."""
         self._live.stop()
-
-
-def _print_line(console: Console, line: str) -> None:
-    # Not every output has letters such as → and ×.
-    encoding = getattr(console.file, "encoding", None) or "utf-8"
-    fitting = shown_lines(line).encode(encoding, "replace").decode(encoding)
-    console.print(fitting, highlight=False, markup=False, soft_wrap=True)
 
 
 Display: TypeAlias = Lines | Bar | Observed
