@@ -1,27 +1,15 @@
-"""Every exchange that a run may have, by name, and where it computes then: bits must not differ.
-
-=========  ======================================================
-name       what it is
-=========  ======================================================
-shared     CPU workers over one copy of the parameters
-staged     CPU workers with replicas, parts through shared memory
-gloo       CPU workers with replicas, parts through gloo
-zero       staged, each worker with its pieces of the state alone
-sim        workers on the test accelerator, staged
-sim-zero   the same with pieces of the state
-=========  ======================================================
-"""
+"""Every exchange that a run may have, by name, and where it computes then: bits must not differ."""
 
 from __future__ import annotations
 
 import functools
 
 EXCHANGES = {
-    "shared": ("cpu", "shared"),
-    "staged": ("cpu", "staged"),
-    "gloo": ("cpu", "gloo"),
-    "zero": ("cpu", "zero"),
-    "sim": ("sim", "staged"),
+    "shared": ("cpu", "shared"),  # one copy of the parameters
+    "staged": ("cpu", "staged"),  # replicas, parts through shared memory
+    "gloo": ("cpu", "gloo"),  # replicas, parts through gloo
+    "zero": ("cpu", "zero"),  # each worker with its pieces of the state alone
+    "sim": ("sim", "staged"),  # on the test accelerator
     "sim-zero": ("sim", "zero"),
 }
 ACCELERATED = "sim"

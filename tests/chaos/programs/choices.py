@@ -8,7 +8,7 @@ block on vectors, BatchNorm over a shard of one row) is never drawn.
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, fields
+from types import SimpleNamespace
 from typing import Any
 
 KINDS = ("vectors", "images", "tokens")
@@ -50,46 +50,13 @@ WITHOUT_PARAMETERS = frozenset({"dropout", "dropout 2d", "alpha dropout", "count
 NOT_IN_FP16 = frozenset({"lstm", "two lstms", "gru", "transposed"})
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(SimpleNamespace):
     """A program, as one line of a table.
 
     `has_unused`: there is a parameter that nothing uses, and one that is fixed from the start;
     `clip` ``"look"``: an infinite norm; `freezes_at`, `thaws_at`, `evaluates_at`: steps before
     which the first layer is fixed, is not, and normalization is in ``eval()``; −1: never.
     """
-
-    seed: int
-    loop: str
-    kind: str
-    blocks: tuple[str, ...]
-    is_tied: bool
-    has_unused: bool
-    loss: str
-    optimizer: str
-    num_groups: int
-    schedule: str
-    schedule_every: str
-    precision: str
-    clip: str
-    dataset: str
-    draws: str
-    sampler: str
-    shuffle: bool | None
-    loader_workers: int
-    num_samples: int
-    batch_size: int
-    shards: int
-    epochs: int
-    fits: int
-    validate_every: int
-    freezes_at: int
-    thaws_at: int
-    evaluates_at: int
-    has_ema: bool
-    has_early_stopping: bool
-    is_channels_last: bool
-    predicts_in_between: bool
 
     @property
     def steps_per_epoch(self) -> int:
@@ -102,7 +69,7 @@ class Choices:
         return self.steps_per_epoch * self.epochs
 
     def __str__(self) -> str:
-        told = {k: v for k, v in asdict(self).items() if v not in ("none", -1, False)}
+        told = {k: v for k, v in vars(self).items() if v not in ("none", -1, False)}
         return ", ".join(f"{name}={value!r}" for name, value in told.items())
 
 
@@ -114,7 +81,7 @@ def choose(seed: int) -> Choices:
     chosen |= _how_it_is_updated(draw, chosen)
     chosen |= _what_is_read(draw)
     chosen |= _what_happens_on_the_way(draw, chosen)
-    return Choices(**{field.name: chosen[field.name] for field in fields(Choices)})
+    return Choices(**chosen)
 
 
 def _what_is_computed(draw: random.Random) -> dict[str, Any]:
