@@ -13,18 +13,19 @@ from tests.workers.forked import job  # noqa: F401
 from torch.utils.data import Subset, TensorDataset
 
 import unisono
-from unisono.data.share import ArraysLayout, unpacked
+from unisono.data.share import laid_out, viewed, write
 from unisono.runtime.workers.context import context
-from unisono.runtime.workers.memory import Memory
+from unisono.runtime.workers.memory import Memory, aligned
 
 MIB = 1 << 20
 
 
 def there_and_back(value):
-    layout = ArraysLayout(value)
-    memory = Memory.private(128 + layout.num_bytes)
-    layout.write(memory, 128)
-    return unpacked(layout.packed, memory, 128), layout
+    words, contents = laid_out(value)
+    start = aligned(len(words))
+    memory = Memory.private(start + sum(aligned(each.nbytes) for each in contents))
+    write(memory, start, words, contents)
+    return viewed(memory, start), sum(each.nbytes for each in contents)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,8 @@ def test_containers_stay_and_what_is_there_twice_takes_room_once():
     x, y = torch.arange(64.0), torch.arange(64)
     whole = TensorDataset(x, y)
     value = {"all": whole, 1: [Subset(whole, [3, 5]), (None, "text")], "numbers": [1, 2.5]}
-    found, layout = there_and_back(value)
-    assert layout.num_bytes == 64 * (4 + 8)
+    found, num_bytes = there_and_back(value)
+    assert num_bytes == 64 * (4 + 8)
     assert list(found) == ["all", 1, "numbers"]
     assert type(found["all"]) is TensorDataset
     assert [(int(a), int(b)) for a, b in found[1][0]] == [(3, 3), (5, 5)]
@@ -96,7 +97,7 @@ class Tagged(torch.Tensor):
 )
 def test_what_cannot_be_shared_is_refused(value, why):
     with pytest.raises(TypeError, match=why):
-        ArraysLayout(value)
+        laid_out(value)
 
 
 class Images(torch.utils.data.Dataset):
@@ -108,9 +109,9 @@ class Images(torch.utils.data.Dataset):
 
 
 def test_a_dataset_of_the_programs_own_has_its_tensors_in_the_block():
-    found, layout = there_and_back(Images(torch.arange(64.0), numpy.array([{}, "text"])))
+    found, num_bytes = there_and_back(Images(torch.arange(64.0), numpy.array([{}, "text"])))
     assert type(found) is Images
-    assert (found[1][0], found.names[1], layout.num_bytes) == (1.0, "text", 64 * 4)
+    assert (found[1][0], found.names[1], num_bytes) == (1.0, "text", 64 * 4)
 
 
 def noise(num_bytes=4096):

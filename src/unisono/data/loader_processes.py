@@ -5,7 +5,7 @@
     worker   ── request k ──►  pipe  ──► process k mod N:  work(request)
              ◄── result k ───  pipe  ◄──
 
-    message:  length │ pickle, with dtype, shape and strides of each tensor │ bytes of each tensor
+    message:  length │ pickle │ bytes of each tensor and array (``packed.py``)
 
 Requests take a few bytes and each process has at most two, so sending never blocks; a result waits
 in its pipe until it is wanted. Each pipe has one writer: if that dies, the reader sees the end at
@@ -19,18 +19,13 @@ and it needs shared memory and named sockets for tensors.
 The worker may use a GPU when it forks. A fork of such a process cannot use one, and need not: it
 reads samples, and batches go to the GPU in the worker. What belongs to the GPU (streams, events,
 tensors) is never freed in a loader process, not even when its turn comes to look for garbage.
-
-Tensors keep their strides, as torch chooses kernels by them. Expanded ones are sent once, and what
-lies between the elements of a slice is not sent.
 """
 
 from __future__ import annotations
 
 import gc
-import io
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import struct
@@ -47,8 +42,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from unisono.data.packed import is_plain, packed, tensor_apart, unpacked
 from unisono.errors import LoadingError
-from unisono.runtime.device import HOST, array_of, bytes_of, in_rows, is_on_host
+from unisono.runtime.device import HOST, array_of, is_on_host
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import ENDING_SIGNALS
 
@@ -246,92 +242,40 @@ def _died(process: BaseProcess) -> LoadingError:
 
 
 _LENGTH = struct.Struct("<q")
-_ARRAY = "array"
 
 
 def write_message(fd: int, content: Any) -> None:
     """Write anything that can be pickled; blocks while nobody reads."""
-    file = io.BytesIO()
-    packer = _Packer(file)
-    packer.dump(content)
-    words = file.getbuffer()
+    words, contents = packed(content, _apart)
     _write(fd, memoryview(_LENGTH.pack(len(words))))
-    _write(fd, words)
-    for tensor in packer.tensors:
-        _write(fd, in_rows(_elements(tensor)))
+    for each in (memoryview(words), *contents):
+        _write(fd, each)
 
 
 def read_message(fd: int) -> Any:
     """Read what was written; blocks until it is all there. EOFError: the writer has ended."""
+
+    def take(num_bytes: int) -> np.ndarray[Any, Any]:
+        # Memory of torch, aligned as usual.
+        content = array_of(torch.empty(num_bytes, dtype=torch.uint8, device=HOST))
+        _read(fd, content.data)
+        return content
+
     length = bytearray(_LENGTH.size)
     _read(fd, memoryview(length))
     words = bytearray(_LENGTH.unpack(length)[0])
     _read(fd, memoryview(words))
-    return _Unpacker(io.BytesIO(words), fd).load()
+    return unpacked(words, take)
 
 
-class _Packer(pickle.Pickler):
-    """Leaves plain tensors out, in the order in which they come. Final."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-        self.tensors: list[torch.Tensor] = []
-        self._places: dict[int, int] = {}
-
-    def persistent_id(self, obj: Any) -> Any:
-        # torch and numpy pickle all others: sparse tensors, subclasses, arrays of texts.
-        if type(obj) is torch.Tensor and _is_plain(obj):
-            return self._leave_out(obj, obj)
-        if type(obj) is np.ndarray and obj.flags.writeable:
-            with suppress(TypeError, ValueError):
-                return _ARRAY, *self._leave_out(obj, torch.from_numpy(obj))
-        return None
-
-    def _leave_out(self, obj: Any, tensor: torch.Tensor) -> tuple[Any, ...]:
-        place = self._places.setdefault(id(obj), len(self.tensors))
-        if place < len(self.tensors):
-            return (place,)
-        self.tensors.append(tensor)
-        return tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-class _Unpacker(pickle.Unpickler):
-    """Reads the bytes of each tensor when it comes by. Final."""
-
-    def __init__(self, file: io.BytesIO, fd: int) -> None:
-        super().__init__(file)
-        self._fd = fd
-        self._tensors: list[torch.Tensor] = []
-
-    def persistent_load(self, pid: Any) -> Any:
-        if pid[0] == _ARRAY:
-            return array_of(self.persistent_load(pid[1:]))
-        if len(pid) == 1:
-            return self._tensors[pid[0]]
-        dtype, shape, stride = pid
-        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
-        elements = _elements(tensor)
-        packed = elements.contiguous()
-        _read(self._fd, bytes_of(packed))
-        if not elements.is_contiguous():
-            elements.copy_(packed)
-        self._tensors.append(tensor)
-        return tensor
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided
-        and is_on_host(tensor)
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-    )
-
-
-def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor in the order in which it lies in memory, what an expanded one repeats once."""
-    dims = sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True)
-    shape = [n if step else min(n, 1) for step, n in dims]
-    return tensor.as_strided(shape, [step for step, _ in dims])
+def _apart(value: Any) -> Any:
+    # torch and numpy pickle all others: sparse tensors, subclasses, arrays of texts.
+    if type(value) is torch.Tensor and is_on_host(value) and is_plain(value):
+        return tensor_apart(value)
+    if type(value) is np.ndarray and value.flags.writeable:
+        with suppress(TypeError, ValueError):
+            return array_of, (torch.from_numpy(value),)
+    return NotImplemented
 
 
 def _write(fd: int, data: memoryview) -> None:

@@ -8,23 +8,23 @@
 The memory has no name anywhere, and belongs to the launcher or to the workers, so nothing is left
 over however they end. It is mapped copy-on-write: what a worker changes, it alone sees.
 
-A data set is pickled without its tensors and arrays, which lie behind that in one block of memory.
-A tensor that is there several times is there once.
+A data set is pickled without its tensors and arrays (``packed.py``), which lie behind that. One that
+is there several times is there once.
 """
 
 from __future__ import annotations
 
 import gc
-import io
 import json
 import os
 import pickle
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy
 import torch
 
+from unisono.data.packed import has_gaps, is_plain, packed, tensor_apart, unpacked
 from unisono.runtime.device import generators_put_back, is_on_host
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.launcher_messages import DATA_KEYS, Ready
@@ -85,7 +85,7 @@ def share(make: Callable[[], Value]) -> Value:
         memory = Memory.copy_on_write(fd, num_bytes)
     finally:
         os.close(fd)
-    value: Value = unpacked(memory.read(0, start), memory, start)
+    value: Value = viewed(memory, start)
     return value
 
 
@@ -96,22 +96,21 @@ def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[in
     """
     while True:
         maker = team.neighbours[0] if len(team.hosts) > 1 else team.membership.leader
-        layout, sizes = None, b""
+        words, contents, sizes = b"", [], b""
         if team.world.rank == maker:
             with generators_put_back():
-                layout = ArraysLayout(make())
-            start = aligned(len(layout.packed))
-            sizes = json.dumps([start + max(1, layout.num_bytes), start]).encode()
+                words, contents = laid_out(make())
+            start = aligned(len(words))
+            num_bytes = start + max(1, sum(aligned(each.nbytes) for each in contents))
+            sizes = json.dumps([num_bytes, start]).encode()
         heard = team.gather(sizes, _PURPOSE)
         if maker not in heard:
             continue  # lost while it made it: the next one does
         num_bytes, start = json.loads(heard[maker])
         fd = team.memory_fd(key, num_bytes)
-        if layout is not None:
-            memory = Memory.map(fd, num_bytes)
-            memory.write(0, layout.packed)
-            layout.write(memory, start)
-            del layout, memory
+        if words:
+            write(Memory.map(fd, num_bytes), start, words, contents)
+            contents.clear()
             gc.collect()
             give_freed_memory_back()  # workers keep what they free, for their next step
         if maker in team.gather(b"", _PURPOSE):
@@ -119,89 +118,49 @@ def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[in
         os.close(fd)
 
 
-class _Place(NamedTuple):
-    """Where a tensor or array lies in the block, and how; strides of an array are in bytes."""
-
-    dtype: Any
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def view(self, memory: Memory, start: int) -> Any:
-        """View it in a block that begins at byte `start` of a memory."""
-        if isinstance(self.dtype, torch.dtype):
-            return memory.tensor(start + self.offset, self.shape, self.dtype, self.stride)
-        offset = start + self.offset if 0 not in self.shape else 0
-        return numpy.ndarray(self.shape, self.dtype, memory.mapping, offset, self.stride)
+def write(memory: Memory, start: int, words: bytes, contents: list[memoryview]) -> None:
+    """Put a pickle into memory, and from byte `start` on what is shared."""
+    memory.write(0, words)
+    for each in contents:
+        memory.fill(start, each)
+        start = aligned(start + each.nbytes)
 
 
-class ArraysLayout(pickle.Pickler):
-    """The places of all tensors and arrays in a value. Final.
+def laid_out(value: Any) -> tuple[bytes, list[memoryview]]:
+    """Take a value apart: a pickle, and what is to be shared."""
+    try:
+        return packed(value, _apart)
+    except Exception as error:
+        raise TypeError(
+            f"`make` must return what can be pickled, and plain dense tensors on the CPU that "
+            f"need no gradient, but {error}: return what it is made of, and make it of what "
+            f"`unisono.share` returns."
+        ) from error
 
-    `packed` is the value, pickled with places in the place of contents; `num_bytes` is how large
-    the block must be. Raises TypeError for what cannot be pickled or shared.
-    """
 
-    def __init__(self, value: Any) -> None:
-        file = io.BytesIO()
-        super().__init__(file)
-        self.num_bytes = 0
-        self._contents: list[tuple[Any, _Place]] = []
-        self._known: dict[int, _Place] = {}
-        try:
-            self.dump(value)
-        except Exception as error:
-            raise TypeError(
-                f"`make` must return what can be pickled, and plain dense tensors on the CPU that "
-                f"need no gradient, but {error}: return what it is made of, and make it of what "
-                f"`unisono.share` returns."
-            ) from error
-        self.packed = file.getvalue()
-
-    def write(self, memory: Memory, start: int) -> None:
-        """Copy all contents into a block, which begins at byte `start` of a memory."""
-        for content, place in self._contents:
-            place.view(memory, start)[...] = content
-
-    def persistent_id(self, value: Any) -> _Place | None:
-        """See :class:`pickle.Pickler`."""
-        is_array = type(value) is numpy.ndarray and not (value.dtype.hasobject or value.dtype.names)
-        if not is_array and not isinstance(value, torch.Tensor):
-            return None
-        if id(value) not in self._known:
-            self._known[id(value)] = place = self._next_place(value)
-            self._contents.append((value, place))
-            self.num_bytes = aligned(self.num_bytes + value.nbytes)
-        return self._known[id(value)]
-
-    def _next_place(self, value: Any) -> _Place:
-        if isinstance(value, numpy.ndarray):
-            strides = numpy.empty_like(value, subok=False).strides
-            return _Place(value.dtype, value.shape, strides, self.num_bytes)
-        is_dense = value.layout == torch.strided and not value.is_quantized
-        is_plain = type(value) is torch.Tensor and is_dense and not value.requires_grad
-        if not is_plain or not is_on_host(value):
+def _apart(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if type(value) is not torch.Tensor or not is_on_host(value) or not is_plain(value):
             raise TypeError(
                 f"one is a {type(value).__name__} ({value.layout}, {value.device}, "
                 f"requires_grad={value.requires_grad})"
             )
-        # The strides that torch gives a copy: no gaps, the order of dimensions kept.
-        stride = torch.empty_like(value, device="meta").stride()
-        return _Place(value.dtype, tuple(value.shape), stride, self.num_bytes)
+        return tensor_apart(value.clone() if has_gaps(value) else value)
+    if type(value) is not numpy.ndarray or value.dtype.hasobject or value.dtype.names:
+        return NotImplemented
+    dense = value if value.flags.writeable else value.copy("K")
+    strides = numpy.empty_like(value, subok=False).strides
+    content = pickle.PickleBuffer(dense.ravel("K").view("u1"))
+    return numpy.ndarray, (value.shape, value.dtype, content, 0, strides)
 
 
-class _Unpacker(pickle.Unpickler):
-    """Views what lies in a block. Final."""
+def viewed(memory: Memory, start: int) -> Any:
+    """View a value in memory that has its pickle first, and from byte `start` on what is shared."""
+    at = start
 
-    def __init__(self, packed: bytes, memory: Memory, start: int) -> None:
-        super().__init__(io.BytesIO(packed))
-        self._block = memory, start
+    def take(num_bytes: int) -> memoryview:
+        nonlocal at
+        content, at = memory.view(at, num_bytes), aligned(at + num_bytes)
+        return content
 
-    def persistent_load(self, place: _Place) -> Any:
-        """See :class:`pickle.Unpickler`."""
-        return place.view(*self._block)
-
-
-def unpacked(packed: bytes, memory: Memory, start: int) -> Any:
-    """Make a value that :class:`ArraysLayout` has packed, of what is in a block of memory."""
-    return _Unpacker(packed, memory, start).load()
+    return unpacked(memory.read(0, start), take)

@@ -1,0 +1,84 @@
+"""Pickle a value with the bytes of its tensors and arrays apart: these are copied once at most.
+
+Tensors keep their strides, as torch chooses kernels by them. The elements of expanded ones are
+there once, and what lies between the elements of a slice is left out.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unisono.runtime.device import HOST, in_rows
+
+
+class _Packer(pickle.Pickler):
+    def __init__(
+        self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], reduce: Callable[[Any], Any]
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self._reduce = reduce
+
+    def reducer_override(self, value: Any) -> Any:
+        return self._reduce(value)
+
+
+def packed(value: Any, reduce: Callable[[Any], Any]) -> tuple[bytes, list[memoryview]]:
+    """Give a pickle, and the bytes that are apart from it.
+
+    `reduce` is as :meth:`pickle.Pickler.reducer_override`; see :func:`tensor_apart`.
+    """
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    _Packer(file, buffers, reduce).dump(value)
+    contents = [buffer.raw() for buffer in buffers]
+    return pickle.dumps((file.getvalue(), [each.nbytes for each in contents])), contents
+
+
+def unpacked(words: bytes | bytearray, take: Callable[[int], Any]) -> Any:
+    """Give the value of a pickle; `take` gives the next so many bytes, which are kept."""
+    value, sizes = pickle.loads(words)
+    return pickle.loads(value, buffers=map(take, sizes))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether there is nothing to a tensor but dtype, shape, strides and bytes."""
+    is_dense = tensor.layout == torch.strided and not tensor.is_quantized
+    return is_dense and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+
+
+def tensor_apart(tensor: torch.Tensor) -> Any:
+    """Reduce a plain tensor of the host to how it lies in memory, and its bytes."""
+    elements = _elements(tensor)
+    how = tensor.dtype, tuple(tensor.shape), tensor.stride(), elements.is_contiguous()
+    return _tensor, (*how, pickle.PickleBuffer(in_rows(elements)))
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's elements, however often repeated, do not lie side by side."""
+    return not _elements(tensor).is_contiguous()
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor in the order in which it lies in memory, what an expanded one repeats once."""
+    dims = sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True)
+    shape = [n if step else min(n, 1) for step, n in dims]
+    return tensor.as_strided(shape, [step for step, _ in dims])
+
+
+def _tensor(
+    dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], is_whole: bool, data: Any
+) -> torch.Tensor:
+    if not memoryview(data).nbytes:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
+    flat = torch.frombuffer(data, dtype=dtype)
+    if is_whole:
+        return flat.as_strided(shape, stride)
+    tensor = torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
+    elements = _elements(tensor)
+    elements.copy_(flat.view(elements.shape))
+    return tensor
