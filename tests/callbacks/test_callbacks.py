@@ -12,7 +12,6 @@ from unisono.callbacks import BestCheckpoint, Callback, EarlyStopping, EventLog
 from unisono.errors import CallbackError
 from unisono.runtime.workers.launcher_messages import Membership
 from unisono.tools.report.history import gather
-from unisono.training.callbacks.callback import Callbacks
 
 
 def data(num_samples=12):
@@ -184,10 +183,6 @@ def test_two_that_would_write_one_file_are_refused(tmp_path, monkeypatch, first,
         trainer.fit(data(), batch_size=6, epochs=1, validate=data(5))
 
 
-def test_several_with_files_of_their_own_are_welcome(tmp_path):
-    make(EventLog(), BestCheckpoint(), BestCheckpoint(tmp_path / "best"), directory=tmp_path)
-
-
 class Counts(Callback):
     """Has a state of its own."""
 
@@ -235,15 +230,6 @@ def test_a_callback_that_comes_between_calls_is_kept_too(tmp_path):
     again.callbacks.append(Counts())
     again.fit(data(), batch_size=6, epochs=6)
     assert (late.steps, again.callbacks[0].steps) == (8, 12)
-
-
-def test_callbacks_of_one_name_are_told_apart_by_numbers():
-    class Named(Callback):
-        name = "best so far"
-
-    assert Callbacks([Named(), Counts(), Named(), Counts()]).names == [
-        "best so far", "Counts", "best so far 2", "Counts 2",
-    ]  # fmt: skip
 
 
 class Tells(Callback):

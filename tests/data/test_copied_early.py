@@ -4,7 +4,6 @@ Nothing of that can be seen but in time: the same bits, the same errors at the s
 """
 
 import os
-import queue
 import select
 import signal
 from collections import OrderedDict
@@ -144,22 +143,6 @@ def test_nothing_is_taken_that_is_not_there(monkeypatch):
         loader.batch(PLACES[1], SHARDS)
     os.close(reading)
     os.close(writing)
-
-
-def test_without_loader_processes_nothing_is_read_early(monkeypatch):
-    monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e-9)  # samples are compared once
-    read = queue.SimpleQueue()  # no plain value, so that it may grow
-
-    class Noted(Unreadable):
-        def __getitem__(self, index):
-            read.put(index)
-            return torch.zeros(1)
-
-    with loader_of(Noted(), num_processes=0) as loader:
-        assert not loader.copies_early
-        loader.batch(PLACES[0], SHARDS)
-        loader.take_early()
-        assert read.qsize() == 2 + 2  # the first sample is read twice more
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -119,15 +119,6 @@ def test_indices_of_each_subset_are_told():
     assert seen(Subset(tensors(), [5]))["the indices of `Subset`"].startswith("5 (1 of them")
 
 
-def test_two_splits_without_a_seed_differ():
-    def split():
-        order = numpy.random.default_rng().permutation(5_000)
-        return Subset(tensors(5_000), order[:4_000])
-
-    name = "the indices of `Subset`"
-    assert seen(split())[name] != seen(split())[name]
-
-
 class Stream(IterableDataset):
     def __len__(self):
         return 9

@@ -326,16 +326,6 @@ def test_caches_files_and_what_is_made_of_the_index_are_welcome(make):
     assert fetch(torch.tensor([5, 3])).equal(expected)
 
 
-class Raising(Plain):
-    def __getitem__(self, index):
-        raise OSError("no such file")
-
-
-def test_what_cannot_be_read_is_told_as_ever():
-    with pytest.raises(unisono.errors.LoadingError, match="sample 5 raised OSError: no such file"):
-        fetcher(Raising())(torch.tensor([5, 3]))
-
-
 class Late(Plain):
     """Drifts after a while."""
 

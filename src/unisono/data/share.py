@@ -8,8 +8,8 @@
 The memory has no name anywhere, and belongs to the launcher or to the workers, so nothing is left
 over however they end. It is mapped copy-on-write: what a worker changes, it alone sees.
 
-A data set is pickled without its tensors and arrays (``packed.py``), which lie behind that. One that
-is there several times is there once.
+A data set is pickled without its tensors and arrays (``packed.py``), which lie behind that. One
+that is there several times is there once.
 """
 
 from __future__ import annotations
