@@ -96,7 +96,8 @@ def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[in
     """
     while True:
         maker = team.neighbours[0] if len(team.hosts) > 1 else team.membership.leader
-        words, contents, sizes = b"", [], b""
+        words, sizes = b"", b""
+        contents: list[memoryview] = []
         if team.world.rank == maker:
             with generators_put_back():
                 words, contents = laid_out(make())
@@ -150,7 +151,7 @@ def _apart(value: Any) -> Any:
         return NotImplemented
     dense = value if value.flags.writeable else value.copy("K")
     strides = numpy.empty_like(value, subok=False).strides
-    content = pickle.PickleBuffer(dense.ravel("K").view("u1"))
+    content = pickle.PickleBuffer(dense.ravel("K").view("u1").data)
     return numpy.ndarray, (value.shape, value.dtype, content, 0, strides)
 
 
