@@ -57,17 +57,11 @@ def fetcher(
     batch_size: int = 1,
     shards: int = 1,
 ) -> Fetch:
-    """Make the function that reads batches.
+    """Make the function that reads batches of a map-style dataset, or of a stream.
 
-    Args:
-        dataset: map-style, or an ``IterableDataset`` with a length.
-        seed: the run's, from which a dataset's own random numbers come.
-        stream: ``"train"`` or ``"evaluate"``, each with random numbers of its own.
-        collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-        batch_size, shards: of the global batches, by which an ``IterableDataset`` is cut.
-
-    Raises:
-        LoadingError: a ``Subset`` takes samples that are not there.
+    `stream` is ``"train"`` or ``"evaluate"``, each with random numbers of its own; `collate_fn`
+    makes a batch of a list of samples, by default torch's; `batch_size` and `shards` are of the
+    global batches, by which a stream is cut. A ``Subset`` of samples that are not there is refused.
     """
     length = length_of(dataset)
     collator = Collator(seed, stream, collate_fn, dataset, length)

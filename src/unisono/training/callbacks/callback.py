@@ -301,14 +301,9 @@ class Callback:
 
 
 class Callbacks:
-    """Calls callbacks one after the other; what one raises bears its name. Final.
+    """Calls callbacks one after the other, of which one may be `calling` now. Final.
 
-    Raises:
-        TypeError: one is no callback.
-        ValueError: two write the same file.
-
-    Attributes:
-        calling: the one that is being called, if one is.
+    What one raises bears its name. Two that write the same file are refused.
     """
 
     def __init__(self, callbacks: Sequence[Any], directory: Path | None = None) -> None:
@@ -323,7 +318,17 @@ class Callbacks:
         self._failed: list[Callback] = []
         self._at = 0  # the one that was called last
         self.calling: Callback | None = None
-        self._check_places(directory)
+        writers: dict[str, str] = {}
+        for callback in self._callbacks:
+            if (path := callback.writes_to(directory)) is None:
+                continue
+            place = os.path.realpath(path)
+            if place in writers:
+                raise ValueError(
+                    f"each callback must write a file of its own, but {writers[place]} and "
+                    f"{callback.name} both write {path}: give one of them another `path`."
+                )
+            writers[place] = callback.name
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
@@ -356,11 +361,7 @@ class Callbacks:
                 state[name].load_state_dict(kept)
 
     def call(self, moment: str, fit: Fit, *arguments: Any) -> None:
-        """Call the method named `moment` of all of them.
-
-        Raises:
-            CallbackError: what one of them raised.
-        """
+        """Call the method named `moment` of all of them; CallbackError: what one has raised."""
         for at, callback in enumerate(self._callbacks):
             if callback in self._failed:
                 continue
@@ -385,16 +386,3 @@ class Callbacks:
         """Name those behind the one that was called last that do something at a moment."""
         usual, rest = getattr(Callback, moment), self._callbacks[self._at + 1 :]
         return [each.name for each in rest if getattr(type(each), moment) is not usual]
-
-    def _check_places(self, directory: Path | None) -> None:
-        writers: dict[str, str] = {}
-        for callback in self._callbacks:
-            if (path := callback.writes_to(directory)) is None:
-                continue
-            place = os.path.realpath(path)
-            if place in writers:
-                raise ValueError(
-                    f"each callback must write a file of its own, but {writers[place]} and "
-                    f"{callback.name} both write {path}: give one of them another `path`."
-                )
-            writers[place] = callback.name

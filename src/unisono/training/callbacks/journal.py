@@ -165,7 +165,12 @@ class Journal:
             self._complain(OSError(trouble.removesuffix(".")))
             return
         if is_anew:
-            self._let_go_of_lost()
+            self._let_go()
+            say_alone(
+                self._fit,
+                f"{shown(self._path, 1000)} was removed or replaced while it was written: what "
+                f"follows is in a file of that name, without what was there before.",
+            )
         if self._fd < 0 and not self._opens():
             return
         end, self._end = self._end, _NOWHERE
@@ -190,15 +195,6 @@ class Journal:
                 self._end = os.fstat(self._fd).st_size
         except OSError as error:
             self._complain(error)
-
-    def _let_go_of_lost(self) -> None:
-        """Close a file that was removed or replaced."""
-        self._let_go()
-        say_alone(
-            self._fit,
-            f"{shown(self._path, 1000)} was removed or replaced while it was written: what follows "
-            f"is in a file of that name, without what was there before.",
-        )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
