@@ -131,9 +131,9 @@ def test_one_that_stands_still_is_looked_at_and_not_told_of_if_it_waits_for_nobo
 
 def test_one_that_has_shown_its_wait_has_waited_for_a_second(bench: Bench) -> None:
     bench.run(1)
-    bench.control.begin_wait(0, b"barrier (call 3)")
+    bench.control.show_wait(0, b"barrier (call 3)")
     assert bench.run(4) == [3.0]
-    bench.control.end_wait(0)
+    bench.control.show_wait(0, b"")
     assert bench.run(4) == []
 
 

@@ -49,7 +49,7 @@ def test_all_are_told_of(page: ControlBlock, kernel: Kernel) -> None:
     watch = StallWatch(page, 2.0)
     page.lines[0].purposes[1].value = b"gradients of step 3"
     page.lines[0].arrive()
-    page.begin_wait(1, b"all_reduce")
+    page.show_wait(1, b"all_reduce")
     for _ in range(3):
         kernel.now_s += LOOK_EVERY_S
         found = watch.look(PIDS, ALL, are_grouped=True, is_everybody=True)
@@ -81,7 +81,7 @@ def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
     watch = StallWatch(page, 2.0)
     page.lines[1].arrive()  # nobody has come, but it may wait for worker 0 in a collective
     assert ended_within(watch, kernel, 9, is_everybody=True) == []
-    page.begin_wait(0, b"barrier (call 3)")
+    page.show_wait(0, b"barrier (call 3)")
     page.lines[2].arrive()
     assert ended_within(watch, kernel, 4, is_everybody=False) == []  # the launcher is at work
     assert ended_within(watch, kernel, 1, is_everybody=True) == [0]
@@ -92,9 +92,9 @@ def test_waiting_again_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> 
     watch = StallWatch(page, 2.0)
     page.lines[1].arrive()
     for _ in range(9):
-        page.begin_wait(0, b"barrier")
+        page.show_wait(0, b"barrier")
         assert ended_within(watch, kernel, 1, is_everybody=True) == []
-        page.end_wait(0)
+        page.show_wait(0, b"")
 
 
 def test_one_that_waits_to_make_a_group_waits(page: ControlBlock, kernel: Kernel) -> None:
@@ -102,7 +102,7 @@ def test_one_that_waits_to_make_a_group_waits(page: ControlBlock, kernel: Kernel
     watch = StallWatch(page, 2.0)
     page.lines[1].arrive()
     page.lines[2].arrive()
-    page.begin_wait(0, b"init_process_group")
+    page.show_wait(0, b"init_process_group")
     assert ended_within(watch, kernel, 4, is_everybody=True) == [0]
 
 

@@ -107,19 +107,16 @@ def _do(kind: str, at: str, step: int | None) -> None:
 
 
 def _read(row: str) -> Fault:
-    kind, _, rest = (part.strip() for part in row.partition(":"))
-    pairs = [tuple(part.strip() for part in pair.split("=")) for pair in rest.split(",")]
-    fields = {pair[0]: pair[-1] for pair in pairs}
-    at = fields.get("at", "begin" if kind in DEEDS else "")
-    numbers = {name: value for name, value in fields.items() if name != "at"}
-    needed = {"checkpoint"} if kind == "disk-full" else {"rank", "step"}
+    kind, _, rest = row.replace(" ", "").partition(":")
+    pairs = [pair.partition("=")[::2] for pair in rest.split(",")]
+    numbers, has_place = dict(pairs), kind in DEEDS
+    at = numbers.pop("at", "begin") if has_place else ""
+    needed = {"rank", "step"} if has_place else {"checkpoint"}
     if at in ("start", "join"):
         needed.remove("step")
-    is_known = at in PLACES if kind in DEEDS else kind == "disk-full" and "at" not in fields
     if (
-        not is_known
-        or any(len(pair) != 2 for pair in pairs)
-        or len(fields) != len(pairs)
+        (at not in PLACES if has_place else kind != "disk-full")
+        or len(dict(pairs)) != len(pairs)
         or not needed <= numbers.keys() <= needed | ({"step"} if at == "join" else set())
         or not all(re.fullmatch("[0-9]{1,18}", value) for value in numbers.values())
     ):

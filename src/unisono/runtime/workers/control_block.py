@@ -153,14 +153,11 @@ class ControlBlock:
         is_over = not begun or (told is not None and told[0] > 0)
         return None if is_over else int(begun) - 1
 
-    def begin_wait(self, rank: int, what: bytes) -> None:
-        """Say that `rank` waits for others elsewhere than at a meeting, and what for."""
-        self.lines[rank].wait = what[:WAIT_BYTES]
-        self.lines[rank].num_waits |= 1
-
-    def end_wait(self, rank: int) -> None:
-        """Say that `rank` goes on."""
-        self.lines[rank].num_waits = (self.lines[rank].num_waits | 1) + 1
+    def show_wait(self, rank: int, what: bytes) -> None:
+        """Say what `rank` waits for elsewhere than at a meeting; empty: it goes on."""
+        line = self.lines[rank]
+        line.wait = what[:WAIT_BYTES] or line.wait
+        line.num_waits = (line.num_waits | 1) + (not what)  # odd while it waits
 
     def wait_of(self, rank: int) -> tuple[int, bytes | None]:
         """Count waits of `rank` elsewhere than at a meeting, and tell the one under way."""

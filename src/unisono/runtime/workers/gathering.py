@@ -28,20 +28,15 @@ if TYPE_CHECKING:
 Look = Callable[[Mapping[int, Any], Sequence[int], float], None]
 
 _REFUSED = "refused"
-_PAUSES_S = (1e-3, 1e-2)
+_PAUSE_S = 5e-3
 _LOOK_EVERY_S = 0.1
 # For so long torch's store looks for its file.
 _STORE_ANSWERS_WITHIN_S = 5.0
 _STAYS_AT_MOST_S = 10.0
 _FIELDS = ("rank", "missing", "waited_s")
+_KINDS = (errors.PeerLostError, errors.WaitTimeoutError, errors.MismatchError)
 _ERRORS: Mapping[str, Callable[..., errors.UnisonoError]] = {
-    kind.__name__: kind
-    for kind in (
-        errors.PeerLostError,
-        errors.WaitTimeoutError,
-        errors.MismatchError,
-        errors.RendezvousError,
-    )
+    kind.__name__: kind for kind in (*_KINDS, errors.RendezvousError)
 }
 
 
@@ -90,20 +85,18 @@ class Gathering:
         until_s = time.monotonic() + _STAYS_AT_MOST_S
         keys = [f"{what}/{rank}" for rank in range(self.world_size)]
         while self.rank == 0 and not self.store.check(keys) and time.monotonic() < until_s:
-            time.sleep(_PAUSES_S[0])
+            time.sleep(_PAUSE_S)
 
     def _wait_for(self, what: str) -> list[Any]:
         keys = [f"{what}/{rank}" for rank in range(self.world_size)]
         begun_s = look_at_s = time.monotonic()
-        pause_s, most_s = _PAUSES_S
         heard: dict[int, Any] = {}
         while not self.store.check(keys):
             now_s = time.monotonic()
             if now_s >= look_at_s:
                 self._look_around(keys, heard, now_s - begun_s)
                 look_at_s = time.monotonic() + _LOOK_EVERY_S
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, most_s)
+            time.sleep(_PAUSE_S)
         return [heard[rank] if rank in heard else self._value(key) for rank, key in enumerate(keys)]
 
     def _value(self, key: str) -> Any:

@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from unisono.errors import UnisonoError
@@ -185,10 +186,7 @@ class LauncherLink(Supervisor):
 
     def show_wait(self, what: str) -> None:
         """Show the launcher what this process waits for; in at most 124 letters."""
-        if what:
-            self.control.begin_wait(self.world.rank, what.encode())
-        else:
-            self.control.end_wait(self.world.rank)
+        self.control.show_wait(self.world.rank, what.encode())
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory that the launcher makes and keeps alive."""
@@ -226,15 +224,16 @@ class LauncherLink(Supervisor):
 
     def _ask(self, request: messages.Request, *kinds: type[Answer]) -> Answer:
         """Send a request and wait for an answer of one of these kinds, or raise its refusal."""
-        try:
-            with self._lock:
-                self._channel.send(request)
-                self._await_answer()
-                answer = self._channel.receive()
-        except ConnectionError as error:
-            raise _launcher_is_gone() from error
+        answer = None
+        with self._lock, suppress(ConnectionError):
+            self._channel.send(request)
+            self._await_answer()
+            answer = self._channel.receive()
         if answer is None:
-            raise _launcher_is_gone()
+            raise UnisonoError(
+                "a worker's launcher must outlive it, but the connection to it is closed: the "
+                "launcher was killed, or this script closed descriptors that it does not own."
+            )
         if isinstance(answer, messages.Refused):
             raise answer.error(answer.reason)
         assert isinstance(answer, kinds), f"{answer} is no answer to {request}"
@@ -242,10 +241,3 @@ class LauncherLink(Supervisor):
 
     def _await_answer(self) -> None:
         """Look at something else while an answer has not come; here there is nothing."""
-
-
-def _launcher_is_gone() -> UnisonoError:
-    return UnisonoError(
-        "a worker's launcher must outlive it, but the connection to it is closed: "
-        "the launcher was killed, or this script closed descriptors that it does not own."
-    )
