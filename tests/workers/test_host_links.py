@@ -135,10 +135,12 @@ def team_of_hosts(ranks_of_host):
             stack.callback(os.close, fd)
         for rank, link in enumerate(links):
             places = RankPlaces(rank, ranks_of_host)
-            control = HostsControlBlock(blocks[places.host], places, are_replaced=True)
+            here = places.local_ranks
+            fd = blocks[ranks_of_host.index(here)]
+            control = HostsControlBlock(fd, places, are_replaced=True)
             control.connect(link)
             control.take_seat(rank)
-            world = World(rank, world_size, places.local_rank, places.local_size)
+            world = World(rank, world_size, here.index(rank), len(here))
             teams.append(Team(ExternallyLaunched(world, control, ranks_of_host)))
         yield teams
 

@@ -26,7 +26,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -382,7 +382,5 @@ def place_among(here: World, places: RankPlaces, environ: Mapping[str, str]) -> 
     """
     if here.started_by != SOMEBODY or "LOCAL_RANK" in environ:
         return here
-    return World(
-        *(here.rank, here.world_size, places.local_rank, places.local_size),
-        started_by=here.started_by,
-    )
+    ranks = places.local_ranks
+    return replace(here, local_rank=ranks.index(here.rank), local_world_size=len(ranks))

@@ -110,7 +110,7 @@ def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str
 def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
     """Share the control block that a host's first rank makes. Collective: every rank calls it."""
     places = rendezvous.places
-    num_bytes, first = control_block_bytes(places.local_size), places.local_ranks[0]
+    num_bytes, first = control_block_bytes(len(places.local_ranks)), places.local_ranks[0]
     fd = create_memory(MEMORY_NAME, num_bytes) if places.rank == first else -1
     its_pid, its_fd = rendezvous.gather("unisono.Trainer", [os.getpid(), fd])[first]
     if places.rank != first:

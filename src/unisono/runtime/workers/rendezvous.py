@@ -65,24 +65,9 @@ class RankPlaces:
         return sum(map(len, self.ranks_of_host))
 
     @property
-    def host(self) -> int:
-        """Which host this worker is on, counted from 0."""
-        return next(host for host, ranks in enumerate(self.ranks_of_host) if self.rank in ranks)
-
-    @property
     def local_ranks(self) -> tuple[int, ...]:
         """The ranks on this host."""
-        return self.ranks_of_host[self.host]
-
-    @property
-    def local_rank(self) -> int:
-        """Count the workers of this host before this one."""
-        return self.local_ranks.index(self.rank)
-
-    @property
-    def local_size(self) -> int:
-        """The number of workers on this host."""
-        return len(self.local_ranks)
+        return next(ranks for ranks in self.ranks_of_host if self.rank in ranks)
 
 
 class Rendezvous:
