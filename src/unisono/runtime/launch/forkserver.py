@@ -34,7 +34,7 @@ from typing import NoReturn
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import ENDING_SIGNALS, signals_held_back
 from unisono.runtime.workers import launcher_messages as messages
-from unisono.runtime.workers.launcher_messages import Channel, ForkWorker, SignalWorkers
+from unisono.runtime.workers.launcher_messages import Channel
 from unisono.runtime.world import per_process
 
 # Native libraries read these when they are loaded, so a running server cannot follow a change.
@@ -91,14 +91,10 @@ class ForkServer:
         """The server's process."""
         return self._process.pid
 
-    def spawn(self, rank: int, incarnation: int, fds: Sequence[int]) -> None:
-        """Ask for one worker; it may start only once torch is loaded."""
-        self.channel.send(ForkWorker(rank, incarnation, tuple(fds)))
-
     def signal(self, ranks: Sequence[int], signum: int) -> None:
         """Send `signum` to those of `ranks` that still run; a dead server has none."""
         with suppress(ConnectionError):
-            self.channel.send(SignalWorkers(tuple(ranks), signum))
+            self.channel.send(messages.SignalWorkers(tuple(ranks), signum))
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Tell whether this server lives and loaded its libraries with what `environ` says."""
@@ -217,20 +213,17 @@ class _Server:
             if self._channel in ready:
                 self._waiting.extend(self._channel.receive_ready())
             while self._waiting:
-                self._obey(self._waiting.popleft())
+                match self._waiting.popleft():
+                    case messages.ForkWorker() as wanted:
+                        self._fork(wanted)
+                    case messages.SignalWorkers(ranks, signum):
+                        for pid, rank in self._rank_of_pid.items():
+                            if rank in ranks:
+                                os.kill(pid, signum)
             if self._wakeup in ready:
                 self._wakeup.recv(4096)
             self._reap()
         os._exit(0)  # and the kernel ends its workers
-
-    def _obey(self, message: messages.Message) -> None:
-        match message:
-            case messages.ForkWorker():
-                self._fork(message)
-            case messages.SignalWorkers(ranks, signum):
-                for pid, rank in self._rank_of_pid.items():
-                    if rank in ranks:
-                        os.kill(pid, signum)
 
     def _fork(self, wanted: messages.ForkWorker) -> None:
         server_pid = os.getpid()

@@ -120,9 +120,8 @@ class _Supervision:
         self._selector.register(ours, selectors.EVENT_READ, partial(self._read_worker, rank))
         standard = self._outputs.standard_fds()
         try:
-            memory = [self._job_fd, self._control.fd, self._store_fd]
-            fds = [*standard, *memory, theirs.fileno()]
-            self._server.spawn(rank, self._incarnations[rank], fds)
+            fds = *standard, self._job_fd, self._control.fd, self._store_fd, theirs.fileno()
+            self._server.channel.send(messages.ForkWorker(rank, self._incarnations[rank], fds))
         finally:
             theirs.close()
             for fd in standard:
