@@ -49,7 +49,10 @@ def test_checkpoints_that_cannot_be_listed_are_told_in_one_sentence(tmp_path: Pa
     (tmp_path / "file" / "checkpoints").touch()
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "checkpoints").symlink_to(tmp_path)
-    for name, words in (("file", "must be readable, but"), ("link", "must be a folder, but is a")):
+    for name, words in (
+        ("file", "must be readable, but: [Errno 20] Not a"),
+        ("link", "must be a folder, but is a"),
+    ):
         result = CliRunner().invoke(main, ["checkpoints", str(tmp_path / name)])
         assert (result.exit_code, result.output.count("\n")) == (2, 1)
         assert words in result.output

@@ -62,12 +62,10 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, lines: int) -> None:
 def test_the_demo_says_first_whether_it_has_succeeded(columns, monkeypatch) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
     monkeypatch.setattr(f"{COMMANDS}.launch", lambda call, workers: ["17" * 32])
-    monkeypatch.setattr(f"{COMMANDS}._LONG_S", 0.0)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     said = CliRunner().invoke(main, ["demo"])
     assert said.exit_code == 0
-    whole = " ".join(said.output.split())
-    assert whole.index("bit for bit: digest 1717171717171717.") < whole.index("It took 0 s")
+    assert "bit for bit: digest 1717171717171717." in " ".join(said.output.split())
     commands = [line for line in said.output.splitlines() if "UNISONO_FAULTS" not in line]
     assert max(map(len, commands)) <= max(columns, 53)  # as long as a title
 
@@ -100,7 +98,6 @@ def test_new_names_its_file_as_a_shell_takes_it(tmp_path: Path) -> None:
         (["cluster", "there.py"], "FILE must be new, but"),
         (["gan", "there.ipynb"], "FILE must end in .py, but is 'there.ipynb': use 'there.py'."),
         (["train"], "NAME must be a recipe, or a file that ends in .py, but"),
-        (["contrast"], "but is 'contrast': use `unisono new contrastive`, or"),
         (["train.ipynb"], "FILE must end in .py, but"),
         (["nowhere/train.py"], "FILE must be a place to write to, but"),
     ],

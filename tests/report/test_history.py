@@ -21,7 +21,7 @@ def test_a_run_is_gathered(tmp_path):
     assert (history.progress.num_steps, history.progress.num_done) == (300, 300)
     assert isinstance(history.progress.ended, End)
     assert len(history.marks) == 2
-    assert history.marks[0].text == "worker 1 was killed by SIGKILL"
+    assert (history.marks[0].step, history.marks[0].text) == (120, "worker 1 was killed by SIGKILL")
     assert history.validation["loss"].values[-1].last_step == 300
     assert sorted(history.phases.by_rank) == [0, 1, 2, 3]
     assert history.phases.by_rank[1].num_steps == 288

@@ -16,8 +16,8 @@ from unisono.tools.report.run_progress import (
     UNKNOWN,
     Named,
     RunProgress,
-    mark_of,
     processes_of,
+    said_of,
 )
 from unisono.training.events.events import End, Failure, read_event
 
@@ -140,8 +140,7 @@ def test_a_pause_between_two_fits_is_no_time_of_them():
     ],
 )
 def test_what_happens_once_is_told(line, text):
-    mark = mark_of(read_event(to_bytes(line)))
-    assert (mark.step, mark.text) == (3, text)
+    assert said_of(read_event(to_bytes(line))) == text
 
 
 LATER_UNIX_S = 4e9

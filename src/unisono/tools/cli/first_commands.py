@@ -6,14 +6,12 @@ README says what each is. The demo leaves nothing behind, however it ends.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import runpy
 import shlex
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import click
@@ -60,11 +58,9 @@ def new(name: str | None, file: Path | None, shows_all: bool) -> None:
     if file is None and name not in found and Path(name).suffix:
         name, file = FIRST, Path(name)
     if name not in found:
-        close = difflib.get_close_matches(name, found, n=1)
-        meant = "".join(f"`unisono new {each}`, or " for each in close)
         raise Refusal(
-            f"NAME must be a recipe, or a file that ends in .py, but is {name!r}: use {meant}one "
-            f"that `unisono new --list` shows, or {name + '.py'!r}."
+            f"NAME must be a recipe, or a file that ends in .py, but is {name!r}: use one that "
+            f"`unisono new --list` shows, or {name + '.py'!r}."
         )
     source, _ = found[name]
     _write(source, Path(source.name) if file is None else file)
@@ -114,7 +110,6 @@ _NEXT = [
     ("unisono verify your_ddp.py", "does a DDP program compute what one process would?"),
     ("unisono doctor", "what does this machine offer?"),
 ]
-_LONG_S = 40.0  # far longer than on a machine that is free
 
 
 @click.command(short_help="Train a small CNN on two workers and on one, in half a minute.")
@@ -128,7 +123,6 @@ def demo() -> None:
     Example:
       unisono demo                         on two workers and on one, with one digest
     """
-    began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="unisono-demo-") as folder:
             # Optimizers have torch make a folder of this name, which would stay.
@@ -148,7 +142,13 @@ def demo() -> None:
             "please report it, with what `unisono doctor` says."
         )
         raise click.exceptions.Exit(1)
-    _say_what_is_next(alone, time.monotonic() - began)
+    width = min(shutil.get_terminal_size().columns, 100)
+    text = f"Two workers and one computed the same weights, bit for bit: digest {alone}."
+    click.secho(click.wrap_text(text, width), fg="green", bold=True)
+    table = click.HelpFormatter(width=width)
+    with table.section("\nWhat to try next"):
+        table.write_dl(_NEXT, col_max=30 if width >= 80 else 4)
+    click.echo(table.getvalue().rstrip())
 
 
 def _trained(title: str, num_workers: int) -> str:
@@ -165,19 +165,3 @@ def _trained(title: str, num_workers: int) -> str:
 def _train() -> str:
     digest: str = runpy.run_path(str(RECIPES / f"{FIRST}.py"))["main"]()
     return digest
-
-
-def _say_what_is_next(digest: str, took_s: float) -> None:
-    width = min(shutil.get_terminal_size().columns, 100)
-    text = f"Two workers and one computed the same weights, bit for bit: digest {digest}."
-    click.secho(click.wrap_text(text, width), fg="green", bold=True)
-    if took_s > _LONG_S:
-        text = (
-            f"It took {took_s:.0f} s, with a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} "
-            "cores. The weights do not depend on that."
-        )
-        click.echo(click.wrap_text(text, width))
-    table = click.HelpFormatter(width=width)
-    with table.section("\nWhat to try next"):
-        table.write_dl(_NEXT, col_max=30 if width >= 80 else 4)
-    click.echo(table.getvalue().rstrip())

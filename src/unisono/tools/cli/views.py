@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import difflib
 import os
 import re
 from importlib.resources import files
@@ -34,10 +32,7 @@ def checkpoints(directory: str) -> None:
         with refusing():
             entries = RunDirectory(run_folder(directory)).entries()
     except OSError as error:
-        raise Refusal(
-            f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
-            f"{error.strerror}."
-        ) from None
+        raise Refusal(f"the checkpoints in DIRECTORY must be readable, but: {error}.") from None
     for entry in entries:
         whole = f"whole, {size(entry.num_bytes)}"
         state = f"damaged: {entry.trouble}" if entry.trouble else whole
@@ -237,12 +232,8 @@ def explain(message: tuple[str, ...]) -> None:
 def explanations(text: str) -> list[str]:
     """Give what the page has on the sentences and the error classes in a text."""
     found = [row for sentence, row in _sentences() if _is_in(sentence, text)]
-    sections = _sections()
-    named = [section for name, section in sections.items() if re.search(rf"\b{name}\b", text)]
-    if not found and not named and not hasattr(builtins, text):
-        close = difflib.get_close_matches(text, sections, 1)
-        named = [sections[name] for name in close]
-    return found + named
+    sections = _sections().items()
+    return found + [section for name, section in sections if re.search(rf"\b{name}\b", text)]
 
 
 def _page() -> str:

@@ -23,7 +23,7 @@ from itertools import chain, compress, groupby, islice
 from typing import cast
 
 from unisono.runtime.notices import plural
-from unisono.tools.report.run_progress import Mark, RunProgress, mark_of
+from unisono.tools.report.run_progress import Mark, RunProgress, said_of
 from unisono.training.events.events import NUMBERS, PHASES, Evaluation, Event, Slowdown, StepDone
 from unisono.training.events.follow import EventReader, events_file
 
@@ -207,8 +207,8 @@ class History:
                     self._add_steps(cast("list[StepDone]", new))
                     continue
                 for event in new:
-                    if event is not self.progress.first and (mark := mark_of(event)) is not None:
-                        self.marks.append(mark)
+                    if event is not self.progress.first and (said := said_of(event)) is not None:
+                        self.marks.append(Mark(event.step, event.time_unix_s, said))
                     if isinstance(event, Evaluation):
                         self._add_evaluation(event)
 

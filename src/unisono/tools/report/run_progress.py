@@ -46,13 +46,8 @@ class Mark:
     text: str
 
 
-def mark_of(event: Event) -> Mark | None:
-    """Return what an event tells of that happens once; None of what is usual."""
-    said = _said(event)
-    return None if said is None else Mark(event.step, event.time_unix_s, said)
-
-
-def _said(event: Event) -> str | None:
+def said_of(event: Event) -> str | None:
+    """Say what an event tells of that happens once; None of what is usual."""
     match event:
         case Start(step=step, world_size=world_size) if step > 0:
             workers = f" on {plural(world_size, 'worker')}" if world_size else ""

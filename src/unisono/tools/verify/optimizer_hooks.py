@@ -114,19 +114,20 @@ class OptimizerHooks:
             self._begun[optimizer] = {
                 "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
                 "ticks": self._ticks,
-                "gradients": {n: self._gradient(p, p.grad) for n, p in full if p.grad is not None},
+                "gradients": {
+                    name: {
+                        "final": sketch_of(p.grad),
+                        "passes": self._passes.get(p, []),
+                        "size": p.grad.numel(),
+                        "clipped": self._clipped.get(p),
+                    }
+                    for name, p in full
+                    if p.grad is not None
+                },
             }
             self._ticks, self._clipped = 0, {}
             if self._recorder.options.replays:
                 self._bits_before = digests_of(named)
-
-    def _gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> dict[str, Any]:
-        return {
-            "final": sketch_of(gradient),
-            "passes": self._passes.get(parameter, []),
-            "size": gradient.numel(),
-            "clipped": self._clipped.get(parameter),
-        }
 
     def _named(self, optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
         return [
@@ -156,11 +157,10 @@ class OptimizerHooks:
             recorder.stop()
 
     def _clip(self, before: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        one = isinstance(parameters, torch.Tensor)
-        parameters = parameters if one else list(parameters)
+        parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
         if self._has_full() and not self._recorder.is_exact:
             with self._recorder.guarded():
-                for parameter in [parameters] if one else parameters:
+                for parameter in parameters:
                     if parameter.grad is not None and parameter not in self._clipped:
                         self._clipped[parameter] = sketch_of(parameter.grad)
         return before(parameters, *args, **kwargs)
