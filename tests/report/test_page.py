@@ -94,13 +94,6 @@ def test_plots_are_made_of_what_plotly_knows():
     assert {colour for colour in colours if f"{colour}:" not in style} == set()
 
 
-@pytest.mark.parametrize(("num_steps", "tick"), [(1, 1), (3, 1), (100, None)])
-def test_there_is_no_tick_between_two_steps(num_steps, tick):
-    history = history_of(*run_lines(num_steps=num_steps, lost_at=-99))
-    figures = [*curves.learning(history), curves.by_phase(history)]
-    assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [20, 2000])  # dots; means
 def test_what_is_not_finite_is_told_where_it_is_not_drawn(num_steps):

@@ -53,7 +53,6 @@ def small(found: Any) -> Any:
 
 
 DIAMONDS: dict[str, Any] = {"num_dots": 60, "marker": {"size": 7, "symbol": "diamond"}}
-_FEW_STEPS = 8  # so few that a tick for each has room
 
 
 def learning(history: History) -> list[Figure]:
@@ -138,8 +137,7 @@ def over_steps(data: Sequence[dict[str, Any]], *, from_zero: bool = False) -> di
 
 def step_axis(low: float, high: float) -> dict[str, Any]:
     """Return an axis that counts steps."""
-    axis: dict[str, Any] = {"title": {"text": "step"}, "range": [low, high]}
-    return axis | {"dtick": 1} if high - low < _FEW_STEPS else axis
+    return {"title": {"text": "step"}, "range": [low, high]}
 
 
 def by_phase(history: History) -> Figure:

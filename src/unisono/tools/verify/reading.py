@@ -127,8 +127,8 @@ class _Reading:
     def __init__(self, trace: RawTrace, identities: Identities) -> None:
         self._trace, self._identities = trace, identities
         self._forwards = {event["f"]: event for event in trace.of("f")}
-        firsts = map(self._first_trained, trace.of("backward"))
-        self._trained = {event["f"]: event for event in firsts if event is not None}
+        self._firsts = list(map(self._first_trained, trace.of("backward")))
+        self._trained = {event["f"]: event for event in self._firsts if event is not None}
         trained = self._trained.values()
         self._train_loaders = {event["at"][0] for event in trained if event["at"] is not None}
 
@@ -155,7 +155,7 @@ class _Reading:
 
     def steps(self) -> Iterator[OptimizerStep]:
         gathered: dict[int, _SinceStep] = {}
-        since = _SinceStep()
+        since, firsts = _SinceStep(), iter(self._firsts)
         state: ModelState | None = None
         for event in self._trace.events:
             match event["t"]:
@@ -163,17 +163,20 @@ class _Reading:
                     state = ModelState(**_fields(event))
                 case "f":
                     since.draws |= event["grad"] and event["training"] and event["draws"]
-                    since.forwards.append(event)
                 case "backward":
-                    first = next((f for f in since.forwards if f["f"] in self._trained), None)
-                    since.close(first, () if first is None else self._samples(first))
+                    first = next(firsts)
+                    rows = () if first is None else tuple(first["rows"])
+                    since.micros += (Micro(self._samples(first) if first else (), rows),)
                 case "no_sync":
                     since.no_sync = True
                 case "step":
                     # Each optimizer's step has the passes since its own last one.
                     for other in gathered.values():
                         other.add(since)
-                    yield _step(event, gathered.pop(event["optimizer"], since), state)
+                    gradients = {n: Gradient(**facts) for n, facts in event["gradients"].items()}
+                    facts = {**_fields(event), "gradients": gradients, "lr": tuple(event["lr"])}
+                    own = gathered.pop(event["optimizer"], since)
+                    yield OptimizerStep(**facts, **vars(own), state=state)
                     gathered[event["optimizer"]] = _SinceStep()
                     since = _SinceStep()
 
@@ -261,17 +264,11 @@ class _Reading:
         return None if plan is None else self._name(loader, plan)
 
 
+@dataclass
 class _SinceStep:
-    def __init__(self) -> None:
-        self.forwards: list[Event] = []
-        self.micros: tuple[Micro, ...] = ()
-        self.draws = self.no_sync = False
-
-    def close(self, first: Event | None, samples: tuple[str, ...]) -> None:
-        """End a forward and backward pass."""
-        rows = () if first is None else tuple(first["rows"])
-        self.micros += (Micro(samples, rows),)
-        self.forwards = []
+    micros: tuple[Micro, ...] = ()
+    draws: bool = False
+    no_sync: bool = False
 
     def add(self, other: _SinceStep) -> None:
         """Take in what happened until another optimizer's step."""
@@ -286,15 +283,3 @@ def _fields(event: Event) -> Event:
 
 def _is_evaluating(forward: Event) -> bool:
     return not forward["grad"] or not forward["training"]
-
-
-def _step(event: Event, since: _SinceStep, state: ModelState | None) -> OptimizerStep:
-    lr = tuple(event["lr"])
-    gradients = {name: Gradient(**facts) for name, facts in event["gradients"].items()}
-    return OptimizerStep(
-        **{**_fields(event), "lr": lr, "gradients": gradients},
-        micros=since.micros,
-        state=state,
-        draws=since.draws,
-        no_sync=since.no_sync,
-    )
