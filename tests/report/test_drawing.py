@@ -131,7 +131,7 @@ def test_names_are_no_markup():
 def test_a_worker_of_whom_nothing_is_known_has_its_line():
     what = replace(
         view(),
-        workers=(WorkerLine(7, None, Process("unknown")),),
+        workers=(WorkerLine(7, None, "unknown"),),
         slowness="",
     )
     assert drawn(what, 80)[-1].split() == ["7", "–", "unknown", *["–"] * 8]

@@ -1,6 +1,5 @@
 """What a run comes to: who works, how far it is, how it ended; the same for all who read it."""
 
-import math
 import signal
 import subprocess
 import sys
@@ -35,13 +34,6 @@ def progress(*lines):
 
 def failure(number, rank=1, error="A"):
     return event("failure", number, rank=rank, error=error, message="m")
-
-
-def test_of_no_events_nothing_is_known():
-    made = RunProgress()
-    assert (made.first, made.ended, made.last_step, made.epoch) == (None, None, None, None)
-    assert (made.num_done, made.num_steps, made.ranks, made.seconds) == (0, 0, (), 0.0)
-    assert math.isnan(made.began_unix_s)
 
 
 # What each event leaves: steps done, who computes, who is missing.

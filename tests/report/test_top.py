@@ -73,20 +73,6 @@ def test_a_pipe_with_colours_is_no_terminal(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda folder: folder / "none", "DIRECTORY must be a run's folder, but "),
-        (lambda folder: folder, "DIRECTORY must hold events.jsonl, but "),
-    ],
-)
-def test_a_folder_without_a_run_gets_one_sentence(tmp_path, make, words):
-    result = top("--once", make(tmp_path))
-    assert result.exit_code == 2
-    assert result.output.startswith(f"unisono: {words}")
-    assert result.output.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"", "tells nothing yet: wait until it has begun"),
@@ -116,13 +102,6 @@ class TestLiveView:
         assert watch.look().condition is Condition.AWAITED
         file.write_bytes(to_bytes(start_line())[:50])
         assert watch.look().condition is Condition.AWAITED
-
-    def test_what_is_new_is_seen(self, watch, file):
-        file.write_bytes(to_bytes(start_line()) + to_bytes(step(0, 1)))
-        assert watch.look().num_done == 1
-        with file.open("ab") as more:
-            more.write(to_bytes(step(1, 2)))
-        assert watch.look().num_done == 2
 
     def test_a_file_that_was_cut_is_read_anew(self, watch, file):
         head = to_bytes(start_line()) + to_bytes(step(0, 1))

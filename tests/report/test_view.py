@@ -20,13 +20,6 @@ def view(*lines, processes=BOTH_BUSY, at_s=1.0):
     return see(status_of(*lines), processes, BEGAN_UNIX_S + at_s)
 
 
-def test_before_a_run_begins_it_is_awaited():
-    found = view()
-    assert found.condition is Condition.AWAITED
-    assert found.message == "waiting for the run to begin"
-    assert not found.is_over
-
-
 def test_a_run_under_way_is_told():
     found = view(
         start_line(),

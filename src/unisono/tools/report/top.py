@@ -218,7 +218,7 @@ def _table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: in
             *(shares if is_wide else []),
             _work(one),
             *([size(one.device_bytes)] if has_devices else []),
-            size(one.process.memory_bytes),
+            size(one.memory_bytes),
             style="dim" if one.state in ("gone", "lost") else None,
         )
     return table

@@ -82,20 +82,12 @@ class WorkerLine:
 
     rank: int
     pid: int | None  # None where it is not known
-    process: Process
-    is_lost: bool = False  # and no other has come in its place
-    has_ended: bool = False  # whether the run has, so that its process may
+    state: str  # one word
+    memory_bytes: int | None = None  # of its process
     shares: Mapping[str, float] | None = None  # the part of its time that each phase took
     work_s: float | None = None  # its time a step, without waiting
     is_slow: bool = False  # whether it is slow
     device_bytes: int | None = None  # what its tensors take of its device; None on CPUs
-
-    @property
-    def state(self) -> str:
-        """One word."""
-        if self.is_lost:
-            return "lost"
-        return "ended" if self.has_ended and self.process == GONE else self.process.state
 
 
 def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
@@ -105,13 +97,13 @@ def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterato
     spent = times.by_rank
     slow = {one.rank for one in status.findings if one.cause is SlowdownCause.WORKER}
     for rank in sorted({*status.progress.ranks, *status.progress.lost}):
-        named = status.progress.named.get(rank)
+        named, process = status.progress.named.get(rank), processes.get(rank, UNKNOWN)
+        state = "ended" if process == GONE and status.progress.ended else process.state
         yield WorkerLine(
             rank,
             None if named is None else named.pid,
-            processes.get(rank, UNKNOWN),
-            is_lost=rank in status.progress.lost,
-            has_ended=status.progress.ended is not None,
+            "lost" if rank in status.progress.lost else state,
+            process.memory_bytes,
             shares=spent[rank].shares if rank in spent else None,
             work_s=spent[rank].working_s if rank in spent else None,
             is_slow=rank in slow,

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import methodcaller
@@ -28,6 +27,7 @@ from types import NoneType
 from typing import Any, BinaryIO
 
 from unisono.errors import DataFormatError
+from unisono.runtime.plainfile import open_plain
 from unisono.training.events import events
 from unisono.training.events.events import (
     MAX_NUMBER,
@@ -108,19 +108,13 @@ class EventReader:
 
     def _open(self) -> BinaryIO:
         try:
-            # Without O_NONBLOCK a pipe of that name would wait for somebody to write.
-            file = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+            return os.fdopen(open_plain(self.path, os.O_RDONLY), "rb")
         except OSError as error:
             raise ValueError(
-                f"{str(self.path)!r} must be a file you may read, but is not "
-                f"({error.strerror}): check the folder and its permissions."
+                f"{str(self.path)!r} must be a plain file that you may read, but is not "
+                f"({error.strerror or 'a link, a pipe or a folder'}): check the folder and its "
+                "permissions."
             ) from None
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise ValueError(
-                f"{str(self.path)!r} must be a plain file, but is not: name the folder of a run."
-            )
-        return file
 
     def _is_continued(self, file: BinaryIO) -> bool:
         """Whether this is the file that was read before, with what was read still in it."""
