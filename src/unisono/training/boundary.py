@@ -4,15 +4,8 @@ The leader decides while a step is under way and says so before the meeting that
 reads the same plan and acts on it when the next step begins. A snapshot is due when the time since
 the last one is so long that what it costs is a hundredth of it.
 
-Which loops over steps are under way here? Each must end before the one around it goes on.
-
-::
-
-    for a in first.steps(…):                    for a, b in zip(first.steps(…), second.steps(…)):
-        for b in second.steps(…): …                 …
-    one within the other: as it may be          step by step in turns: only without recovery
-
-A replacement joins one loop, and a checkpoint is of one run; two in turns would have other bits.
+Each loop must end before the one around it goes on: a replacement joins one loop, and a checkpoint
+is of one run. Two loops in turns would have other bits.
 """
 
 from __future__ import annotations
@@ -57,13 +50,7 @@ class BoundaryTasks(enum.IntFlag):
 
 
 class Boundary:
-    """The place between two steps of one loop. Final.
-
-    Attributes:
-        run, engine: as above.
-        is_between_steps: no step is under way.
-        has_ended: what the loop has led to is kept.
-    """
+    """The place between two steps of one loop; `has_ended` once what it led to is kept. Final."""
 
     def __init__(
         self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
@@ -95,14 +82,7 @@ class Boundary:
         self._team.supervisor.tell(NoRecovery(reason))
 
     def begin(self) -> bool:
-        """Take the first snapshot of a loop, if snapshots are of use. Collective.
-
-        Returns:
-            Whether one was taken.
-
-        Raises:
-            CheckpointError: there are to be checkpoints, but something cannot be kept.
-        """
+        """Take the first snapshot of a loop, if snapshots are of use; tell whether. Collective."""
         try:
             self._kept.check_keepable()
         except CheckpointError as error:
@@ -137,14 +117,7 @@ class Boundary:
         self._team.supervisor.can_go_back = False  # what the program does now, it does once
 
     def act(self) -> bool:
-        """Do what was planned before the next step. Collective.
-
-        Returns:
-            Whether the next step is still the next; False if the run had to go back.
-
-        Raises:
-            CheckpointError: the optimizer has made state that cannot be kept.
-        """
+        """Do what was planned before the next step; False if the run had to go back. Collective."""
         planned, self._planned = self._planned, 0
         if not self._exchange.is_lost:
             with suppress(StepBrokenError):  # then it is lost
@@ -169,11 +142,7 @@ class Boundary:
         self._kept.apply_beside(*self._memory.newest())
 
     def end(self) -> bool:
-        """Keep what the loop has led to, at its end. Collective.
-
-        Returns:
-            Whether it is kept; False if the run has to go back first, or a step is under way.
-        """
+        """Keep what the loop has led to; False if it has to go back first. Collective."""
         if self.is_between_steps and not self._exchange.is_lost:
             self.has_ended = self._keep_end()
         return self.has_ended
@@ -337,11 +306,7 @@ class OpenLoop:
         self._loops.remove(self)
 
     def check_is_inmost(self) -> None:
-        """Refuse to go on, behind a step, while a loop that began later is under way.
-
-        Raises:
-            RuntimeError: lost workers are made up for, or one of these runs has a directory.
-        """
+        """Refuse to go on, behind a step, while a loop that began later is under way."""
         if self._loops[-1] is self:
             return
         inner = self._loops[self._loops.index(self) :]

@@ -1,22 +1,11 @@
 """How are passes through a model computed? What a trainer is told, and what the model is.
 
-Whatever changes bits belongs to the run's identity. With a lower precision torch's autocast runs
-the loss function; parameters, gradients, sums and updates stay as they are. Small gradients vanish
-in float16, so the loss is scaled up there. A program lays its model out, and compiles it, itself:
-kernels add in another order then, so bits change.
-
-Forward passes, compiled by torch so that bits do not depend on who computes which shard.
+With a lower precision torch's autocast runs the loss function; parameters, gradients, sums and
+updates stay as they are. A program lays its model out, and compiles it, itself.
 
 torch compiles for the first shape that it sees, then anew for shapes of any size, and after some
 times no more. What a shard is computed by would then depend on what this worker has computed
-before. So every shape is compiled for itself, and where that has no end it is an error. Programs
-have their models compiled as torch says, by ``model.compile()`` or ``torch.compile``.
-
-How may float32 computations be rounded? As the program has set torch's switches.
-
-Deterministic kernels on accelerators: torch's switches are set for a time, then put back.
-
-On the CPU torch's kernels are deterministic as they are, so nothing is touched there.
+before. So every shape is compiled for itself, and where that has no end it is an error.
 """
 
 from __future__ import annotations
@@ -101,11 +90,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def compiler_of(model: nn.Module, device: Device) -> str | None:
-    """Say what torch compiles a model with: on the CPU a C++ compiler, else Triton.
-
-    Returns:
-        None if it is not compiled; ``""`` if there is no compiler, of which torch will tell.
-    """
+    """Say what torch compiles a model with, ``""`` if it cannot; None if it is not compiled."""
     if not is_compiled(model):
         return None
     try:
@@ -171,9 +156,6 @@ def arithmetic_in_words() -> str:
 @contextmanager
 def deterministic_kernels(is_needed: bool) -> Iterator[None]:
     """Have torch choose deterministic kernels within a block, and refuse operations without one.
-
-    Args:
-        is_needed: whether to touch anything: the device is an accelerator, and the run is exact.
 
     cuDNN chooses its kernels without trying which is the fastest, as that may differ from one
     process to the next. Memory that nobody has written is not filled: that takes time, and no

@@ -36,14 +36,7 @@ Sums = dict[str, tuple[ExactSum, ExactSum]]
 
 
 class Passes:
-    """Passes without training, computed as a trainer computes its own. Final.
-
-    Args:
-        loss, embed: the program's functions; `embed` where the loss is one of the whole batch.
-
-    Attributes:
-        loss, embed: the same, as they are to be called.
-    """
+    """Passes without training, computed as a trainer computes its own. Final."""
 
     def __init__(
         self, run: RunContext, computing: Computing, loss: Forward, embed: Forward | None
@@ -125,10 +118,7 @@ def checked(model: nn.Module) -> nn.Module:
 def evaluate(
     sweep: Sweep, loss: Callable[[nn.Module, Any], Any] | None, metrics: Metrics | None
 ) -> dict[str, Any]:
-    """Average the loss over a dataset, and compute metrics; see :meth:`Trainer.evaluate`.
-
-    Without a loss, metrics alone.
-    """
+    """Average the loss, if there is one, over a dataset, and compute metrics."""
     model = sweep.model
     sweep.agree("evaluate", **{"`metrics`": metrics.facts if metrics else None})
     with sweep.under_way() as parts_of:
@@ -166,10 +156,7 @@ def evaluate(
 def evaluate_whole(
     sweep: Sweep, embed: Forward, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
 ) -> dict[str, Any]:
-    """Average a loss over the features of batches; see :meth:`Trainer.evaluate`.
-
-    Each batch counts by its samples; the leader computes all from the rows of features.
-    """
+    """Average a loss of whole batches by their samples; the leader computes it from all rows."""
     plan, device = sweep.plan, sweep.device
     size = plan.pass_size
 

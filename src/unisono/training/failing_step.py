@@ -4,9 +4,6 @@ Where a loss is not finite, nothing is updated: at the end of `step.shards` the 
 shard is given out once more, and computed from what the step began with (the same parameters,
 samples, random numbers and buffers) with hooks that look at it (``finiteness.py``). The worker that
 computes the shard tells the others what it has found. Steps that succeed have none of this.
-
-Where torch refuses an operation that has no deterministic form it names its kernel alone. In a
-forward pass the traceback has the module and the line.
 """
 
 from __future__ import annotations
@@ -49,10 +46,7 @@ _LOOK_THERE = "look there for a division by zero or the logarithm or square root
 
 
 class Cause(NamedTuple):
-    """What one worker knows of values that are not finite; travels as JSON.
-
-    `parameters` are those, or their gradients; for the others see :class:`NonFiniteLossError`.
-    """
+    """What one worker knows of values that are not finite; travels as JSON."""
 
     what: str = ""
     remedy: str = ""
@@ -91,16 +85,7 @@ class Explanation:
     def is_of(
         self, error: BaseException, in_step: str, shard: int | None, backward: CodeType
     ) -> bool:
-        """Say of an exception of the step's block what it is about, and where it was raised.
-
-        Args:
-            in_step: says which step, and which update.
-            shard: the one whose batch is given out, if one is.
-            backward: what programs call for a backward pass.
-
-        Returns:
-            Whether it is why the step fails; False if a loss is, whose shard was looked at again.
-        """
+        """Say what an exception of the step's block is about; False if of a shard's second look."""
         if self._is_begun:
             self.close()
             if isinstance(error, Exception):
@@ -298,10 +283,7 @@ def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
 def refused(
     error: BaseException, model: nn.Module, *, is_backward: bool = False
 ) -> NondeterministicError:
-    """Say where an operation was called that torch has refused.
-
-    In a forward pass the traceback ends in a module of the model; a backward pass has no frames.
-    """
+    """Say where an operation was called that torch has refused; a backward pass has no frames."""
     if is_backward:
         where = "the backward pass (`torch.autograd.set_detect_anomaly(True)` shows of which line)"
         return _refused_in(error, where, CallSite())

@@ -87,12 +87,7 @@ def raised(told: bytes) -> Exception:
 def heard_by_all(
     hear: Callable[[Callable[[], bytes]], Sequence[bytes]], act: Callable[[], Any], rank: int
 ) -> list[Any]:
-    """Have some workers do something, and all hear of it; what one raises, all raise. Collective.
-
-    Args:
-        hear: has those workers call a function, and gives what it has returned on each.
-        act: does it; gives plain JSON.
-    """
+    """Have those workers `act` that `hear` asks; what one raises, all raise. Collective."""
     caught: Exception | None = None
 
     def speak() -> bytes:
@@ -111,10 +106,7 @@ def heard_by_all(
 
 
 def note_place(error: BaseException, place: str) -> None:
-    """Have an exception say where it was raised, below its own words.
-
-    What Unisono refuses says so itself, and what ends a program has no place.
-    """
+    """Have an exception say where it was raised; what Unisono refuses says so itself."""
     if isinstance(error, Exception) and not _is_refusal(error):
         hint = next((f" {hint}" for form, hint in _HINTS if re.search(form, str(error))), "")
         error.add_note(f"This was {place}.{hint}")

@@ -74,10 +74,8 @@ class BadOutput(NamedTuple):
 class SecondLook:
     """Hooks on a model's modules, until it is closed. Final.
 
-    Attributes:
-        output: the first output of a module that is not finite. One that holds −inf beside finite
-            values may be a mask: it counts no more once a module that is given such values has
-            finite output.
+    `output` is the first that is not finite. One that holds −inf beside finite values may be a
+    mask: it counts no more once a module that is given such values has finite output.
     """
 
     def __init__(self, model: nn.Module) -> None:

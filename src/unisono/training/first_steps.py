@@ -1,19 +1,14 @@
 """What the first steps of a loop show about a program, told once.
 
 **Is a mean taken over labels of which some do not count?** Then shards weigh as their samples do,
-as in ``model(**batch).loss`` or ``cross_entropy(…)`` with padded labels: a mean of such means is
-another number for each way to divide the samples. It is no error, but deserves a line. So does a
-pair whose second is no larger than 1: many return (loss, accuracy), but it is (sum, weight).
+so the mean of their means is another number for each way to divide the samples. It is no error, but
+deserves a line. So does a pair (loss, accuracy), which is taken for (sum, weight).
 
 **Will BatchNorm get a single value per channel?** torch refuses that, in the last step of an epoch.
-
-Whether a shard has one sample follows from the plan. Whether a sample has one value per channel
-shows the first forward pass of the loop, which fails then, before any step is done.
+Whether a shard has one sample follows from the plan, the rest shows the first pass of the loop.
 
 **Does the program change a data set in the course of a loop?** Loader processes read the copy of it
 with which the loop began.
-
-**Has a callback methods that nobody would call?** Those of other libraries have other names.
 """
 
 from __future__ import annotations

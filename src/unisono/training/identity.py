@@ -1,17 +1,10 @@
 """What fixes the bits of a run? Compared between workers, and with a checkpoint.
 
-Its code and its data belong to it, too, but are not compared here.
-
-Do two devices compute the same bits? A hash of what this one makes of a few fixed numbers.
-
-Products of several sizes, convolutions, normalization, attention and random draws, forward and
-backward, in each precision. Other processors, libraries or drivers nearly always differ in some of
-it; equal hashes are a sign that devices agree, and no proof. On the CPU, where what is drawn and
-the form of attention depend on nothing else, the products and layers alone take some milliseconds.
-
+Do two devices compute the same bits? A hash of what this one makes of a few fixed numbers: products
+of several sizes, convolutions, normalization, attention and random draws, forward and backward, in
+each precision. Equal hashes are a sign that devices agree, and no proof. On the CPU, where draws
+and the form of attention depend on nothing else, products and layers alone take some milliseconds.
 What goes in is the same everywhere: uniform numbers of the CPU's generator, which rounds none.
-
-Where does a run take place? What whoever reads its event file later may want to know.
 """
 
 from __future__ import annotations
@@ -72,12 +65,7 @@ _IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32", "arithmetic")
 def identity(
     plan: SamplePlan, fixed: Mapping[str, Any], device: Device, *, is_kept: bool
 ) -> dict[str, Any]:
-    """Say what fixes a run's bits.
-
-    Args:
-        is_kept: whether it is compared later, so that some milliseconds for a fingerprint of the
-            device are well spent.
-    """
+    """Say what fixes a run's bits; with the device's fingerprint, if it is to be kept."""
     return {
         "seed": plan.seed,
         "shards": plan.shards,
@@ -133,19 +121,10 @@ def compare(
     in_epoch: int | None = None,
     takes_program: bool = False,
 ) -> list[str]:
-    """Compare the identity of a checkpoint with that of the run that resumes from it.
+    """Compare a checkpoint's identity with that of the run that resumes from it.
 
-    Args:
-        old: the checkpoint's.
-        new: the run's.
-        in_epoch: in the midst of which epoch it was made; None: between two.
-        takes_program: whether a run that resumes between two epochs may have other samples.
-
-    Returns:
-        Warnings: what differs and changes bits.
-
-    Raises:
-        CheckpointError: what decides over samples or updates differs; names old and new value.
+    The checkpoint was made `in_epoch`, or between two (None). Gives warnings of what changes bits;
+    refuses what decides over samples or updates.
     """
     differ = [name for name, value in new.items() if name in old and old[name] != value]
     warnings = []
@@ -196,11 +175,7 @@ _NUM_DRAWS, _KEPT_OF_DRAWS = 2**21, 509
 
 
 def fingerprint_of(device: Device) -> str:
-    """Hash what a worker's device computes, once in a process for each way to switch it.
-
-    Returns:
-        16 hexadecimal digits; nothing where it could not be found out.
-    """
+    """Hash what a device computes, once a process and its switches; "" if it cannot be."""
     if device.is_divided:  # as of one, where they are alike
         return " ".join(dict.fromkeys(map(fingerprint_of, device.parts)))
     known, key = _known(), " ".join([device.name, *switches_of(device).values()])
@@ -210,14 +185,7 @@ def fingerprint_of(device: Device) -> str:
 
 
 def compare_devices(device: Device, team: Team, *, exact: bool) -> str:
-    """Compare the bits that the workers' devices compute. Collective.
-
-    Returns:
-        What to say where they differ; else nothing.
-
-    Raises:
-        MismatchError: they differ, though the run is to be exact.
-    """
+    """Compare the bits that devices compute; gives what to say where they differ. Collective."""
     if team.size == 1 or (device.is_host and len(team.hosts) == 1):
         return ""
     mine = json.dumps([device.facts, fingerprint_of(device)]).encode()
@@ -245,11 +213,9 @@ def compare_devices(device: Device, team: Team, *, exact: bool) -> str:
 
 
 def kinds_of(heard: Mapping[int, tuple[str, str]]) -> dict[int, str]:
-    """Say, by rank, what computes the same bits.
+    """Say, by rank, what computes the same bits, of the facts and fingerprints of all devices.
 
-    Args:
-        heard: by rank, the facts of its device and its fingerprint; that is empty where a device
-            had no memory for it, and then the facts alone are compared.
+    Where a device had no memory for a fingerprint the facts alone are compared.
     """
     are_known = all(fingerprint for _, fingerprint in heard.values())
     return {rank: said[1] if are_known else said[0] for rank, said in heard.items()}

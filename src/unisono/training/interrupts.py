@@ -43,11 +43,7 @@ class Interrupts:
         self._put_back()
 
     def end(self, signum: int, kept: str) -> None:
-        """End the program once all is kept, as `signum` asks; a handler of its own may return.
-
-        Args:
-            kept: what is on the disk, in words.
-        """
+        """End the program as `signum` asks, once all is `kept`; a handler of its own may return."""
         heard, self._heard = self._heard, set()
         self._team.pass_on(0)
         if not _is_own(self._before.get(signum)):

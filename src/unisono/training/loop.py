@@ -103,10 +103,7 @@ def _watch_attributes(run: RunContext) -> None:
 
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
-    """Give the steps of one loop, one after the other.
-
-    Collective: every rank calls it and uses every step, in the same order.
-    """
+    """Give the steps of one loop. Collective: every rank uses every step, in the same order."""
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
         return
@@ -174,11 +171,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
 
 @contextmanager
 def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[Boundary]:
-    """Share the model among the workers, with generators and threads put back after. Collective.
-
-    Args:
-        live: how this worker joins a loop that the others are in; None: it begins with them.
-    """
+    """Share the model; put generators and threads back after. None `live`: begin. Collective."""
     kept = run.kept
     boundary: Boundary | None = None
     try:
@@ -212,10 +205,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _entered(
     run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
 ) -> Boundary:
-    """Bind the model, and be where the others are. Collective.
-
-    On several hosts all do so again if somebody is lost meanwhile.
-    """
+    """Bind the model, and be where the others are; on several hosts until all are. Collective."""
     while True:
         with ExitStack() as bound:
             try:

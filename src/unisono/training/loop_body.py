@@ -40,14 +40,7 @@ class _Needed(NamedTuple):
 
 
 def watched(own: Callable[[], Collection[int]], batches: Iterator[Any]) -> Iterator[Any]:
-    """Give the batches of a step's shards, and look at what the loop around them keeps.
-
-    Args:
-        own: gives the identities of the model's parameters and buffers.
-
-    Raises:
-        RuntimeError: the loss of a shard depends on the shard before; names the variable.
-    """
+    """Give the batches of a step's shards, and look at what the loop around them keeps."""
     ours = own()
     for batch in batches:
         before = _seen(sys._getframe(1), ours)
@@ -128,13 +121,7 @@ def _needed_in(loop: ast.For) -> _Needed:
 
 
 class _Uses(ast.NodeVisitor):
-    """Lists the variables of a loop's body as they are read and written. Final.
-
-    Attributes:
-        order: each use: the name, and whether it is written.
-        sources: by variable, those that it is computed from.
-        losses: those that what is given to ``backward`` is computed from.
-    """
+    """Lists how a loop's body reads and writes variables, and what losses are of. Final."""
 
     def __init__(self) -> None:
         self.order: list[tuple[str, bool]] = []

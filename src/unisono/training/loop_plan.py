@@ -1,9 +1,4 @@
-"""What one loop over steps goes over: the samples, how they are read, and where it ends.
-
-Of the totals of epochs and steps, the first to be reached counts.
-
-What one call of ``fit`` did: steps, samples and seconds, each step counted once.
-"""
+"""What one loop over steps goes over: the samples, how they are read, and where it ends."""
 
 from __future__ import annotations
 
@@ -25,12 +20,7 @@ from unisono.runtime.whole import check_whole
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How far a run is to come.
-
-    Raises:
-        TypeError: a total is not a whole number.
-        ValueError: there is none, or one is below 0.
-    """
+    """How far a run is to come; the first total to be reached counts."""
 
     epochs: int | None  # in total; None: as many as there are steps for
     steps: int | None  # in total; None: as many as there are epochs for
@@ -57,10 +47,7 @@ class Totals:
         )
 
     def end_step(self, plan: SamplePlan, position: Position) -> int:
-        """Count the steps that a run which has come so far will have done.
-
-        One that has nothing to do stays where it is.
-        """
+        """Count the steps that a run will have done; one with nothing to do stays where it is."""
         ends = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
             epochs_to_go = max(0, self.epochs - position.epoch)
@@ -105,11 +92,7 @@ class LoopPlan:
     def loader(
         self, fetch: Fetch, position: Position, device: Device, done: Position | None = None
     ) -> Loader:
-        """Make the loader of a loop that begins at `position`, with batches on `device`.
-
-        Args:
-            done: how far the run has come, if the loop does not train.
-        """
+        """Make the loader from `position` on, for a run that is `done` if it does not train."""
         return Loader(
             fetch,
             self.samples,

@@ -1,14 +1,7 @@
-"""Is it a loss function that a trainer can call? Forms that people write are named.
+"""What does a trainer call? Losses, `forward`, and what both are where a program does not say it.
 
-A trainer calls ``loss(model, batch)``. A criterion takes outputs and targets, a function of three
-takes a batch apart; both fail in the first step with words about something else.
-
-The loss of a language model, averaged over the tokens of the global batch.
-
-What `forward` is where a program does not say it: how a model is called with a batch.
-
-Many models are called with the first part of a batch. Where that does not fit a model's signature,
-the error says what to pass as `forward`, with the names that model and batch have.
+Forms that people write are refused in words of what to write: a criterion takes outputs and
+targets, a function of three takes a batch apart.
 """
 
 from __future__ import annotations
@@ -30,11 +23,7 @@ _WANTED = "`loss` must be a function of (model, batch)"
 
 
 def check_loss(loss: object) -> None:
-    """Refuse what is no function of (model, batch).
-
-    Raises:
-        TypeError: it is something else; the message says what to write.
-    """
+    """Refuse, with a TypeError, what is no function of (model, batch)."""
     if isinstance(loss, nn.Module) and type(loss).__module__ == _CRITERIA:
         raise _of_outputs(f"`nn.{type(loss).__name__}`", "criterion")
     name = getattr(loss, "__name__", "")
@@ -58,17 +47,7 @@ def check_forward(forward: object) -> None:
 
 
 def check_function(name: str, function: object, arguments: Sequence[str], advice: str = "") -> None:
-    """Refuse what cannot be called with so many arguments.
-
-    Args:
-        name: what it is passed as.
-        function: is to be called.
-        arguments: what it is called with, by name.
-        advice: what to do if it takes others.
-
-    Raises:
-        TypeError: it is no function, or takes others.
-    """
+    """Refuse, with a TypeError, what cannot be called with so many arguments."""
     wanted = f"`{name}` must be a function of ({', '.join(arguments)})"
     if isinstance(function, Optimizer):
         raise TypeError(
@@ -199,20 +178,12 @@ _SAID = "`forward` (in `fit`: `validate_forward`)"
 
 
 def forward_inputs(model: nn.Module, batch: Any) -> Any:
-    """Call the model with a batch, or with the first part of one that has several.
-
-    Raises:
-        TypeError: the model cannot be called so.
-    """
+    """Call the model with a batch, or with the first part of one that has several."""
     return _call(model, batch, batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
-    """Call the model with the first part of a pair (inputs, targets); the second goes with it.
-
-    Raises:
-        TypeError: the batch is no pair, or the model cannot be called so.
-    """
+    """Call the model with the first part of a pair (inputs, targets); the second goes with it."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError(
             f"a batch must be a pair (inputs, targets) for metrics to get (outputs, targets), but "

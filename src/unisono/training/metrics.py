@@ -1,9 +1,5 @@
 """Metrics in an evaluation: functions and torchmetrics objects, of the rows of all samples.
 
-::
-
-    metrics={"auc": lambda outputs, targets: roc_auc_score(targets, outputs[:, 1])}
-
 Shards keep what `forward` gives, with a row for each sample. The rows of all come together in the
 order of the dataset. The leader calls functions with them once, updates copies of torchmetrics
 objects with the rows of one pass after the other, as a plain loop does, and tells all the results.
@@ -35,16 +31,7 @@ Rows = dict[str, list[torch.Tensor]]
 
 
 class Metrics:
-    """The metrics of one evaluation. Final.
-
-    Args:
-        metrics: torchmetrics objects by name, or a ``MetricCollection``; they are copied. By name
-            there may be functions of all rows as well.
-        forward: (model, batch) → what they get: a tuple, a dict by name, or one thing.
-
-    Raises:
-        TypeError: `metrics` is something else.
-    """
+    """The metrics of one evaluation, with what gives them their arguments. Final."""
 
     def __init__(self, metrics: Any, forward: Forward) -> None:
         self._forward = forward
@@ -66,11 +53,7 @@ class Metrics:
         }
 
     def keep(self, rows: Rows, model: nn.Module, batch: Any, num_samples: int) -> None:
-        """Add a part's rows to those of its shard.
-
-        Raises:
-            TypeError: there is something else than rows for each sample.
-        """
+        """Add a part's rows to those of its shard; raises TypeError where there are others."""
         found = self._forward(model, batch)
         parts = found if isinstance(found, (tuple, list)) and found else (found,)
         is_named = isinstance(found, Mapping) and found
@@ -86,18 +69,7 @@ class Metrics:
             rows.setdefault(name, []).append(part.detach())
 
     def finish(self, told: Mapping[int, bytes], sweep: Sweep) -> dict[str, Any]:
-        """Compute the results for the whole dataset. Collective.
-
-        Args:
-            told: by shard, what :func:`written` has made of its rows.
-
-        Returns:
-            By name, a number, or a list where there are several.
-
-        Raises:
-            TypeError: a result is nothing of that kind.
-            Exception: what a metric has raised on the leader.
-        """
+        """Compute the results from the rows of all shards; plain numbers by name. Collective."""
         (results,) = heard_by_all(
             lambda speak: [sweep.team.hear_leader(speak, "metrics")],
             lambda: self._results(_joined(told, sweep.plan), sweep.plan.pass_size, sweep.device),
@@ -212,11 +184,7 @@ def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
 
 
 def plain(name: str, value: Any) -> Any:
-    """Make plain numbers of a result: one, or lists and dicts of them.
-
-    Raises:
-        TypeError: it is nothing of that kind.
-    """
+    """Make plain numbers of a result: one, or lists and dicts of them; TypeError if it has none."""
     if isinstance(value, torch.Tensor) and not value.is_complex():
         return float(value) if value.numel() == 1 else value.tolist()
     if hasattr(value, "tolist"):  # an array or a number of numpy's

@@ -1,7 +1,4 @@
-"""What a run is told: the options of `Run` and `Trainer`, and those that belong together in one.
-
-When a checkpoint is due: a pure function of steps, epochs and the clock.
-"""
+"""What a run is told: the options of `Run` and `Trainer`, and those that belong together in one."""
 
 from __future__ import annotations
 
@@ -186,12 +183,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run computes and where it is kept; :class:`unisono.Run` documents each.
-
-    Raises:
-        TypeError: an option is of the wrong kind.
-        ValueError: an option does not fit; the message says what to do.
-    """
+    """How a run computes and where it is kept; :class:`unisono.Run` documents each."""
 
     shards: int | None = None
     seed: int = 0
@@ -286,11 +278,7 @@ class Every:
 
     @classmethod
     def read(cls, text: int | str, name: str = "checkpoint") -> Every:
-        """Understand ``500``, ``"500 steps"``, ``"1 epoch"``, ``"10min"``, ``"90 s"``, ``"2h"``.
-
-        Raises:
-            ValueError: it is none of these, or not above 0.
-        """
+        """Understand ``500``, ``"500 steps"``, ``"1 epoch"``, ``"10min"``, ``"90 s"``, ``"2h"``."""
         match = _FORM.fullmatch(f"{text} steps" if isinstance(text, int) else str(text))
         unit = match[2].lower() if match else ""
         if match and float(match[1]) > 0:
@@ -305,13 +293,7 @@ class Every:
         )
 
     def is_due(self, *, steps: int, epoch_ended: int, seconds: float) -> bool:
-        """Tell whether a checkpoint is due.
-
-        Args:
-            steps: steps done over the whole run.
-            epoch_ended: how many epochs are done if one has just ended, else 0.
-            seconds: since the last checkpoint, or since the beginning.
-        """
+        """Tell whether it is time, after all `steps`, the epoch that ended or 0, and `seconds`."""
         if self.steps is not None:
             return steps % self.steps == 0
         if self.epochs is not None:

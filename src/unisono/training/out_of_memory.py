@@ -1,9 +1,4 @@
-"""Says of torch's error of a full memory where it came, what takes the room, what may help.
-
-How much memory of its device does this worker take? Looked at now and then, and told the others.
-
-A look has torch's allocator put its whole table together; it never waits for the device.
-"""
+"""Says of torch's error of a full memory where it came, what takes the room, what may help."""
 
 from __future__ import annotations
 

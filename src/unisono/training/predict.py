@@ -15,14 +15,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from unisono.runtime.workers.launcher_messages import (
-    ROW_KEYS,
-    MemoryReleased,
-)
+from unisono.runtime.workers.launcher_messages import ROW_KEYS, MemoryReleased
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.training.failures import heard_by_all
 from unisono.training.predictions import (
-    LateRows,
     Rows,
     form_of,
     layout_of,
@@ -46,10 +42,7 @@ class Predictor:
         self._sweep, self._forward, self._team = sweep, forward, sweep.team
 
     def once(self, replicated_calls: ReplicatedCalls) -> Any:
-        """Compute every row; the replacement of a lost worker takes over the rows instead.
-
-        Collective: every rank calls it. Returns and raises as :meth:`Trainer.predict`.
-        """
+        """Compute every row; a replacement takes over the rows instead. Collective."""
         found: list[Any] = []
         is_kept = replicated_calls.is_told and self._team.supervisor.can_replace
 
@@ -69,11 +62,7 @@ class Predictor:
             os.close(fd)
 
     def _predict(self, is_kept: bool, stack: ExitStack) -> tuple[Said, int]:
-        """Compute every row. Collective.
-
-        Returns:
-            What is to be known of the file of rows, and its descriptor.
-        """
+        """Compute every row; gives the facts of their file and its descriptor. Collective."""
         sweep, team = self._sweep, self._team
         sweep.agree("predict")
         with sweep.under_way() as parts_of:
@@ -107,12 +96,10 @@ class Predictor:
             if not opened:
                 fd = self._open(said, stack)
                 opened.append((fd, Rows(fd, said["layout"], is_private=False)))
-            late = LateRows(opened[0][1], self._sweep.device)
             for part in parts_of(shards):
                 output = self._forward(self._sweep.model, part.data)
                 indices = plan.shard_indices(order, part.batch, part.shard)
-                late.write(indices, taken_apart(output, part.num_samples))
-            late.finish()
+                opened[0][1].write(indices, taken_apart(output, part.num_samples))
             return dict.fromkeys(shards, host)
 
         told = self._sweep.by_all_workers(write, "rows of predict")

@@ -19,8 +19,7 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.arrivals import pinned
-from unisono.runtime.device import HOST, Device, on_host
+from unisono.runtime.device import on_host
 from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
@@ -51,12 +50,7 @@ def put_together(form: str, output: Output) -> Any:
 
 
 def taken_apart(output: Any, num_samples: int) -> Output:
-    """Take a model's output apart.
-
-    Raises:
-        TypeError: it is nothing of that kind.
-        ValueError: a tensor has another number of rows, or a name that no file can hold.
-    """
+    """Take a model's output apart; refuses what has no row for each sample."""
     form = form_of(output)
     if form == "dict":
         tensors = dict(output)
@@ -112,12 +106,7 @@ def layout_of(output: Output, num_samples: int) -> tuple[Layout, int]:
 
 
 class Rows:
-    """The predictions for a whole dataset, mapped in this process. Final.
-
-    Args:
-        fd: of the file; it may be closed afterwards.
-        layout: what :func:`layout_of` has found, in the order of the model's output.
-    """
+    """The predictions for a whole dataset in a file, mapped in this process. Final."""
 
     def __init__(self, fd: int, layout: Layout, *, is_private: bool) -> None:
         flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
@@ -129,12 +118,13 @@ class Rows:
         self._kinds = _kinds(self.tensors)
 
     def write(self, indices: torch.Tensor, output: Output) -> None:
-        """Put the rows of some samples in their place.
-
-        Raises:
-            ValueError: they differ from what the first batch had.
-        """
-        self.check(output)
+        """Put the rows of some samples in their place; refuses others than the first batch had."""
+        if _kinds(output) != self._kinds:
+            raise ValueError(
+                f"predictions must have the same names, dtypes and shapes for every batch, but "
+                f"were {_in_words(self.tensors)} for the first and are {_in_words(output)} here: "
+                f"pad rows to one length, say."
+            )
         for name, tensor in output.items():
             self.tensors[name][indices] = on_host(tensor)
 
@@ -147,58 +137,6 @@ class Rows:
         found = from_safetensors(data)
         self.write(indices, {name: found[name] for name in self.tensors})
 
-    def check(self, output: Output) -> None:
-        """Refuse an output that does not fit."""
-        if _kinds(output) != self._kinds:
-            raise ValueError(
-                f"predictions must have the same names, dtypes and shapes for every batch, but "
-                f"were {_in_words(self.tensors)} for the first and are {_in_words(output)} here: "
-                f"pad rows to one length, say."
-            )
-
-
-class LateRows:
-    """Writes the rows of one pass once the next one has been issued; on the CPU at once. Final.
-
-    ::
-
-        device   pass 0 │ pass 1 │ pass 2 │ …
-        copies          └ rows 0 └ rows 1 …
-        host     issue 0, issue 1, write 0, issue 2, write 1, …
-    """
-
-    def __init__(self, rows: Rows, device: Device) -> None:
-        self._rows, self._device, self._copies = rows, device, device.copies()
-        self._pending: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
-        self._host: dict[str, torch.Tensor] = {}
-
-    def write(self, indices: torch.Tensor, output: Output) -> None:
-        """Write the rows of some samples, at the latest when :meth:`finish` is called."""
-        self._rows.check(output)
-        self.finish()
-        if not all(self._device.has(tensor) for tensor in output.values()) or self._device.is_host:
-            self._rows.write(indices, output)
-            return
-        here = {name: self._room_for(name, tensor) for name, tensor in output.items()}
-        for name, tensor in output.items():
-            self._copies.to_host(here[name], tensor.detach().contiguous())
-        self._pending = indices, here
-
-    def finish(self) -> None:
-        """Write what has not been written yet. Waits for its pass, not for later ones."""
-        if self._pending is not None:
-            self._copies.wait()
-            self._rows.write(*self._pending)
-            self._pending = None
-
-    def _room_for(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Give memory of the host with the shape of a tensor; rows before it have been written."""
-        kept = self._host.get(name)
-        if kept is None or len(kept) < len(tensor):
-            kept = pinned(torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST))
-            self._host[name] = kept
-        return kept[: len(tensor)]
-
 
 def share_rows(
     rows: Rows,
@@ -207,12 +145,7 @@ def share_rows(
     plan: SamplePlan,
     chunk: int = _CHUNK_BYTES,
 ) -> None:
-    """Give every host the rows of all others. Collective: every rank calls it.
-
-    Args:
-        host_of: for each shard, the host whose workers have computed it.
-        plan: which samples shards take.
-    """
+    """Give every host the rows of all others; `host_of` each shard computed it. Collective."""
     if len(team.hosts) == 1:
         return
     indices = [plan.positions(0)[:0] for _ in team.hosts]

@@ -102,11 +102,7 @@ class Rehearsals:
         self._earlier.clear()
 
     def compute(self, step: Step, batch: Any, loss: Compute) -> None:
-        """Compute the shard at hand, after rehearsals of it.
-
-        Raises:
-            RuntimeError: it is no function of its samples; names what is not.
-        """
+        """Compute the shard at hand, after rehearsals of it; refuses what is no function of it."""
         if not self.is_exact:
             step.backward(loss(self._model, batch))
             return
@@ -253,10 +249,7 @@ class Rehearsals:
     def without_training(
         run: RunContext, name: str, function: Compute, calls: dict[Any, Iterator[int]]
     ) -> Compute:
-        """Have the first calls of a function rehearsed that runs in passes without training.
-
-        `calls` are those still to be rehearsed, by functions of the program.
-        """
+        """Have the next `calls` of a function rehearsed, in passes without training."""
         of_program = _programs(function)
         left = calls.setdefault(getattr(of_program, "__code__", of_program), iter(range(AT_FIRST)))
         rehearsals: Rehearsals | None = None
@@ -304,10 +297,7 @@ class Rehearsals:
         )
 
     def _check_reading(self, before: Held, batch: Any, spare: Any, read: Callable[[], Any]) -> None:
-        """Refuse what passes have changed, if samples that are read then are others.
-
-        They have got `spare`, and left `batch`.
-        """
+        """Refuse what passes that got `spare` have changed, if samples read then are others."""
         known = hashed(spare, _WHOLE)
         ways, is_in_place = before.written_in(self.look()), hashed(batch, _WHOLE) != known
         if not (ways or is_in_place):

@@ -1,10 +1,7 @@
 """What the parts of one run share: its state, its workers, its checkpoints, its observer.
 
-In which order does a run take the samples, and do all workers mean the same one?
-
-Without a sampler the order follows from the plan. One that a sampler says is compared by its hash:
-between the workers when an epoch begins, and with the one that the epoch has begun in when a run
-goes on in the midst of it.
+The order of samples that a sampler says is compared by its hash: between the workers when an epoch
+begins, and with the one that the epoch has begun in when a run goes on in the midst of it.
 """
 
 from __future__ import annotations
@@ -39,12 +36,7 @@ from unisono.training.options import RunOptions
 
 
 class Observer:
-    """Follows a run; this one is for custom training loops and prints what is to be said.
-
-    Attributes:
-        runs_program_code: whether code of the program runs between steps.
-        own_callbacks: the program's callbacks that keep what they have in attributes, by name.
-    """
+    """Follows a run; this one is for custom training loops and prints what is to be said."""
 
     runs_program_code = True
     own_callbacks: Mapping[str, Any] = MappingProxyType({})
@@ -161,15 +153,7 @@ class RunContext:
 def plan_samples(
     reading: Reading, shards: int | None, seed: int, *, may_be_endless: bool = False
 ) -> SamplePlan:
-    """Plan which samples are computed where.
-
-    Args:
-        shards: S; None: what follows from the batch size.
-
-    Raises:
-        TypeError: the dataset has no samples or no length, or `batch_size` is not whole.
-        ValueError: a number does not fit, or two say the order.
-    """
+    """Plan which samples are computed where; S may follow from the batch size."""
     dataset, shuffle, sampler = reading.dataset, reading.shuffle, reading.sampler
     batch_size = check_whole("batch_size", reading.batch_size, at_least=1)
     shards = default_shards(batch_size) if shards is None else shards
@@ -232,11 +216,7 @@ def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
 
 
 def check_order(run: RunContext, samples: SamplePlan) -> None:
-    """Refuse to go on in the midst of an epoch in another order than it has begun in.
-
-    Raises:
-        MismatchError: the sampler says another.
-    """
+    """Refuse to go on in the midst of an epoch in another order than it has begun in."""
     position = run.kept.position
     order = facts_of_order(samples, position.epoch)
     if order and position.batch and run.kept.last.get("order", order) != order:
@@ -248,11 +228,7 @@ def check_order(run: RunContext, samples: SamplePlan) -> None:
 
 
 def begin_epoch(run: RunContext, samples: SamplePlan, *, is_agreed: bool) -> None:
-    """Begin the epoch of the next step. Collective, unless its order is agreed on.
-
-    Raises:
-        MismatchError: the workers' samplers say different orders.
-    """
+    """Begin the epoch of the next step. Collective, unless its order is agreed on."""
     order = facts_of_order(samples, run.kept.position.epoch)
     if order:
         if not is_agreed:

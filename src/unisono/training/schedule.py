@@ -1,14 +1,8 @@
-"""When does a schedule of learning rates step? After each step, epoch or validation.
+"""When does a schedule of learning rates step, and when is a run validated?
 
 Steps and epochs are those of the run, whatever the number of workers, so the rates are too. The
-schedule is kept with the run: it goes back with it, and goes on with it.
-
-When is a run validated? What was found is kept with the run.
-
-So whoever joins it or takes it up knows what was found and where, and nobody validates where the
-others do not.
-
-What is left of both where a call fails between two steps?
+schedule, and what was found where, are kept with the run: so whoever joins it or takes it up
+validates where the others do.
 """
 
 from __future__ import annotations
@@ -41,11 +35,7 @@ KEY = "schedule"
 
 
 class ScheduleUnderWay:
-    """A run's schedule, or none. Final.
-
-    Raises:
-        ValueError: it belongs to another optimizer.
-    """
+    """A run's schedule, or none; refuses one of another optimizer. Final."""
 
     def __init__(self, schedule: Schedule | None, optimizer: Optimizer) -> None:
         self._scheduler: LRScheduler | None = None if schedule is None else schedule.scheduler
@@ -83,14 +73,7 @@ class ScheduleUnderWay:
         return has_one and self._interval == "epoch"
 
     def check(self, num_steps: int, num_epochs: int) -> str:
-        """Look ahead, before the steps of a loop: does the schedule last, and what does it count?
-
-        Returns:
-            What is likely wrong, in a line; or nothing.
-
-        Raises:
-            ValueError: it would fail on the way.
-        """
+        """Look ahead: refuse a schedule that is too short; say if it seems to count the other."""
         scheduler = self._scheduler
         if scheduler is None or self.needs_validation:
             return ""
@@ -162,11 +145,7 @@ Means = dict[str, Any]
 
 
 def sets_by_name(validate: Any) -> Mapping[str, Any]:
-    """Give the data sets to validate on, by name; one alone has the empty name.
-
-    Raises:
-        ValueError: a name is none.
-    """
+    """Give the data sets to validate on, by name; one alone has the empty name."""
     if validate is None:
         return {}
     if not isinstance(validate, Mapping) or 0 in validate:
@@ -180,16 +159,7 @@ def sets_by_name(validate: Any) -> Mapping[str, Any]:
 
 
 class Validation:
-    """The validations of one call of ``fit``; none without a dataset. Final.
-
-    Args:
-        compute: finds the means; None: nothing is validated.
-        every: how often, in steps or epochs.
-        names: of several data sets.
-
-    Raises:
-        ValueError: `every` is no such interval.
-    """
+    """The validations of one call of ``fit``; `compute` is None without a dataset. Final."""
 
     def __init__(
         self,
@@ -273,16 +243,10 @@ _MOMENTS = {
 
 
 class Conclusions:
-    """What follows from a step, beside what callbacks make of it. Final.
+    """What follows from a step, beside what callbacks make of it; `drawn` is the last one. Final.
 
     Where one fails, a checkpoint has the step, and which are left: who goes on from there begins
     with them. Of callbacks, those behind the one that failed miss that moment, which is told.
-
-    Args:
-        validate: does so, and tells callbacks; sets :attr:`drawn` between the two.
-
-    Attributes:
-        drawn: while conclusions are drawn, the last one.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
-"""A run of several models, or several optimizers: what it takes, and as what its parts see it.
+"""A run of several models, optimizers or devices: what it takes, and as what its parts see it.
 
 Models become the children of one, under their names; so parameters, buffers and checkpoints are
-those of one model. Optimizers become one that has all their state (``state/several_optimizers``).
-
-A run whose model is split over several devices: which those are, and how passes go over them.
+those of one model. Optimizers become one that has all their state.
 """
 
 from __future__ import annotations
@@ -28,13 +26,7 @@ Optimizers = Optimizer | Mapping[str, Optimizer]
 
 
 def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
-    """Make one model of several, and one optimizer.
-
-    Raises:
-        TypeError: one is no model, or no optimizer, or has no name.
-        ValueError: a name cannot be one, a parameter has two optimizers, or a model that is to be
-            trained has none.
-    """
+    """Make one model of several, and one optimizer; refuses what cannot be joined."""
     if isinstance(optimizer, Mapping):
         _check_named("optimizer", optimizer, Optimizer)
         optimizer = SeveralOptimizers(optimizer)
@@ -136,12 +128,7 @@ Compute = Callable[[nn.Module, Any], Any]
 
 
 def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device:
-    """Find where a worker computes: where its model is split to, or as the options say.
-
-    Raises:
-        TypeError, ValueError: see :meth:`Device.of`; or a part of the model is split, or a split
-            model has a device given besides.
-    """
+    """Find where a worker computes: where its model is split to, or as the options say."""
     split = split_of(model) if isinstance(model, nn.Module) else None
     if split is None:
         check_not_split_within(model)
@@ -172,11 +159,7 @@ def check_split_before(model: nn.Module, device: Device) -> None:
 
 
 def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
-    """Have a model where it is to be computed, and the optimizer's state with it.
-
-    Raises:
-        ValueError: layers have come since it was split, or its parameters were replaced.
-    """
+    """Have a model where it is to be computed, and the optimizer's state with it."""
     split = split_of(model)
     if split is not None:
         split.place(model)
@@ -185,11 +168,7 @@ def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
 
 
 def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> Compute:
-    """Have a loss or a forward function go over the devices of a split model.
-
-    Args:
-        to_first: whether what it returns comes to the first device.
-    """
+    """Have a function go over the devices of a split model, and its result come to the first."""
     split = split_of(model)
     if split is None:
         return compute

@@ -31,15 +31,7 @@ _IN_EVAL = (
 
 
 def start(run: RunContext, plan: LoopPlan) -> None:
-    """Bring a run to where the loop begins, and see that all workers begin the same one.
-
-    Collective: every rank calls it.
-
-    Raises:
-        ValueError: another sample plan in the midst of an epoch.
-        MismatchError: the workers do not agree.
-        CheckpointError: the newest checkpoint belongs to another run.
-    """
+    """Bring a run to where the loop begins, and see that all workers begin the same. Collective."""
     run.num_loops += 1
     totals = plan.totals
     run.loop = f"loop {run.num_loops}, epochs={totals.epochs}, steps={totals.steps}"

@@ -19,10 +19,7 @@ from unisono.training.step import Step
 
 
 class ClosureStep(Step):
-    """A :class:`Step` of an optimizer that takes a closure. Final.
-
-    Its shards are computed as often as the optimizer asks for the loss.
-    """
+    """A :class:`Step` whose shards are computed as often as its optimizer asks. Final."""
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
@@ -78,10 +75,7 @@ class ClosureStep(Step):
 
 
 class _UndoneError(BaseException):
-    """A worker was lost in the midst of an update, so that the step comes again.
-
-    No :class:`Exception`: it passes through the program's block, to the step.
-    """
+    """A worker was lost in an update; passes through the program's block as no Exception does."""
 
 
 class AlternatingStep(Step):

@@ -2,8 +2,7 @@
 
 The dataset is cut into batches, without shuffling, and each is computed by one worker in one pass:
 a sample has the same company on any number of workers, and with any number of shards, as in a plain
-loop. Shards take batches in turn. Workers divide the shards; those of a worker that is lost are
-computed once more by the others.
+loop. Workers divide the shards; those of a worker that is lost are computed again by the others.
 """
 
 from __future__ import annotations
@@ -49,12 +48,7 @@ Forward = Callable[[nn.Module, Any], Any]
 
 
 class Sweep:
-    """One pass of all workers. Final.
-
-    Args:
-        loop: goes over the dataset once, without shuffling.
-        model: in whatever mode; it computes in ``eval()`` mode. None: the one that is trained.
-    """
+    """One pass of all workers, in ``eval()`` mode. Final."""
 
     def __init__(
         self,
@@ -89,11 +83,7 @@ class Sweep:
         self._own.seed(word)
 
     def agree(self, purpose: str, **more: object) -> None:
-        """Check that all workers go over the same samples in the same company. Collective.
-
-        Raises:
-            MismatchError: they do not.
-        """
+        """Check that all workers go over the same samples in the same company. Collective."""
         plan, reading = self.plan, self._loop.reading
         known: dict[str, object] = {"dataset length": plan.num_samples}
         if self.team.size > 1:
@@ -114,9 +104,8 @@ class Sweep:
     def under_way(self) -> Iterator[PartsOf]:
         """Have the model in ``eval()`` mode without gradients; put everything back afterwards.
 
-        Returns:
-            A function that gives, for some shards, their parts that have samples, batch by batch;
-            it raises RuntimeError behind one whose pass has changed a parameter.
+        Gives a function of shards, which yields their parts that have samples, batch by batch, and
+        refuses passes that change a parameter.
         """
         plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
         check_unchanged = _watching(self.model)
@@ -163,15 +152,9 @@ class Sweep:
     def by_all_workers(
         self, compute: Callable[[Sequence[int]], Mapping[int, bytes]], purpose: str
     ) -> dict[int, bytes]:
-        """Compute every shard on some worker; those of a lost one once more on the others.
+        """Compute every shard on some worker; those of a lost one once more. Collective.
 
-        Collective: every rank calls it.
-
-        Returns:
-            What was said of each shard, the same on every worker.
-
-        Raises:
-            Exception: what `compute` has raised on some worker.
+        Gives what was said of each shard, or raises what some worker has, on all alike.
         """
         team, said = self.team, dict[int, bytes]()
         while missing := [shard for shard in range(self.plan.shards) if shard not in said]:

@@ -91,11 +91,7 @@ class WholeBatchLoss:
         self._is_differentiated = False
 
     def features_of(self, batch: Any, num_samples: int) -> list[torch.Tensor]:
-        """Embed a batch.
-
-        Raises:
-            TypeError: there is something else than rows of features.
-        """
+        """Embed a batch; refuses something else than rows of features."""
         leaves, self._spec = tree_flatten(self._embed(batch))
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != num_samples:
@@ -189,18 +185,7 @@ def gathered(
 def rows_of_batch(
     whole: BatchRows, mine: Mapping[int, Mapping[str, torch.Tensor]], team: Team, device: Device
 ) -> dict[str, torch.Tensor] | None:
-    """Bring together what all shards have per sample. Collective.
-
-    Args:
-        mine: by shard that this worker has computed, rows by name.
-        device: where the rows of all are to be.
-
-    Returns:
-        By name, the rows in the order of the batch; None if somebody was lost.
-
-    Raises:
-        MismatchError: shards have other names.
-    """
+    """Bring together what all shards have per sample, by name; None if one was lost. Collective."""
     before, names = team.membership, sorted({name for rows in mine.values() for name in rows})
     told = {shard: [rows[name] for name in names if name in rows] for shard, rows in mine.items()}
     heard = team.gather(json.dumps(names).encode() + b"\n" + _written(told), "values per sample")
