@@ -81,7 +81,7 @@ def test_loops_that_take_turns_are_exact_without_recovery(workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loops_that_take_turns_are_refused_at_their_first_step_where_workers_recover(workers):
-    with pytest.raises(RuntimeError, match=r"take turns step by step: start .*`restarts=0`"):
+    with pytest.raises(RuntimeError, match=r"take turns step by step: .*`restarts=0`"):
         unisono.launch(step_by_step, workers=workers)
 
 

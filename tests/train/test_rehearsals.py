@@ -4,11 +4,9 @@ On one worker as on several, with the same sentence, which names what goes on. W
 filled at first use, is welcome, and the comparison changes no bit.
 """
 
-import argparse
 import collections
 import contextlib
 import functools
-import itertools
 import math
 import os
 import time
@@ -45,9 +43,6 @@ class Annealed:
     def __call__(self, model, batch):
         self.calls += 1
         return cross_entropy(model, batch) * min(1.0, self.calls / 1000)
-
-    def bound(self, model, batch):
-        return self(model, batch)
 
 
 class Centres(nn.Module):
@@ -93,12 +88,6 @@ class Remembering(Inner):
     def forward(self, x):
         before, self.last = self.last, self.inner(x)
         return self.last if before is None else self.last + before.detach()
-
-
-class OfTheClass(Inner):
-    def forward(self, x):
-        OfTheClass.steps += 1
-        return self.inner(x)
 
 
 class Stores(Inner):
@@ -152,16 +141,6 @@ def of_a_global(model, batch):
     return cross_entropy(model, batch)
 
 
-def counts_in_c(model, batch, numbers=itertools.count()):  # noqa: B008
-    return cross_entropy(model, batch) * (1 + next(numbers) // 10_000)
-
-
-def hidden():
-    """Nobody can see how far it is."""
-    numbers = (number for number in range(1_000))
-    return lambda model, batch: cross_entropy(model, batch) * (1 + next(numbers))
-
-
 def by_rank(model, batch):
     return cross_entropy(model, batch) * (1 + unisono.world().rank)
 
@@ -186,16 +165,6 @@ class Least:
         return loss * (1 if self.last <= self.least[0] else 1.1)
 
 
-def samples_seen():
-    numbers = set()
-
-    def loss(model, batch):
-        numbers.update(batch[0][:, 0].tolist())
-        return cross_entropy(model, batch) * (1 if len(numbers) < 1000 else 2)
-
-    return loss
-
-
 class Drawing(Inner):
     """Draws a matrix in its first pass."""
 
@@ -207,41 +176,25 @@ class Drawing(Inner):
         return self.inner[0](x @ self.matrix)
 
 
-def features_of_the_first():
-    def loss(model, batch, kept={}):  # noqa: B006
-        outputs = model(batch[0])
-        if "mean" not in kept:
-            kept["mean"] = outputs.detach().mean(0)
-        return F.cross_entropy(outputs - kept["mean"], batch[1])
-
-    return loss
-
-
 REFUSED = {
     "least": (Least, net, f"`loss.least[0]` {IN_TIME}"),
-    "samples": (samples_seen, net, f"`loss.numbers` {OF_TENSORS}"),
     "drawn": (lambda: cross_entropy, Drawing, f"`model.matrix` {EACH}"),
-    "first": (features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {EACH}"),
     "object": (Annealed, net, f"`loss.calls` {IN_TIME}"),
-    "bound": (lambda: Annealed().bound, net, f"`loss.calls` {IN_TIME}"),
     "closure": (nonlocal_calls, net, f"`loss.calls` {IN_TIME}"),
     "global": (lambda: of_a_global, net, f"`loss.GLOBAL['calls']` {IN_TIME}"),
-    "default": (lambda: counts_in_c, net, "`loss.__defaults__[0]` goes on"),
     "list": (seen, net, f"`loss.kept` {OF_TENSORS}"),
     "queue": (queue, net, f"`loss.negatives` {OF_TENSORS}"),
     "centres": (Centres, net, f"`loss.centres` {OF_TENSORS}"),
     "module": (lambda: cross_entropy, within(Counting), f"`model.within.calls` {IN_TIME}"),
     "last": (lambda: cross_entropy, within(Remembering), "computed twice, from the same samples"),
-    "class": (lambda: cross_entropy, within(OfTheClass), "`model.within.OfTheClass.steps` goes on"),
-    "hidden": (hidden, net, "computed twice, from the same samples, random numbers, parameters"),
     "rank": (lambda: by_rank, net, "`loss` is another one where RANK and WORLD_SIZE are another"),
     "size": (lambda: by_variable, net, "`noticed` is another one where RANK and WORLD_SIZE are"),
 }
 
 
-def train(loss, model, data=None, steps=2, **options):
+def train(loss, model, data=None, steps=2):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=4, **options)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
     how = {} if isinstance(data, DataLoader) else {"batch_size": 16}
     data = by_sign(40) if data is None else data
     trainer.fit(data, steps=steps, **how)
@@ -311,18 +264,6 @@ def hard_examples():
     return loss, Indexed(lambda index: 2 if index in hard else 1)
 
 
-def priorities():
-    """Kept in an object of both, and made anew by each pass."""
-    kept = argparse.Namespace(priority=torch.ones(40))
-
-    def loss(model, batch):
-        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        kept.priority = kept.priority.index_copy(0, batch[2], losses.detach())
-        return losses.mean()
-
-    return loss, Indexed(lambda index: kept.priority[index])
-
-
 def curriculum():
     level = 1.0
 
@@ -362,7 +303,6 @@ def read_alone():
 
 SHARED = {
     "hard": hard_examples,
-    "kept.priority": priorities,
     "level": curriculum,
     "labels": guessed_labels,
 }
@@ -458,11 +398,6 @@ def rank_prints(model, batch):
     return cross_entropy(model, batch)
 
 
-@functools.lru_cache
-def weights(count):
-    return torch.ones(count)
-
-
 class Notes:
     """Keeps caches by shape and by content, its last loss, a flag, and when it was called."""
 
@@ -497,32 +432,21 @@ def noting_shapes(model, batch, sizes={}):  # noqa: B006
 
 
 WELCOME = {
-    "notes": (Notes(), net, {}),
-    "notes of features": (unisono.WholeBatch(noting_shapes, noting_features), net, {}),
-    "plain": (cross_entropy, net, {}),
-    "half": (cross_entropy, net, {"precision": "bf16"}),
-    "stores": (cross_entropy, Stores, {}),
-    "in place": (in_place, net, {}),
-    "print": (rank_prints, net, {}),
-    "cached": (
-        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], weights(2)),
-        net,
-        {},
-    ),
-    "features": (
-        unisono.WholeBatch(lambda m, b: m(b[0]), lambda model, outputs: outputs.pow(2).mean()),
-        net,
-        {},
-    ),
+    "notes": (Notes(), net),
+    "notes of features": (unisono.WholeBatch(noting_shapes, noting_features), net),
+    "plain": (cross_entropy, net),
+    "stores": (cross_entropy, Stores),
+    "in place": (in_place, net),
+    "print": (rank_prints, net),
 }
 
 
 @pytest.mark.parametrize("name", WELCOME)
 def test_what_is_stored_is_welcome_and_no_bit_is_changed(name):
-    loss, model, options = WELCOME[name]
-    digest = train(loss, model(), **options)
+    loss, model = WELCOME[name]
+    digest = train(loss, model())
     with computed_once():
-        assert train(loss, model(), **options) == digest
+        assert train(loss, model()) == digest
 
 
 @pytest.mark.parametrize("use", ["fit", "embed", "steps"])

@@ -310,21 +310,13 @@ class OpenLoop:
         if self._loops[-1] is self:
             return
         inner = self._loops[self._loops.index(self) :]
-        wanted = "a loop over steps must end before the one around it goes on"
-        if any(loop._has_directory for loop in inner):
+        if self._recovers or any(loop._has_directory for loop in inner):
             raise RuntimeError(
-                f"{wanted} where a run has a `directory`, as its checkpoints are of one run and "
-                f"the two would go on from different steps, but two loops take turns step by step: "
-                f"train both in one run, with `unisono.Run(models, optimizers)` and `step.update`, "
-                f"or leave `directory` out of both runs, and save what they have led to yourself."
-            )
-        if self._recovers:
-            raise RuntimeError(
-                f"{wanted} where lost workers are replaced, as a replacement can join only one "
-                f"of them, but two loops take turns step by step: start the job with "
-                f"`--restarts 0` or `restarts=0`, which has the same bits, and in which a lost "
-                f"worker ends the job; or train both in one run, with "
-                f"`unisono.Run(models, optimizers)` and `step.update`."
+                "a loop over steps must end before the one around it goes on where lost workers "
+                "are replaced or a run has a `directory`, as a replacement joins one loop and a "
+                "checkpoint is of one run, but two loops take turns step by step: train both in "
+                "one run, with `unisono.Run(models, optimizers)` and `step.update`; or start the "
+                "job with `--restarts 0` or `restarts=0`, and leave `directory` out of both runs."
             )
 
 

@@ -252,14 +252,6 @@ def _of_gradients(names: Sequence[str]) -> Cause:
 
 
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
-# What torch's documentation lists as deterministic.
-_INSTEAD = {
-    "put_": "`index_put_`",
-    "bincount": "`torch.zeros(n).index_add_(0, indices, weights)`",
-    "cumsum": "a product with a triangular matrix of ones",
-    "reflection_pad": '`mode="replicate"`',
-    "upsample": '`mode="nearest"`',
-}
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -284,9 +276,6 @@ def refused(
     error: BaseException, model: nn.Module, *, is_backward: bool = False
 ) -> NondeterministicError:
     """Say where an operation was called that torch has refused; a backward pass has no frames."""
-    if is_backward:
-        where = "the backward pass (`torch.autograd.set_detect_anomaly(True)` shows of which line)"
-        return _refused_in(error, where, CallSite())
     names = {id(module): name for name, module in model.named_modules()}
     frames = list(walk_tb(error.__traceback__))
     place = innermost([(frame.f_code.co_filename, line) for frame, line in frames])
@@ -295,10 +284,10 @@ def refused(
         if id(module) in names:
             place = place._replace(module=names[id(module)], kind=type(module).__name__)
             break
-    return _refused_in(error, f"{place}", place)
-
-
-def _refused_in(error: BaseException, where: str, place: CallSite) -> NondeterministicError:
+    where = str(place)
+    if is_backward:
+        where = "the backward pass (`torch.autograd.set_detect_anomaly(True)` shows of which line)"
+        place = CallSite()
     refused = _REFUSED.search(str(error))
     if refused is None:
         return NondeterministicError(
@@ -307,12 +296,9 @@ def _refused_in(error: BaseException, where: str, place: CallSite) -> Nondetermi
             f"the program starts, or leave it unset."
         )
     operation = shown(refused[1])
-    kernel = operation.lstrip("_")
-    instead = next((way for name, way in _INSTEAD.items() if kernel.startswith(name)), None)
-    way_out = "compute it by other operations" if instead is None else f"write {instead}"
     return NondeterministicError(
         f"every operation must have a deterministic form on this device, but `{operation}` has "
-        f"none: it is called in {where}. Instead, {way_out}, or pass "
+        f"none: it is called in {where}. Compute it by other operations, or pass "
         f"`precision=Precision(exact=False)`, to a `Run` `exact=False`, which allows it; results "
         f"may then differ from one run to the next.",
         operation=operation,

@@ -18,47 +18,23 @@ from typing import Any
 _SAMPLES_AT_MOST = 8
 _PACKAGE = __name__.partition(".")[0] + "."
 # What torch says, and what to write.
-_HINTS = (
-    (
-        r"\bDouble\b",
-        "Arrays of numpy are float64, parameters float32: call `.float()` on samples.",
-    ),
-    (
-        r"shapes cannot be multiplied",
-        "If samples have more dimensions than a linear layer takes, begin with `nn.Flatten()`.",
-    ),
-    (
-        r"not compiled with CUDA|on the same device",
-        "Unisono moves the model and batches to the device of each worker: leave `.cuda()` and "
-        "`.to(device)` out, and make new tensors with `device=` of an input.",
-    ),
-    (
-        r"target dtype to be Long|expected scalar type Long",
-        "Labels are class numbers in int64: call `.long()` on them.",
-    ),
-    (
-        r"multi-target not supported",
-        "Labels are class numbers of shape (samples,): call `.squeeze(1)` on them.",
-    ),
-    (
-        r"^Target -?\d+ is out of bounds",
-        "Labels are class numbers from 0, below the number of the model's outputs.",
-    ),
-    (
-        r"index out of range in self",
-        "Numbers that an embedding gets are from 0, below its `num_embeddings`.",
-    ),
-    (
-        r"'(list|str)' object has no attribute '(size|shape|dim|ndim|device|to|float|long)'",
-        "Lists and texts of samples are no tensors: let a `collate_fn` make them, or "
-        '`with_format("torch")` of a `datasets.Dataset`.',
-    ),
-    (
-        r"got an unexpected keyword argument",
-        "Name what the model takes of a batch, or leave the rest out of samples "
-        "(`remove_columns` of a `datasets.Dataset`).",
-    ),
-)
+_HINTS = {
+    r"\bDouble\b": "Arrays of numpy are float64, parameters float32: call `.float()` on samples.",
+    "shapes cannot be multiplied": "If samples have more dimensions than a linear layer takes, "
+    "begin with `nn.Flatten()`.",
+    "not compiled with CUDA|on the same device": "Unisono moves the model and batches to the "
+    "device of each worker: leave `.cuda()` and `.to(device)` out, and make new tensors with "
+    "`device=` of an input.",
+    "dtype to be Long|scalar type Long": "Labels are class numbers in int64: call `.long()`.",
+    "multi-target not supported": "Labels are of shape (samples,): call `.squeeze(1)` on them.",
+    r"^Target -?\d+ is out of bounds": "Labels are class numbers from 0, below the number of the "
+    "model's outputs.",
+    "index out of range in self": "Numbers that an embedding gets are below its `num_embeddings`.",
+    "'(list|str)' object has no attribute '(size|shape|dim|ndim|device|to|float|long)'": "Let a "
+    '`collate_fn` make tensors, or `with_format("torch")` of a `datasets.Dataset`.',
+    "got an unexpected keyword argument": "Name what the model takes of a batch, or leave the rest "
+    "out of samples (`remove_columns` of a `datasets.Dataset`).",
+}
 
 
 def failure(error: Exception, rank: int) -> bytes:
@@ -108,8 +84,8 @@ def heard_by_all(
 def note_place(error: BaseException, place: str) -> None:
     """Have an exception say where it was raised; what Unisono refuses says so itself."""
     if isinstance(error, Exception) and not _is_refusal(error):
-        hint = next((f" {hint}" for form, hint in _HINTS if re.search(form, str(error))), "")
-        error.add_note(f"This was {place}.{hint}")
+        hints = (f" {hint}" for form, hint in _HINTS.items() if re.search(form, str(error)))
+        error.add_note(f"This was {place}.{next(hints, '')}")
 
 
 def samples_in_words(indices: Sequence[int]) -> str:

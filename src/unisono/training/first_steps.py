@@ -154,10 +154,28 @@ def single_samples_refused(model: nn.Module, plan: LoopPlan, position: Position)
         if not is_compiled(model) and (where := _where(plan, position)):
             for module in model.modules():
                 if isinstance(module, _BatchNorm):
-                    look = _Look(where, plan.samples)
-                    look.handle = module.register_forward_pre_hook(look)
-                    stack.callback(look.handle.remove)
+                    stack.callback(_refusing(module, where, plan.samples).remove)
         yield
+
+
+def _refusing(module: nn.Module, where: str, samples: SamplePlan) -> RemovableHandle:
+    """Have a BatchNorm look, in its first pass in training, at how many values it gets."""
+
+    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or not (module.training and args):
+            return
+        _, _, batch, shard = now().at
+        num_samples = 0 if shard is None else samples.shard_size(batch, shard)
+        # More rows, as of the tokens or points of each sample, are more values per channel.
+        if len(args[0]) <= num_samples and math.prod(args[0].shape[2:]) == 1:
+            raise ValueError(
+                f"BatchNorm must get more than one value per channel in training, but "
+                f"{where}, or put the layer into `eval()`."
+            )
+        handle.remove()
+
+    handle = module.register_forward_pre_hook(look)
+    return handle
 
 
 def _where(plan: LoopPlan, position: Position) -> str:
@@ -174,25 +192,3 @@ def _where(plan: LoopPlan, position: Position) -> str:
                 f"{'`drop_last=True`, ' * (batch > 0)}another `batch_size` or fewer `shards`"
             )
     return ""
-
-
-class _Look:
-    """Looks at what a BatchNorm gets first. Final."""
-
-    handle: RemovableHandle
-
-    def __init__(self, where: str, samples: SamplePlan) -> None:
-        self._where, self._samples = where, samples
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or not (module.training and args):
-            return
-        _, _, batch, shard = now().at
-        num_samples = 0 if shard is None else self._samples.shard_size(batch, shard)
-        # More rows, as of the tokens or points of each sample, are more values per channel.
-        if len(args[0]) <= num_samples and math.prod(args[0].shape[2:]) == 1:
-            raise ValueError(
-                f"BatchNorm must get more than one value per channel in training, but "
-                f"{self._where}, or put the layer into `eval()`."
-            )
-        self.handle.remove()

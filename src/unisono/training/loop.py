@@ -64,11 +64,8 @@ def begin_loop(
 ) -> Generator[Step, None, None]:
     """Begin a loop; see :meth:`unisono.Run.steps`.
 
-    Args:
-        observer: follows the run from here on; None: whoever did before.
-        loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
-        functions: all of the program's that run in passes, as far as known.
-        named: what a loop of the program's own may use, by name.
+    Of the program's code, a trainer knows its `functions`, and the `loss` if it is of shards; a
+    loop of its own may use what is `named`.
     """
     every = None if run.checkpoints is None else run.checkpoints.every
     if plan.samples.is_endless and every is not None and every.epochs is not None:

@@ -174,9 +174,6 @@ def token_mean(
     return total, (labels != ignore_index).sum()
 
 
-_SAID = "`forward` (in `fit`: `validate_forward`)"
-
-
 def forward_inputs(model: nn.Module, batch: Any) -> Any:
     """Call the model with a batch, or with the first part of one that has several."""
     return _call(model, batch, batch[0] if isinstance(batch, (tuple, list)) else batch)
@@ -187,23 +184,27 @@ def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError(
             f"a batch must be a pair (inputs, targets) for metrics to get (outputs, targets), but "
-            f"is {_told(batch)}: say what they get with a function {_SAID}, such as "
-            f"`{_suggestion(model, batch, targets=True)}`."
+            f"is {_told(batch)}: {_SAY}"
         )
-    return _call(model, batch, batch[0], targets=True), batch[1]
+    return _call(model, batch, batch[0]), batch[1]
 
 
-def _call(model: nn.Module, batch: Any, given: Any, *, targets: bool = False) -> Any:
+_SAY = (
+    "say with a function `forward` (in `fit`: `validate_forward`) how the model is called, such as "
+    "`lambda model, batch: model(batch[0], batch[1])`, or for metrics "
+    '`lambda model, batch: (model(batch["inputs"]), batch["labels"])`.'
+)
+
+
+def _call(model: nn.Module, batch: Any, given: Any) -> Any:
     try:
         return model(given)
     except (TypeError, AttributeError) as error:
-        if _fits(model, given) and not isinstance(given, Mapping):
+        if _fits(model, given):
             raise
         raise TypeError(
-            f"a batch must fit the model's `forward({', '.join(_parameters(model))})`, which was "
-            f"called with ({type(given).__name__}) of {_told(batch)}, but: {error}. Say how the "
-            f"model is called with a function {_SAID}, such as "
-            f"`{_suggestion(model, batch, targets=targets)}`."
+            f"a batch must fit the model's `forward{inspect.signature(model.forward)}`, which was "
+            f"called with ({type(given).__name__}) of {_told(batch)}, but: {error}; {_SAY}"
         ) from error
 
 
@@ -213,15 +214,8 @@ def _fits(model: nn.Module, given: Any) -> bool:
     except TypeError:
         return False
     except ValueError:  # nobody knows
-        pass
-    return True
-
-
-def _parameters(model: nn.Module) -> list[str]:
-    try:
-        return list(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):
-        return []
+        return True
+    return not isinstance(given, Mapping)
 
 
 def _told(batch: Any) -> str:
@@ -229,20 +223,3 @@ def _told(batch: Any) -> str:
         return f"a {type(batch).__name__} of {list(batch)}"
     parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
     return f"a {type(batch).__name__}{parts}"
-
-
-def _suggestion(model: nn.Module, batch: Any, *, targets: bool) -> str:
-    """Write a function that fits, as far as names and numbers tell."""
-    names, first = _parameters(model), ""
-    if isinstance(batch, Mapping):
-        taken = [name for name in names if name in batch] or list(batch)[:1]
-        inputs = [f'batch["{name}"]' for name in taken]
-        others = [name for name in batch if name not in taken]
-        first = f'batch["{others[-1]}"]' if others else "…"
-    else:
-        num_parts = len(batch) if isinstance(batch, (tuple, list)) else 1
-        num_inputs = max(1, min(len(names), num_parts - targets))
-        inputs = [f"batch[{at}]" for at in range(num_inputs)]
-        first = f"batch[{num_inputs}]"
-    called = f"model({', '.join(inputs)})"
-    return f"lambda model, batch: {f'({called}, {first})' if targets else called}"

@@ -320,8 +320,7 @@ class Rehearsals:
     @property
     def is_exact(self) -> bool:
         """Whether what is computed again has the same bits."""
-        run = self._run
-        return run.options.exact or run.device.is_host
+        return self._run.options.exact or self._run.device.is_host
 
     def own(self) -> set[int]:
         """Give the identities of what the model has."""

@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import (
     LRScheduler,
     OneCycleLR,
     ReduceLROnPlateau,
-    SequentialLR,
 )
 
 from unisono.engine.state.optimizers import members_of
@@ -40,37 +39,19 @@ class ScheduleUnderWay:
     def __init__(self, schedule: Schedule | None, optimizer: Optimizer) -> None:
         self._scheduler: LRScheduler | None = None if schedule is None else schedule.scheduler
         self._interval = "epoch" if schedule is None else schedule.every
-        self._monitor = LOSS if schedule is None else schedule.monitor
+        self.monitor = LOSS if schedule is None else schedule.monitor
+        self.needs_validation = isinstance(self._scheduler, ReduceLROnPlateau)
+        is_given = self._scheduler is not None
+        self.counts_epochs = is_given and not self.needs_validation and self._interval == "epoch"
+        looks_at = "" if self.monitor == LOSS else f", of {self.monitor}"
+        kind = type(self._scheduler).__name__
+        self.name = f"{kind} every {self._interval}{looks_at}" if is_given else None
         members = members_of(optimizer).values()
         if self._scheduler and all(self._scheduler.optimizer is not each for each in members):
             raise ValueError(
                 "`schedule` must belong to the optimizer that trains, but belongs to another one: "
                 "make it with the optimizer that the trainer gets."
             )
-
-    @property
-    def name(self) -> str | None:
-        """What it is, in words, for the identity of a run."""
-        if self._scheduler is None:
-            return None
-        looks_at = "" if self._monitor == LOSS else f", of {self._monitor}"
-        return f"{type(self._scheduler).__name__} every {self._interval}{looks_at}"
-
-    @property
-    def needs_validation(self) -> bool:
-        """Whether it looks at what a validation found."""
-        return isinstance(self._scheduler, ReduceLROnPlateau)
-
-    @property
-    def monitor(self) -> str:
-        """Which mean of a validation ReduceLROnPlateau watches."""
-        return self._monitor
-
-    @property
-    def counts_epochs(self) -> bool:
-        """Whether it steps when an epoch ends."""
-        has_one = self._scheduler is not None and not self.needs_validation
-        return has_one and self._interval == "epoch"
 
     def check(self, num_steps: int, num_epochs: int) -> str:
         """Look ahead: refuse a schedule that is too short; say if it seems to count the other."""
@@ -80,11 +61,10 @@ class ScheduleUnderWay:
         first = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
         num_done = int(getattr(first, "last_epoch", 0))  # a chain does not count itself
         calls = num_done + (num_epochs if self.counts_epochs else num_steps)
-        last = _last_call(scheduler)
-        if last is not None and calls > last:
+        if isinstance(scheduler, OneCycleLR) and calls > scheduler.total_steps:
             raise ValueError(
-                f"OneCycleLR must last as long as the run, but ends after {last} of {calls} "
-                f"{self._interval}s: make it with `total_steps` for all of them."
+                f"OneCycleLR must last as long as the run, but ends after {scheduler.total_steps} "
+                f"of {calls} {self._interval}s: make it with `total_steps` for all of them."
             )
         if not self.counts_epochs or num_done or not 0 < num_epochs < num_steps:
             return ""
@@ -107,19 +87,7 @@ class ScheduleUnderWay:
     def after_validation(self, means: Mapping[str, Any]) -> None:
         """Take notice of what a validation found."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(monitored(means, self._monitor))
-
-
-def _last_call(scheduler: Any) -> int | None:
-    """Count the steps after which a schedule fails; None if it never does."""
-    if isinstance(scheduler, OneCycleLR):
-        return int(scheduler.total_steps)
-    if isinstance(scheduler, ChainedScheduler):
-        return min(filter(None, map(_last_call, scheduler._schedulers)), default=None)
-    if isinstance(scheduler, SequentialLR):
-        last = _last_call(scheduler._schedulers[-1])
-        return None if last is None else scheduler._milestones[-1] + last
-    return None
+            self._scheduler.step(monitored(means, self.monitor))
 
 
 def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:
@@ -169,18 +137,13 @@ class Validation:
         names: Iterable[str] = (),
     ) -> None:
         self._run, self._position, self._compute = run, run.position, compute
-        self._names = [name for name in names if name]
+        self._names, self.has_data = [name for name in names if name], compute is not None
         self._every = Every.read(every, "validate_every")
         if self._every.seconds is not None:
             raise ValueError(
                 f"`validate_every` must be in steps or epochs, as clocks differ between workers, "
                 f"but is {every!r}: pass `500`, say."
             )
-
-    @property
-    def has_data(self) -> bool:
-        """Whether there is anything to validate on."""
-        return self._compute is not None
 
     def must_be(self, for_what: str, monitor: str) -> None:
         """Refuse to go on where something looks at what is not there: a dataset, or one of them."""

@@ -168,7 +168,7 @@ def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
 
 
 def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> Compute:
-    """Have a function go over the devices of a split model, and its result come to the first."""
+    """Have a function go over a split model's devices; its result may come to the first."""
     split = split_of(model)
     if split is None:
         return compute

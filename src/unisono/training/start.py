@@ -87,35 +87,28 @@ def tell_over(run: RunContext, totals: Totals) -> None:
         return
     if run.replicated_calls.is_behind or not position.step:
         return
-    counted = ("epochs", totals.epochs, position.epoch), ("steps", totals.steps, position.step)
-    given = [each for each in counted if each[1] is not None]
-    asked = " and ".join(f"`{name}={total}`" for name, total, _ in given)
-    again = " and ".join(f"`{name}={done + (total or 0)}`" for name, total, done in given)
-    more = f"pass {again} for as many more, as totals count from the beginning of a run"
-    if totals.are_passed(position):
-        run.say(f"the run has come to step {position.step}, past {asked}: to train on, {more}")
-        return
+    given = [("epochs", totals.epochs), ("steps", totals.steps)]
+    asked = " and ".join(f"`{name}={total}`" for name, total in given if total is not None)
     anew = "" if run.checkpoints is None else '; to train anew, pass `Checkpoint(resume="never")`'
     run.say(
-        f"the run is already finished: nothing to do, as step {position.step} is all of {asked}, "
-        f"digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}; to train on, {more}{anew}"
+        f"the run is already finished, as it has come to epoch {position.epoch} and "
+        f"step {position.step}, digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}, with "
+        f"{asked}; to train on, pass more, as totals count from the beginning of a run{anew}"
     )
 
 
 def _tell_unseeded(run: RunContext) -> None:
     """Say once that weights are others in each start, where this is a start."""
-    is_mine = run.team.position == 0 and not run.replicated_calls.is_behind
-    if not (run.is_unseeded and is_mine) or run.kept.position.step or run.is_ahead:
+    if not run.is_unseeded or run.kept.position.step or run.is_ahead or "unseeded" in notices():
         return
-    line = (
-        f"random numbers were drawn without a seed before this run was made, so weights that "
-        f"come from them differ from one start to the next, and so will its result; `seed` "
-        f"covers training alone: write `torch.manual_seed({run.options.seed})` before the model "
-        f"is made"
-    )
-    if "unseeded" not in notices():
+    if run.team.position == 0 and not run.replicated_calls.is_behind:
         notices().add("unseeded")
-        run.say(line)
+        run.say(
+            f"random numbers were drawn without a seed before this run was made, so weights that "
+            f"come from them differ from one start to the next, and so will its result; `seed` "
+            f"covers training alone: write `torch.manual_seed({run.options.seed})` before the "
+            f"model is made"
+        )
 
 
 def _tell_cores(run: RunContext, num_shards: int) -> None:
@@ -127,12 +120,11 @@ def _tell_cores(run: RunContext, num_shards: int) -> None:
         return
     if "cores" not in notices():
         notices().add("cores")
-        with_all = f"unisono.launch(function, workers={num_workers})"
-        if file := _file_of_program():
-            with_all = f"unisono run -n {num_workers} {file}"
         run.say(
             f"one thread computes, as in each worker, on a machine with {num_cores} cores: "
-            f"`{with_all}` uses {num_workers} of them and gives the same result"
+            f"`unisono run -n {num_workers} {_file_of_program() or 'train.py'}`, or "
+            f"`unisono.launch(function, workers={num_workers})`, uses {num_workers} of them and "
+            f"gives the same result"
         )
 
 

@@ -34,7 +34,6 @@ class Step(DoneStep):
     Attributes:
         is_done: after the step's block: whether it counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.
-        watch_body: for :attr:`shards`: looks at what the loop over them keeps.
     """
 
     watch_body: Callable[[Iterator[Any]], Iterator[Any]] = staticmethod(iter)
@@ -326,9 +325,13 @@ class Step(DoneStep):
             self.abandon()
             return
         self._boundary.plan_next()
-        if self._engine.records.has_rows and not self._gather_rows():
-            self.abandon()
-            return
+        if self._engine.records.has_rows:
+            whole, team = BatchRows(self._plan, self.batch), self._boundary.run.team
+            rows = rows_of_batch(whole, self._engine.records.per_sample, team, host())
+            if rows is None:
+                self.abandon()
+                return
+            self.per_sample = rows
         try:
             self.means, self.is_done = self._engine.finish()
         except NonFiniteLossError as raised:
@@ -341,13 +344,6 @@ class Step(DoneStep):
         self._is_finished = True
         if not self.is_done:
             self._boundary.go_back()
-
-    def _gather_rows(self) -> bool:
-        """Hear what all shards have per sample; False if somebody was lost. Collective."""
-        whole, team = BatchRows(self._plan, self.batch), self._boundary.run.team
-        rows = rows_of_batch(whole, self._engine.records.per_sample, team, host())
-        self.per_sample = rows or {}
-        return rows is not None
 
     def _in_step(self) -> str:
         return f"in step {self.number}"

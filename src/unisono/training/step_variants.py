@@ -65,13 +65,11 @@ class ClosureStep(Step):
         """Compute all shards once more. Collective."""
         self._begin()
         for batch in self.shards:
-            self.backward(self._loss_of(batch))
-
-    def _loss_of(self, batch: Any) -> Any:
-        if self._compute_loss_again is not None:
-            return self._compute_loss_again(batch)
-        assert self._given is not None
-        return self._given(self._engine.model, batch)
+            if self._compute_loss_again is not None:
+                self.backward(self._compute_loss_again(batch))
+            else:
+                assert self._given is not None
+                self.backward(self._given(self._engine.model, batch))
 
 
 class _UndoneError(BaseException):
