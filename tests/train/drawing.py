@@ -176,10 +176,6 @@ def plain(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def train_all(names, **options):
-    return [train(name, **options) for name in names]
-
-
 def own_loop(named):
     """A loop of one's own that draws in its body, or in a function that it calls."""
     torch.manual_seed(0)

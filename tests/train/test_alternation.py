@@ -67,7 +67,10 @@ def one_after_the_other(directory=None):
             with inner:
                 for (real,) in inner.shards:
                     inner.backward(second.model(real).square().mean())
-    return second.position.step
+    totals = [
+        sum(p.double().sum().item() for p in run.model.parameters()) for run in (first, second)
+    ]
+    return second.position.step, totals
 
 
 @pytest.mark.slow
@@ -101,5 +104,9 @@ def test_loops_that_take_turns_are_refused_where_a_run_has_a_directory(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_loop_that_ends_within_each_step_of_another_may_have_a_directory(tmp_path):
-    assert one_after_the_other(tmp_path) == 6
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loop_that_ends_within_each_step_of_another_has_memory_of_its_own(tmp_path, workers):
+    alone = one_after_the_other(tmp_path / "one")
+    assert alone[0] == 6
+    found = unisono.launch(one_after_the_other, tmp_path / "others", workers=workers)
+    assert found == [alone] * workers

@@ -86,20 +86,6 @@ class Counted(torch.optim.Optimizer):
                 p.sub_(p.grad, alpha=group["lr"] / self.t**0.5)
 
 
-class Lazy(Counted):
-    """Makes what it keeps in its first step."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        if not hasattr(self, "norms"):
-            self.norms = torch.zeros(2)
-        self.norms[0] += sum(p.grad.square().sum() for g in self.param_groups for p in g["params"])
-        self.norms[1] += 1
-        super().step()
-        for group in self.param_groups:
-            group["lr"] = 0.05 / float(self.norms[0] / self.norms[1] + 1)
-
-
 class Teaching(Callback):
     """Draws a model to a teacher, its own mean over time."""
 
@@ -167,30 +153,6 @@ class Harder(Callback):
         self.data.level += 0.1
 
 
-class Rows(TensorDataset):
-    """Samples of rows, which lie in a list."""
-
-    def __init__(self, rows):
-        super().__init__(rows)
-        self.rows = [(number, *row) for number, row in enumerate(rows.tolist())]
-
-    def __getitem__(self, index):
-        return (torch.tensor(self.rows[index][1:]),)
-
-
-class Turning(Callback):
-    """Turns the rows of a data set, and sets an attribute of a function."""
-
-    def on_step_end(self, fit, step):
-        self.data.rows.append(self.data.rows.pop(0))
-        rate.of = getattr(rate, "of", 0.05) * 0.9
-        fit.optimizer.param_groups[0]["lr"] = rate()
-
-
-def rate():
-    return rate.of
-
-
 def counting(optimizer):
     """Make a schedule whose function counts its calls."""
     calls = 0
@@ -212,12 +174,10 @@ PROGRAMS = {
     "smoothing": (plain, Smoothing),
     "anchored": (plain, Anchored),
     "counted": (Counted, None),
-    "lazy": (Lazy, Warming),
     "teaching": (plain, Teaching),
     "enclosed": (plain, enclosed),
     "ticking": (plain, Ticking),
     "harder": (plain, Harder),
-    "turning": (plain, Turning),
     "scheduled": (plain, None),
 }
 
@@ -237,12 +197,10 @@ def train_one(name, totals, directory):
         wait_for_replacement(trainer.run._context.team)
         return (model(batch[0]) - 1).square().mean()
 
-    rows = torch.randn(24, 3, generator=generator)
-    data = (Rows if name == "turning" else Levels)(rows)
-    rate.of = 0.05
+    data = Levels(torch.randn(24, 3, generator=generator))
     callbacks = [callback()] if callback else []
     for each in callbacks:
-        each.data = data if name in ("harder", "turning") else None
+        each.data = data if name == "harder" else None
     optimizer = make(model.parameters())
     schedule = unisono.Schedule(counting(optimizer), every="step") if name == "scheduled" else None
     trainer = unisono.Trainer(

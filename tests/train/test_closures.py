@@ -24,15 +24,6 @@ def test_one_shard_has_the_bits_of_a_plain_loop(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", closures.OPTIMIZERS)
-def test_it_learns_and_is_resumed(name, tmp_path):
-    whole = closures.train(name)
-    options = {"directory": tmp_path / "run"}
-    closures.train(name, steps=3, **options)
-    assert closures.train(name, **options) == whole
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "lbfgs"])
 def test_the_program_says_how_a_loss_is_computed_in_a_loop_of_its_own(name):
     made = closures.trainer(name, 4)
@@ -153,25 +144,6 @@ def test_a_loss_that_is_not_finite_ends_the_step_in_any_evaluation():
         assert torch.equal(value, before[name]), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", closures.OPTIMIZERS)
-def test_digest_is_the_same_on_any_number_of_workers(name):
-    alone = closures.train(name)
-    for workers in (2, 3):
-        assert unisono.launch(closures.train, name, workers=workers) == [alone] * workers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("at", "exchange"), [("gradients", "staged"), ("sums", "gloo"), ("update", "staged")]
-)
-def test_a_worker_that_is_killed_costs_nothing(monkeypatch, at, exchange):
-    alone = closures.train("sam")
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=2,at={at}")
-    assert unisono.launch(closures.train, "sam", workers=3) == [alone] * 3
-
-
 @computed_once()
 def train_and_die(name, marker, call):
     """Train; rank 1 dies as it computes a loss for the `call`-th time, once."""
@@ -196,9 +168,3 @@ def test_a_worker_may_be_lost_in_any_evaluation(tmp_path, name, call):
     marker = tmp_path / "killed"
     assert unisono.launch(train_and_die, name, marker, call, workers=3) == [alone] * 3
     assert marker.exists()
-
-
-@pytest.mark.slow
-def test_the_bits_are_the_same_on_accelerators(accelerator):
-    for name in ("sam", "line search"):
-        assert closures.train(name, device="sim") == closures.train(name, device="cpu")

@@ -12,7 +12,6 @@ import unisono
 from unisono.runtime.device import Device, host
 from unisono.runtime.world import World
 from unisono.tools.report.top import LiveView
-from unisono.training.out_of_memory import EVERY_S, MemoryWatch
 
 GIB = 2**30
 
@@ -70,26 +69,6 @@ def test_every_worker_has_an_entry(tmp_path):
     assert "allocated_bytes" in events(tmp_path, "step")[0]
 
 
-class Told:
-    def __init__(self):
-        self.said = []
-
-    def note_memory(self, num_bytes):
-        self.said.append(num_bytes)
-
-
-def test_it_is_looked_at_ten_times_a_second_at_most(accelerator):
-    now_s, team = [5.0], Told()
-    watch = MemoryWatch(Device.of("sim:1", World()), team, clock=lambda: now_s[0])
-    watch.begin()
-    kept = []
-    for _ in range(10):
-        kept.append(torch.zeros(1000, device="sim:1"))
-        watch.look()
-        now_s[0] += EVERY_S / 3 + 1e-6
-    assert [num_bytes // 4000 for num_bytes in team.said] == [0, 1, 4, 7, 10]
-
-
 def test_looking_does_not_wait(accelerator):
     device = Device.of("sim:1", World())
     torch.zeros(1000, device="sim:1")
@@ -99,9 +78,6 @@ def test_looking_does_not_wait(accelerator):
 
 
 def test_the_cpu_has_no_memory_of_its_own():
-    team = Told()
-    MemoryWatch(host(), team).look()
-    assert team.said == []
     free, total = host().room()
     assert free is None
     assert total > 10**8

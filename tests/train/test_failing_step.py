@@ -10,9 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.errors import NonFiniteLossError
-from unisono.training.failing_step import Cause, explained
-from unisono.training.finiteness import Finiteness, SecondLook, values_of
+from unisono.training.finiteness import SecondLook
 
 HERE = Path(__file__)
 NAN, INF = math.nan, math.inf
@@ -195,21 +193,6 @@ def test_gradients_with_any_scale_are_explained_too():
     assert error.module == "middle"
 
 
-def test_values_are_sorted_into_three_kinds():
-    for value, kind in (
-        (torch.ones(2), Finiteness.FINITE),
-        ([torch.ones(2), {"a": torch.tensor([1.0, NAN])}], Finiteness.BAD),
-        (torch.tensor([-INF, 1.0]), Finiteness.MASK),
-        (torch.tensor([-INF, INF]), Finiteness.BAD),
-        (torch.tensor([complex(INF, 0)]), Finiteness.BAD),
-        (torch.arange(3), Finiteness.FINITE),
-        ("text", Finiteness.FINITE),
-        (torch.empty(0), Finiteness.FINITE),
-        (torch.ones(2, 2).to_sparse(), Finiteness.FINITE),
-    ):
-        assert values_of(value) == kind, value
-
-
 class Mask(nn.Module):
     def forward(self, x):
         return torch.full_like(x, -INF)
@@ -237,17 +220,6 @@ def test_a_mask_is_not_blamed(is_bad, named):
     model(torch.randn(2, 3))
     look.close()
     assert (None if look.output is None else look.output.place.module) == named
-
-
-def test_what_workers_tell_is_put_together():
-    error = NonFiniteLossError("a; the parameters are b: c", step=0, shard=None, value=NAN)
-    assert explained(error, [Cause(), Cause()], ["x", "y"]) is error
-    told = [Cause(parameters=("y",)), Cause(parameters=("buffer", "x"))]
-    assert explained(error, told, ["x", "y"]).parameters == ("x", "y", "buffer")
-    one = explained(error, told[:1], ["x", "y"])
-    assert str(one) == "a: the gradient of `y` is not; the parameters are b: c"
-    found = explained(error, [*told, Cause("d", "e")], ["x", "y"])
-    assert str(found) == "a: d; the parameters are b: e"
 
 
 def of_ranks(middle, **options):

@@ -75,59 +75,11 @@ def in_turn():
     return quietly(work)
 
 
-def until_it_is_good():
-    """Decides by what each call of fit has returned."""
-    model, optimizer, data = made()
-    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
-
-    def work():
-        told = []
-        for epochs in range(1, 40):
-            summary = trainer.fit(data, batch_size=16, epochs=epochs, validate=data)
-            told.append((dict(summary.means), dict(summary.validation), summary.digest))
-            if summary.means["loss"] < 0.5:
-                break
-        return told, trainer.evaluate(data, batch_size=16)
-
-    return quietly(work)
-
-
-def left_by_break():
-    """Leaves its loop early, then goes on with another."""
-    model, optimizer, data = made()
-    run = unisono.Run(model, optimizer, shards=4)
-    for last in (7, 23):
-        for step in run.steps(data, batch_size=16, steps=40):
-            with step:
-                for batch in step.shards:
-                    step.backward(loss(model, batch))
-            if step.number == last:
-                break
-    return sum(parameter.double().sum().item() for parameter in model.parameters())
-
-
 def named_groups():
     """Has options that are neither numbers nor texts."""
     model, optimizer, data = made(tags={"layer": "all"}, names=["a", "b"])
     trainer = unisono.Trainer(model, optimizer, loss, shards=4)
     return quietly(lambda: trainer.fit(data, batch_size=16, steps=40).digest)
-
-
-def one_loop_inside_of_another():
-    """Trains a second model, of the same size, inside of each step of the first."""
-    outer, inner = made(), made()
-    with torch.no_grad():
-        inner[0][0].weight.mul_(2)
-    runs = [unisono.Run(model, optimizer, shards=4) for model, optimizer, _ in (outer, inner)]
-    for step in runs[0].steps(outer[2], batch_size=16, steps=6):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(outer[0], batch))
-        for other in runs[1].steps(inner[2], batch_size=16, steps=2 * (step.number + 1)):
-            with other:
-                for batch in other.shards:
-                    other.backward(loss(inner[0], batch))
-    return [sum(p.double().sum().item() for p in m.parameters()) for m in (outer[0], inner[0])]
 
 
 @pytest.mark.slow
@@ -137,8 +89,6 @@ def one_loop_inside_of_another():
         (schedule_behind_the_block, "kill:rank=1,step=25,at=updated"),
         (k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
         (in_turn, "kill:rank=0,step=50,at=update"),
-        (until_it_is_good, "kill:rank=0,step=9,at=update"),
-        (left_by_break, "kill:rank=0,step=5; kill:rank=1,step=15"),
         (named_groups, "kill:rank=1,step=25,at=update"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
@@ -147,11 +97,3 @@ def test_a_killed_worker_changes_nothing(monkeypatch, program, faults):
     undisturbed = program()
     monkeypatch.setenv("UNISONO_FAULTS", faults)
     assert unisono.launch(program, workers=2, restarts=9) == [undisturbed] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_loop_inside_of_another_has_memory_of_its_own(workers):
-    alone = one_loop_inside_of_another()
-    assert alone[0] != alone[1]
-    assert unisono.launch(one_loop_inside_of_another, workers=workers) == [alone] * workers

@@ -9,10 +9,9 @@ from tests.warm.processes import run
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
-@pytest.mark.parametrize("marked", ["not long", pytest.param("long", marks=pytest.mark.long)])
-def test_metrics_of_torchmetrics_and_functions_of_scikit_learn(marked):
+def test_metrics_of_torchmetrics_and_functions_of_scikit_learn():
     tests = [Path(__file__).with_name(f"of_{kind}.py") for kind in ("torchmetrics", "functions")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", marked, *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *tests]
     done = run(command, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -9,7 +9,7 @@ import unisono
 from unisono.errors import MismatchError
 from unisono.training import identity
 from unisono.training.computing import tf32_in_words
-from unisono.training.identity import _who, kinds_of
+from unisono.training.identity import kinds_of
 
 A, B = "cuda NVIDIA A100, capability 8.0, 108", "cuda NVIDIA H100, capability 9.0, 132"
 
@@ -29,18 +29,6 @@ A, B = "cuda NVIDIA A100, capability 8.0, 108", "cuda NVIDIA H100, capability 9.
 )
 def test_devices_of_a_kind_are_those_with_equal_fingerprints(heard, kinds):
     assert kinds_of(heard) == kinds
-
-
-@pytest.mark.parametrize(
-    ("kinds", "names", "who"),
-    [
-        ("ab", "AH", "A on rank 0 and H on rank 1"),
-        ("aba", "AHA", "A on ranks 0, 2 and H on rank 1"),
-        ("ab", "AA", "A (a) on rank 0 and A (b) on rank 1"),
-    ],
-)
-def test_devices_are_named(kinds, names, who):
-    assert _who(dict(enumerate(kinds)), dict(enumerate(names))) == who
 
 
 def train(mixed, exact):

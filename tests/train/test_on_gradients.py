@@ -111,12 +111,6 @@ def test_it_is_not_called_in_a_step_that_is_skipped():
     assert all(seen)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_run_is_resumed(hook, tmp_path):
-    train(hook, steps=3, directory=tmp_path / "run")
-    assert train(hook, directory=tmp_path / "run") == train(hook)
-
-
 @pytest.mark.parametrize(
     ("returned", "kind", "words"),
     [
@@ -139,13 +133,3 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch):
     monkeypatch.setenv("UNISONO_EXCHANGE", "shared")
     with pytest.raises(ValueError, match="`on_gradients` needs one for each"):
         make("noisy", 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("hook", "optimizer"), [("noisy", "adam"), ("replaced", "adafactor")])
-def test_digest_is_the_same_on_any_number_of_workers(monkeypatch, hook, optimizer):
-    alone = train(hook, optimizer=optimizer)
-    assert unisono.launch(train, hook, 4, 6, optimizer, workers=2) == [alone] * 2
-    monkeypatch.setenv("UNISONO_EXCHANGE", "gloo")
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=2,at=sums")
-    assert unisono.launch(train, hook, 4, 6, optimizer, workers=3) == [alone] * 3

@@ -11,47 +11,6 @@ from tests.train import drawing
 import unisono
 from unisono.runtime.reach import OwnGenerators, reach
 
-NAMES = list(drawing.PROGRAMS)
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """What comes out on plain Python."""
-    return drawing.train_all(NAMES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "exchange"), [(2, "gloo"), (4, "shared")])
-def test_any_number_of_workers_comes_to_the_same(monkeypatch, alone, workers, exchange):
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    for found in unisono.launch(drawing.train_all, NAMES, workers=workers):
-        for name, mine, theirs in zip(NAMES, found, alone, strict=True):
-            assert mine == theirs, name
-
-
-@pytest.mark.slow
-def test_the_bits_are_the_same_on_accelerators(accelerator, alone):
-    assert drawing.train("object", device="sim") == alone[NAMES.index("object")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "exchange"), [("read ahead", "shared"), ("loss", "staged")])
-def test_workers_that_are_killed_cost_nothing(monkeypatch, alone, name, exchange):
-    expected = alone[NAMES.index(name)]
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=2,at=update; kill:rank=1,step=4")
-    assert unisono.launch(drawing.train, name, workers=2) == [expected] * 2
-
-
-def train_on(names, folder, steps):
-    return [drawing.train(name, steps=steps, directory=folder / name) for name in names]
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_others(tmp_path, alone):
-    unisono.launch(train_on, NAMES, tmp_path, 3, workers=2)
-    assert train_on(NAMES, tmp_path, 7) == alone
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])

@@ -126,17 +126,3 @@ def test_what_is_no_row_per_sample_is_refused(value, words):
 
     with pytest.raises(TypeError, match=words):
         unisono.Trainer(model, optimizer, loss, shards=2).fit(by_sign(20), batch_size=10, steps=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", ["shared", "staged", "gloo"])
-def test_they_are_the_same_on_any_number_of_workers_and_after_kills(
-    monkeypatch, tmp_path, exchange
-):
-    alone = train()
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    assert unisono.launch(train, workers=2) == [alone] * 2
-    places = ("gradients", "update")
-    kills = (f"kill:rank={rank},step={rank + 2},at={at}" for rank, at in enumerate(places))
-    monkeypatch.setenv("UNISONO_FAULTS", "; ".join(kills))
-    assert unisono.launch(train, workers=3) == [alone] * 3

@@ -95,47 +95,13 @@ def train(name, steps=9, **options):
     return trainer.digest(), trainer.run.last["validation"], rows.tolist()
 
 
-def train_all(names, folder=None, steps=9):
-    return [
-        train(name, steps, **({} if folder is None else {"directory": folder / name}))
-        for name in names
-    ]
-
-
-@pytest.fixture(scope="module")
-def alone():
-    return dict(zip(PROGRAMS, train_all(PROGRAMS), strict=True))
-
-
 @pytest.mark.slow
-def test_who_reads_ahead_is_told_the_same(alone):
+def test_who_reads_ahead_is_told_the_same():
     PROGRAMS["read here"] = (Told, {"collate_fn": collate}, {})
     try:
-        assert train("read here") == alone["read ahead"]
+        assert train("read here") == train("read ahead")
     finally:
         del PROGRAMS["read here"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "exchange"), [(2, "gloo"), (3, "auto")])
-def test_any_number_of_workers_is_told_the_same(monkeypatch, alone, workers, exchange):
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    names = list(PROGRAMS)
-    for found in unisono.launch(train_all, names, workers=workers):
-        assert dict(zip(names, found, strict=True)) == alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["read ahead", "stream"])
-def test_workers_that_replace_others_are_told_the_same(monkeypatch, alone, name):
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=3,at=update; kill:rank=1,step=5")
-    assert unisono.launch(train, name, workers=2) == [alone[name]] * 2
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_told_the_same(tmp_path, alone):
-    unisono.launch(train_all, list(PROGRAMS), tmp_path, 5, workers=2)
-    assert train_all(PROGRAMS, tmp_path) == list(alone.values())
 
 
 def test_each_place_is_told_as_it_is():

@@ -18,22 +18,6 @@ def test_one_shard_has_the_bits_of_a_plain_loop(name):
         assert torch.equal(expected[key], found[key]), key
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", pairs.PROGRAMS)
-def test_it_is_resumed_at_any_step(name, tmp_path):
-    whole = pairs.train(name)
-    for steps in (1, 4):  # in the midst of an epoch
-        options = {"directory": tmp_path / str(steps)}
-        assert pairs.train(name, steps=steps, **options) != whole
-        assert pairs.train(name, **options) == whole
-
-
-@pytest.mark.slow
-def test_the_bits_are_the_same_on_accelerators(accelerator):
-    for name in ("ActorCritic", "FrozenTeacher"):  # these draw nothing, which differs there
-        assert pairs.train(name, device="sim") == pairs.train(name, device="cpu")
-
-
 def test_only_the_optimizers_that_are_named_step():
     program, run = pairs.run_of("Distillation")
     teacher = [p.clone() for p in program.teacher.parameters()]
@@ -266,15 +250,6 @@ def test_a_trainer_steps_several_optimizers_of_one_model():
                 optimizer.step()
         schedule.step()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Gan", "ActorCritic", "Distillation"])
-def test_digest_is_the_same_on_any_number_of_workers(name):
-    alone = pairs.train(name)
-    for workers in (2, 3):
-        found = unisono.launch(pairs.train_with, name, workers - 2, workers=workers)
-        assert found == [alone] * workers
 
 
 @pytest.mark.slow

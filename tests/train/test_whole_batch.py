@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.once import computed_once
-from tests.train import test_on_gradients
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -138,12 +137,6 @@ def test_a_loop_of_ones_own_gathers():
     assert trainer.digest() == train()
 
 
-@pytest.mark.slow
-def test_a_run_is_resumed(tmp_path):
-    train(steps=3, directory=tmp_path / "run")
-    assert train(directory=tmp_path / "run") == train()
-
-
 @pytest.mark.parametrize(
     ("embed", "words"),
     [
@@ -216,15 +209,6 @@ def test_wrong_forms_are_refused_before_training():
             step.gather(embed, contrast)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", ["shared", "staged"])
-def test_digest_is_the_same_on_any_number_of_workers(monkeypatch, exchange):
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    alone = train()
-    for workers in (2, 3):
-        assert unisono.launch(train, workers=workers) == [alone] * workers
-
-
 @computed_once()
 def train_and_die(marker, call):
     """Train; rank 1 dies as it embeds a batch for the `call`-th time, once."""
@@ -248,10 +232,3 @@ def test_a_worker_that_is_killed_costs_nothing(monkeypatch, tmp_path, call, exch
     marker = tmp_path / "killed"
     assert unisono.launch(train_and_die, marker, call, workers=3) == [train()] * 3
     assert marker.exists()
-
-
-@pytest.mark.slow
-def test_the_bits_are_the_same_on_accelerators(accelerator):
-    assert train(device="sim") == train(device="cpu")
-    hook = test_on_gradients.noisy
-    assert train(device="sim", on_gradients=hook) == train(device="cpu", on_gradients=hook)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -109,10 +109,8 @@ EVERY_S = 0.1
 class MemoryWatch:
     """Tells the others what this worker takes of its device, ten times a second at most. Final."""
 
-    def __init__(
-        self, device: Device, team: Team, clock: Callable[[], float] = perf_counter
-    ) -> None:
-        self._device, self._team, self._clock = device, team, clock
+    def __init__(self, device: Device, team: Team) -> None:
+        self._device, self._team = device, team
         self._due_s = 0.0
 
     def begin(self) -> None:
@@ -123,7 +121,7 @@ class MemoryWatch:
 
     def look(self) -> None:
         """Look, if the last look was long enough ago."""
-        now_s = self._clock()
+        now_s = perf_counter()
         if now_s >= self._due_s and (sizes := self._device.memory()) is not None:
             self._due_s = now_s + EVERY_S
             self._team.note_memory(sizes[0])
