@@ -21,6 +21,7 @@ from unisono.callbacks import Callback
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.run_directory import lock_directory
+from unisono.training.resume import newest_common
 
 PROGRAM = Path(__file__).with_name("resumable.py")
 
@@ -400,3 +401,19 @@ def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(folder, "_write_synced", slowly)
     assert fit(tmp_path, 4, checkpoint=1)[0] == 4
     assert "for the disk to take the checkpoint before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("held", "newest"),
+    [
+        ([{2: "a", 4: "b", 6: "c"}, {2: "a", 4: "b", 6: "c"}], 6),
+        ([{2: "a", 4: "b"}, {4: "b", 6: "c"}], 4),
+        ([{2: "a", 4: "b"}, {2: "a", 4: "of another past"}, {2: "a", 4: "b"}], 2),
+        ([{2: "a"}, {4: "a"}], None),
+        ([{2: "a"}, {}], None),
+        ([{}, {}, {}], None),
+    ],
+)
+def test_the_newest_checkpoint_that_all_have_with_the_same_contents(held, newest):
+    assert newest_common(held) == newest
+    assert newest_common(held[::-1]) == newest

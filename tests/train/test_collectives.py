@@ -77,38 +77,31 @@ def test_a_loss_that_calls_a_collective_is_refused_in_the_first_step(group, name
     assert trainer.run.position.step == 0
 
 
+def in_inference_mode(outputs):
+    with torch.inference_mode():
+        dist.all_reduce(torch.ones(2))
+    return outputs.square().mean()
+
+
+def in_the_backward_pass(outputs):
+    outputs.register_hook(lambda gradient: dist.all_reduce(gradient))
+    return outputs.square().mean()
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional:FutureWarning")
 @pytest.mark.parametrize(
     "call",
     [
-        lambda features: functional.all_reduce(features, "sum", dist.group.WORLD),
-        differentiable.all_reduce,
+        lambda outputs: functional.all_reduce(outputs.mean(), "sum", dist.group.WORLD),
+        lambda outputs: differentiable.all_reduce(outputs.mean()),
+        in_inference_mode,
+        in_the_backward_pass,
     ],
 )
-def test_functional_collectives_are_refused_as_well(group, call):
-    trainer = trainer_of(lambda model, batch: call(model(batch[0]).mean()))
+def test_collectives_in_other_ways_are_refused_as_well(group, call):
+    trainer = trainer_of(lambda model, batch: call(model(batch[0])))
     with pytest.raises(RuntimeError, match=REFUSED.format("all_reduce")):
         trainer.fit(data(), batch_size=6, steps=1)
-
-
-def test_inference_mode_hides_no_collective(group):
-    def loss(model, batch):
-        with torch.inference_mode():
-            dist.all_reduce(torch.ones(2))
-        return plain(model, batch)
-
-    with pytest.raises(RuntimeError, match=REFUSED.format("all_reduce")):
-        trainer_of(loss).fit(data(), batch_size=6, steps=1)
-
-
-def test_a_collective_in_a_backward_pass_is_refused(group):
-    def loss(model, batch):
-        outputs = model(batch[0])
-        outputs.register_hook(lambda gradient: dist.all_reduce(gradient))
-        return outputs.square().mean()
-
-    with pytest.raises(RuntimeError, match=REFUSED.format("all_reduce")):
-        trainer_of(loss).fit(data(), batch_size=6, steps=1)
 
 
 def test_a_collective_in_a_loop_over_shards_is_refused(group):

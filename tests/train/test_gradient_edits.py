@@ -74,19 +74,6 @@ def test_an_edit_of_gradients_is_refused_with_the_way_out(edit, moment, optimize
     assert way.get(edit[:4], "`register_hook`") in said
 
 
-def test_an_edit_is_refused_at_its_own_line():
-    run, reached = make(), []
-
-    def edit(run):
-        reached.append("before")
-        nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
-        reached.append("after")
-
-    with pytest.raises(RuntimeError, match=r"but `.*` was used on it"):
-        train(run, after_shard=edit)
-    assert reached == ["before"]
-
-
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("moment", ["after_shard", "after_shards"])
 def test_an_edit_that_begins_later_is_refused_within_64_steps(edit, moment):

@@ -6,7 +6,6 @@ filled at first use, is welcome, and the comparison changes no bit.
 
 import collections
 import contextlib
-import functools
 import math
 import os
 import time
@@ -201,32 +200,6 @@ def train(loss, model, data=None, steps=2):
     return trainer.digest(), trainer.evaluate(data)
 
 
-def refusals(programs):
-    """Give what programs are refused with, by name; each makes what `train` takes."""
-    told = {}
-    for name, program in programs.items():
-        try:
-            train(*program(), steps=3)
-        except (RuntimeError, unisono.errors.LoadingError) as error:
-            told[name] = str(error)
-    return told
-
-
-def refusals_of_losses():
-    def program(loss, model, _):
-        return loss(), model()
-
-    return refusals({name: functools.partial(program, *of) for name, of in REFUSED.items()})
-
-
-@pytest.mark.slow
-def test_what_goes_on_is_named_on_any_number_of_workers():
-    told = refusals_of_losses()
-    for name, (_, _, words) in REFUSED.items():
-        assert words in told.get(name, "nothing"), name
-    assert unisono.launch(refusals_of_losses, workers=2) == [told] * 2
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_only_validations_keep_is_named(name):
     make_loss, make_model, words = REFUSED[name]
@@ -301,30 +274,6 @@ def read_alone():
     return loss, Indexed(lambda index: weights["of"][index])
 
 
-SHARED = {
-    "hard": hard_examples,
-    "level": curriculum,
-    "labels": guessed_labels,
-}
-
-
-def refusals_of_shared():
-    def program(make):
-        loss, data = make()
-        return loss, net(), data
-
-    every = {**SHARED, "nothing": read_alone}
-    return refusals({name: functools.partial(program, make) for name, make in every.items()})
-
-
-def test_what_passes_change_must_not_be_what_the_data_set_reads():
-    told = refusals_of_shared()
-    assert told.keys() == SHARED.keys()
-    for name, words in told.items():
-        assert f"but they change `loss.{name}`, which the data set reads, and each" in words
-    assert unisono.launch(refusals_of_shared, workers=2) == [told] * 2
-
-
 def test_other_processes_read_what_the_loop_began_with():
     """So what a loss stores cannot reach them; what it keeps of samples is named all the same."""
     for make, words in ((curriculum, None), (hard_examples, "`loss.hard` goes on from shard to")):
@@ -366,25 +315,52 @@ def sliced(model, batch):
     return cross_entropy(model, batch)
 
 
-def refusals_of_views():
-    def program(data, loss):
-        def collate(samples):
-            if isinstance(samples, slice):
-                return data.rows[samples], data.labels[samples]
-            return samples
+def of_views(data, loss):
+    def collate(samples):
+        if isinstance(samples, slice):
+            return data.rows[samples], data.labels[samples]
+        return samples
 
-        return loss, net(), DataLoader(data, 16, shuffle=False, collate_fn=collate)
-
-    views = {"listed": (Views(), listed), "sliced": (AllViews(), sliced)}
-    return refusals({name: functools.partial(program, *of) for name, of in views.items()})
+    return loss, net(), DataLoader(data, 16, shuffle=False, collate_fn=collate)
 
 
-def test_a_batch_that_is_the_data_sets_own_memory_must_not_be_changed():
-    told = refusals_of_views()
-    assert told.keys() == {"listed", "sliced"}
-    for words in told.values():
-        assert "but they change their batch in place, and with it the data set" in words
-    assert unisono.launch(refusals_of_views, workers=2) == [told] * 2
+def with_net(make):
+    loss, data = make()
+    return loss, net(), data
+
+
+READS = "but they change `loss.{}`, which the data set reads, and each"
+IN_PLACE = "but they change their batch in place, and with it the data set"
+PROGRAMS = {
+    **{
+        name: (lambda make_loss=loss, make_model=model: (make_loss(), make_model()), words)
+        for name, (loss, model, words) in REFUSED.items()
+    },
+    "hard examples": (lambda: with_net(hard_examples), READS.format("hard")),
+    "curriculum": (lambda: with_net(curriculum), READS.format("level")),
+    "guessed labels": (lambda: with_net(guessed_labels), READS.format("labels")),
+    "read alone": (lambda: with_net(read_alone), "nothing"),
+    "listed views": (lambda: of_views(Views(), listed), IN_PLACE),
+    "sliced views": (lambda: of_views(AllViews(), sliced), IN_PLACE),
+}
+
+
+def refusals():
+    """Give what programs are refused with, by name."""
+    told = dict.fromkeys(PROGRAMS, "nothing")
+    for name, (program, _) in PROGRAMS.items():
+        try:
+            train(*program(), steps=3)
+        except RuntimeError as error:
+            told[name] = str(error)
+    return told
+
+
+def test_what_goes_on_is_named_on_any_number_of_workers():
+    told = refusals()
+    for name, (_, words) in PROGRAMS.items():
+        assert words in told[name], name
+    assert unisono.launch(refusals, workers=2) == [told] * 2
 
 
 def in_place(model, batch):

@@ -223,8 +223,7 @@ class Step(DoneStep):
         """Train on a loss over the features of the whole global batch, such as a contrastive one.
 
         In the place of a loop over :attr:`shards`. Collective: every rank calls it. Each shard is
-        embedded twice, with the same random numbers; memory holds one shard's graph at a time, and
-        all features.
+        embedded twice; memory holds one shard's graph at a time, and all features.
 
         Args:
             embed: takes a batch to a tensor with one row of features for each sample, or to
@@ -304,10 +303,7 @@ class Step(DoneStep):
         return False
 
     def abandon(self) -> None:
-        """Leave a step that cannot be finished, nor its conclusions drawn, as a worker was lost.
-
-        For trainers: a loop of the program's own hears of it by :attr:`is_done`.
-        """
+        """Leave a step that cannot be finished, nor its conclusions drawn, as a worker was lost."""
         self._engine.guard.release_gradients()
         self._is_finished, self.is_done = True, False
         self._boundary.go_back()

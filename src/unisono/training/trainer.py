@@ -182,16 +182,14 @@ class Trainer:
         """Train until the run has done `epochs` or `steps` in total; if it has, do nothing.
 
         Collective: every rank calls it, in the same order. Each layer trains in the mode in which
-        the program has left it, so a BatchNorm in ``eval()`` keeps its averages; if all are in
-        ``eval()``, one line says so. In a run that resumes from a checkpoint, layers have the modes
-        that they had there.
+        the program has left it, or the checkpoint that a run resumes from. So a BatchNorm in
+        ``eval()`` keeps its averages; if all layers are in ``eval()``, one line says so.
 
         A program may call it several times, with higher totals, other data or more parameters each
-        time. ``fit(…, epochs=1)`` called again does nothing: a program that is started again makes
-        the same calls, and each must know whether it was done before. For one more epoch, pass
-        ``epochs=2``. The call in which the newest checkpoint was written then resumes from it, and
-        earlier calls do nothing. If a phase may end before its totals, give each phase a trainer
-        and a directory of its own.
+        time; for one more epoch than ``epochs=1``, pass ``epochs=2``. A program that is started
+        again makes the same calls: the one in which the newest checkpoint was written resumes from
+        it, and earlier ones do nothing. If a phase may end before its totals, give each phase a
+        trainer and a directory of its own.
 
         Args:
             dataset: the same on every worker. A map-style dataset; or an IterableDataset, which
@@ -199,12 +197,10 @@ class Trainer:
                 num_shards)`` that returns one shard's part; or a DataLoader, whose dataset, order
                 (``shuffle=True``), batch size (as that of the global batch), `collate_fn` and
                 `num_workers` (processes of each worker that read ahead; bits do not depend on them)
-                are used.
-                A dataset without a length has one epoch and needs `steps`.
+                are used. A dataset without a length has one epoch and needs `steps`.
             batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
-            steps: how many steps the run has in total; with `epochs`, whichever comes first. For
-                a quick try, ``steps=5``.
+            steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end, read as `dataset` is; or a
                 DataLoader; or several of them by name, such as ``{"seen": a, "new": b}``, whose
                 means are called ``"seen/loss"`` and so on, also as the `monitor` of a callback.
@@ -215,8 +211,7 @@ class Trainer:
                 sampler.
             sampler: the order of samples: a function of (epoch, seed) that returns indices, equally
                 many in each epoch and the same on every worker; or one of torch's samplers.
-            drop_last: whether samples behind the last full batch of an epoch are left out; other
-                ones in each epoch, if they are shuffled.
+            drop_last: whether samples behind the last full batch of an epoch are left out.
 
         Returns:
             The history of the run, a list with a dict for each epoch, which also has what this
@@ -318,20 +313,17 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: as for :meth:`evaluate`.
-            batch_size: as for :meth:`evaluate`.
+            dataset, batch_size, model: as for :meth:`evaluate`.
             forward: a function of (model, batch) that returns a tensor, or a tuple or
                 dict of tensors, with one row for each sample. By default the model is called with
                 the batch, or with the first part of a tuple such as (inputs, targets).
-            model: see :meth:`evaluate`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
             for every number of workers. Each worker may change its own copy.
 
-        Outside of loops over steps, replacements of lost workers need the rows, too: if there can
-        be any, the launcher keeps them as long as the job runs, in a file without a name in the
-        folder for temporary files (``TMPDIR``).
+        Outside of loops, the launcher keeps the rows for replacements of lost workers as long as
+        the job runs, in a file without a name in the folder for temporary files (``TMPDIR``).
 
         Raises:
             TypeError, ValueError: `forward` does not return rows.
