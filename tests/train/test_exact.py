@@ -5,16 +5,17 @@ torch's switches for deterministic kernels are set for a time, and put back.
 
 import contextlib
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from tests.once import computed_once
-from tests.train import test_refused_operation as refusing
-from tests.train.test_refused_operation import Backward, Forward
 from torch import nn
 
 import unisono
+from unisono.errors import NondeterministicError
 from unisono.training.computing import deterministic_kernels
+from unisono.training.failing_step import refusals_explained, refused
 
 CUDNN, MEMORY = torch.backends.cudnn, torch.utils.deterministic
 
@@ -68,6 +69,133 @@ def test_switches_are_set_and_put_back_whatever_a_program_has_set(program):
         assert switches() == EXACT
         raise KeyError
     assert switches() == before
+
+
+HERE = Path(__file__)
+
+
+class PutBackward(torch.autograd.Function):
+    """Refuses its backward pass, as kernels of GPUs do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        places = torch.arange(gradient.numel(), device=gradient.device)
+        return torch.zeros_like(gradient).put_(places, gradient)
+
+
+class Backward(nn.Module):
+    def forward(self, x):
+        return PutBackward.apply(x)
+
+
+class Forward(nn.Module):
+    def forward(self, x):
+        places = torch.arange(x.numel(), device=x.device)
+        return torch.zeros_like(x).put_(places, x)  # line of the forward pass
+
+
+class Encoder(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        self.first, self.pool, self.last = nn.Linear(3, 3), pool, nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.pool(self.first(x))))
+
+
+class Whole(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        self.encoder, self.head = Encoder(pool), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))
+
+    def forward(self, x):
+        return self.head(self.encoder(x)).square().mean()
+
+
+def line_of(comment):
+    return next(n for n, text in enumerate(HERE.read_text().splitlines(), 1) if comment in text)
+
+
+def refused_in(model, compute):
+    with deterministic_kernels(True), pytest.raises(RuntimeError) as seen:
+        compute(model)
+    return refused(seen.value, model)
+
+
+def of_ones(model):
+    return model(torch.ones(2, 3))
+
+
+def test_module_and_line_are_named():
+    error = refused_in(Whole(Forward()), of_ones)
+    line = line_of("# line of the forward pass")
+    code = HERE.read_text().splitlines()[line - 1].strip()
+    assert str(error) == (
+        f"every operation must have a deterministic form on this device, but `put_` has none: it "
+        f"is called in `encoder.pool` of the model (Forward), "
+        f"{HERE.relative_to(Path.cwd())}, line {line}, `{code}`. Compute it by other "
+        f"operations, or pass `precision=Precision(exact=False)`, to a `Run` `exact=False`, which "
+        f"allows it; results may then differ from one run to the next."
+    )
+    assert (error.operation, error.module) == ("put_", "encoder.pool")
+    assert (error.file, error.line) == (str(HERE), line)
+
+
+def test_a_module_of_torch_is_named_with_the_line_that_calls_it():
+    def compute(model):
+        return model(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64)).sum()
+
+    class Unpool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.MaxUnpool2d(2)
+
+        def forward(self, x, indices):
+            return self.up(x, indices)  # line of torch's module
+
+    error = refused_in(Unpool(), compute)
+    assert error.module == "up"
+    assert "called in `up` of the model (MaxUnpool2d)" in str(error)
+    assert "Compute it by other operations" in str(error)
+    assert error.line == line_of("# line of torch's module")
+
+
+def test_outside_of_modules_the_function_is_named():
+    def compute(model):
+        return Forward.forward(None, model[0](torch.ones(2, 3))).sum()  # by the loss function
+
+    error = refused_in(nn.Sequential(nn.Linear(3, 3)), compute)
+    assert error.module is None
+    assert "a function outside of the model, " in str(error)
+    assert error.line == line_of("# line of the forward pass")
+
+
+def test_other_errors_and_runs_that_are_not_exact_are_left_alone():
+    for is_needed, words in ((True, "out of luck"), (False, "put_ does not have a deterministic")):
+        error = RuntimeError(f"{words} implementation")
+        with pytest.raises(RuntimeError) as seen, refusals_explained(nn.Linear(1, 1), is_needed):
+            raise error
+        assert seen.value is error
+
+
+def test_what_cublas_needs_is_told(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":8:8")
+    said = (
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` "
+        "or `at::Context::setDeterministicAlgorithms(true)`, but this operation is not "
+        "deterministic because it uses CuBLAS and you have CUDA >= 10.2. To enable deterministic "
+        "behavior in this case, you must set an environment variable before running your PyTorch "
+        "application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or CUBLAS_WORKSPACE_CONFIG=:16:8."
+    )
+    with (
+        pytest.raises(NondeterministicError, match=r"must be `:4096:8` or .* but is ':8:8': set"),
+        refusals_explained(nn.Linear(1, 1), True),
+    ):
+        raise RuntimeError(said)
 
 
 DATA = torch.arange(48.0).view(16, 3) / 48
@@ -165,11 +293,11 @@ CALLS = {
 def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call):
     trainer, _ = make("sim", nn.ReLU(), Forward())
     before = switches()
-    with pytest.raises(unisono.errors.NondeterministicError) as seen:
+    with pytest.raises(NondeterministicError) as seen:
         CALLS[call](trainer)
     assert seen.value.module == "rest.1"
     assert "`put_` has none: it is called in `rest.1` of the model (Forward), " in str(seen.value)
-    assert seen.value.file == refusing.__file__
+    assert seen.value.file == str(HERE)
     assert "put_ does not have a deterministic implementation" in str(seen.value.__cause__)
     assert switches() == before
     # The same on the CPU, and where it is allowed.
@@ -180,7 +308,7 @@ def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call)
 @pytest.mark.slow
 def test_of_a_backward_pass_the_operation_is_named(accelerator):
     trainer, _ = make("sim", nn.ReLU(), Backward())
-    with pytest.raises(unisono.errors.NondeterministicError) as seen:
+    with pytest.raises(NondeterministicError) as seen:
         CALLS["fit"](trainer)
     assert (seen.value.operation, seen.value.module) == ("put_", None)
     assert "is called in the backward pass (`torch.autograd.set_detect" in str(seen.value)
@@ -196,7 +324,7 @@ def test_of_a_backward_pass_the_operation_is_named(accelerator):
 def test_a_loop_of_the_programs_own_is_told_too(accelerator):
     model = Model(Backward(), nn.Linear(3, 1))  # the latter has its gradients by then
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
-    with pytest.raises(unisono.errors.NondeterministicError, match="`put_` has none"):
+    with pytest.raises(NondeterministicError, match="`put_` has none"):
         for step in run.steps(DATA, batch_size=8, steps=2):
             with step:
                 for batch in step.shards:

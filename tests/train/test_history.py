@@ -11,8 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 import unisono
-from unisono.callbacks import BestCheckpoint, Callback, EarlyStopping
-from unisono.errors import CallbackError
+from unisono.callbacks import BestCheckpoint, EarlyStopping
 
 TRAIN, SEEN, NEW = by_sign(50), by_sign(20), by_sign(13)
 
@@ -85,19 +84,6 @@ def test_the_history_is_that_of_one_worker_whoever_is_lost(monkeypatch):
     assert unisono.launch(of_workers, workers=2) == [whole] * 2
 
 
-class Ends(Callback):
-    def __init__(self, moment, step):
-        self.moment, self.at = moment, step
-
-    def on_step_end(self, fit, step):
-        if (self.moment, self.at) == ("step", fit.step):
-            raise OSError("gone")
-
-    def on_validation(self, fit, means, seconds):
-        if (self.moment, self.at) == ("validation", fit.step):
-            raise OSError("gone")
-
-
 class Fails:
     """A metric that fails on the second of two data sets."""
 
@@ -108,18 +94,6 @@ class Fails:
         if self.calls == 4:
             raise OSError("gone")
         return 1.0
-
-
-@pytest.mark.parametrize("moment", ["step", "validation"])
-@pytest.mark.parametrize("step", [5, 7, 10, 14, 20, 23])
-def test_a_resumed_run_has_the_history_of_one_that_never_stopped(tmp_path, moment, step):
-    ending = [Ends(moment, step)]
-    if moment == "step" or step % 5 == 0:
-        with pytest.raises(CallbackError, match="gone"):
-            history(directory=tmp_path, checkpoint=4, callbacks=ending)
-    resumed = history(directory=tmp_path, checkpoint=4)
-    assert resumed == history()
-    assert history(directory=tmp_path) == resumed  # a finished run, started again
 
 
 def test_a_run_that_failed_between_two_data_sets_validates_both_again(tmp_path):

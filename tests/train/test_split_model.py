@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.splitting.models import CNN, GPT
-from tests.train.test_refused_operation import PutBackward
+from tests.train.test_exact import PutBackward
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -50,16 +50,6 @@ class Transposed(Whole):
         return state["mean"] / (state["mean"].norm() + 1e-6)
 
 
-class Past(Whole):
-    """Keeps the last gradients in a list, and more in a dict."""
-
-    def direction(self, parameter, state):
-        past = state.setdefault("past", {"gradients": [], "seen": (0,)})
-        past["gradients"] = [*past["gradients"], parameter.grad.clone()][-2:]
-        past["seen"] = (past["seen"][0] + 1,)
-        return sum(past["gradients"]) / past["seen"][0]
-
-
 class Preconditioned(Whole):
     """Keeps a matrix that is larger than its parameter, as Shampoo does."""
 
@@ -127,18 +117,6 @@ class Quiet(Lookahead):
         return super(Lookahead, self).state_dict()
 
 
-class Same(Whole):
-    """Says in words of its own what torch says."""
-
-    def direction(self, parameter, state):
-        state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
-        return state["mean"]
-
-    def state_dict(self):
-        said = super().state_dict()
-        return {"param_groups": said["param_groups"], "state": dict(said["state"])}
-
-
 def images():
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, 4, (40,), generator=generator)
@@ -181,7 +159,7 @@ def trained(kind, steps, directory=None, **options):
     return trainer
 
 
-KINDS = [Lamb, Transposed, Past, Preconditioned, Madgrad]
+KINDS = [Lamb, Transposed, Preconditioned, Madgrad]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
 
 
@@ -244,12 +222,6 @@ def test_any_number_of_workers_goes_on(kind, tmp_path):
 def test_state_that_cannot_be_kept_is_refused_before_the_second_step(kind, words, tmp_path):
     with pytest.raises(unisono.errors.CheckpointError, match=words):
         train(kind, [1000], tmp_path)
-
-
-@pytest.mark.slow
-def test_a_state_dict_that_says_no_more_than_torchs_is_let_through(tmp_path):
-    train(Same, [3], tmp_path)
-    assert train(Same, [8], tmp_path) == undisturbed(Same)
 
 
 def test_state_that_a_program_gives_an_elementwise_optimizer_is_kept(tmp_path):
