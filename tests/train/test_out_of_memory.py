@@ -1,4 +1,4 @@
-"""A full memory is told with where, what the step needed, and what to do; torch's error is kept."""
+"""What runs take of their devices is told; of a full one what was needed, and what to do."""
 
 import json
 
@@ -12,6 +12,9 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.callbacks import Callback
 from unisono.errors import OutOfMemoryError
+from unisono.runtime.device import Device, host
+from unisono.runtime.world import World
+from unisono.tools.report.top import LiveView
 
 ROOM = 1_000_000
 DATA = TensorDataset(torch.randn(32, 6), torch.zeros(32, dtype=torch.int64))
@@ -145,11 +148,16 @@ def test_other_errors_are_left_alone(accelerator):
     assert info.value.__cause__ is None
 
 
+def events(directory, kind):
+    lines = map(json.loads, (directory / "events.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
 def test_the_event_file_has_the_explanation(accelerator, tmp_path):
     accelerator.limit(0, ROOM)
     caught(lambda: make(loss=wide, directory=tmp_path).fit(DATA, batch_size=8, steps=2))
-    last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["error"]) == ("failure", "OutOfMemoryError")
+    (last,) = events(tmp_path, "failure")
+    assert last["error"] == "OutOfMemoryError"
     assert "To make room: pass `shards=4`" in last["message"]
 
 
@@ -182,3 +190,55 @@ def test_the_worker_that_has_no_room_is_named(tmp_path):
     with pytest.raises(OutOfMemoryError, match="the memory of sim:1 must hold") as info:
         unisono.launch(full_on_one, tmp_path, workers=2)
     assert info.value.rank == 1
+
+
+@pytest.mark.slow
+def test_a_run_on_a_device_tells_of_its_memory(accelerator, tmp_path):
+    accelerator.limit(0, ROOM)
+    make(directory=tmp_path).fit(DATA, batch_size=8, steps=6)
+    (start,), first = events(tmp_path, "start"), events(tmp_path, "step")[0]
+    assert start["machine"]["device_bytes"] == ROOM
+    assert start["machine"]["device"] == "test accelerator"
+    assert first["allocated_bytes"][0] >= 3 * 4 * (6 * 8 + 8 + 2 * 8)  # a part, and momentum
+    view = LiveView(tmp_path).look()
+    assert view.workers[0].device_bytes == first["allocated_bytes"][0]
+
+
+def on_each_worker(directory):
+    sim.install()
+    keep = torch.empty(unisono.world().rank * 10**6 // 4, device=f"sim:{unisono.world().rank}")
+    make(directory=directory).fit(DATA, batch_size=8, steps=6)
+    return keep.nbytes
+
+
+@pytest.mark.slow
+def test_every_worker_has_an_entry(tmp_path):
+    if reason := sim.why_not():
+        pytest.skip(reason)
+    unisono.launch(on_each_worker, tmp_path, workers=2)
+    for step in events(tmp_path, "step"):
+        if "allocated_bytes" in step:
+            small, large = step["allocated_bytes"]
+            assert 0.9e6 < large - small < 1.1e6
+    assert "allocated_bytes" in events(tmp_path, "step")[0]
+
+
+def test_looking_does_not_wait(accelerator):
+    device = Device.of("sim:1", World())
+    torch.zeros(1000, device="sim:1")
+    with accelerator.synchronizations() as seen:
+        assert device.memory() == (0, 4000)
+    assert seen == []
+
+
+def test_the_cpu_has_no_memory_of_its_own():
+    free, total = host().room()
+    assert free is None
+    assert total > 10**8
+
+
+def test_the_room_of_a_device_is_told(accelerator):
+    accelerator.limit(2, 10_000)
+    device = Device.of("sim:2", World())
+    kept = torch.zeros(1000, device="sim:2")
+    assert device.room() == (10_000 - kept.nbytes, 10_000)
