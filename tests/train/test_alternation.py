@@ -1,7 +1,4 @@
-"""Runs whose loops take turns step by step are exact, or refused at their first step.
-
-A generator and a discriminator, in loops side by side.
-"""
+"""Runs whose loops take turns step by step are exact, or refused at their first step."""
 
 import pytest
 import torch

@@ -1,7 +1,4 @@
-"""What a program changes between steps and keeps for itself goes on, and back, with its run.
-
-In callbacks, optimizers, layers, closures.
-"""
+"""What a program changes between steps and keeps for itself goes on, and back, with its run."""
 
 import copy
 import functools

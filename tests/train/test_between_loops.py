@@ -1,7 +1,4 @@
-"""Whoever comes later to what a program does between two loops finds the state of that moment.
-
-Programs of several loops that look at the model and write files in between.
-"""
+"""Whoever comes later finds what was there between two loops, as if it had been there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""On an accelerator a run is exact, or says that it is not; on the CPU nothing changes.
-
-torch's switches for deterministic kernels are set for a time, and put back.
-"""
+"""On an accelerator a run is exact, or says that it is not; on the CPU nothing changes."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""What people type from other libraries is accepted, or answered with one sentence.
-
-It says what must hold, what was seen and what to write instead.
-"""
+"""What people type from other libraries is accepted, or answered with one sentence."""
 
 import inspect
 

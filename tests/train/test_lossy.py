@@ -1,7 +1,4 @@
-"""Ordinary programs, each with something that a lost worker once put out of step.
-
-Whatever they do, a worker that is killed changes nothing.
-"""
+"""Ordinary programs, each with something that a lost worker once put out of step."""
 
 import contextlib
 import io

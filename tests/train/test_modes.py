@@ -1,7 +1,4 @@
-"""What a program does to its layers under way stays so when a run goes on.
-
-It freezes or thaws them, puts them into `eval()`, or changes what they say in `get_extra_state`.
-"""
+"""What a program does to its layers under way stays so when a run goes on."""
 
 import contextlib
 import functools

@@ -6,7 +6,6 @@ from tests.classified import by_sign
 from tests.classified import cross_entropy as loss
 
 import unisono
-from unisono.engine.step import records as timers
 
 
 def data():
@@ -36,22 +35,6 @@ def test_the_number_of_workers_changes_nothing(precision, dtype):
     assert alone[0] != train("fp32")[0]
     assert alone[2] == dtype
     assert unisono.launch(train, precision, workers=3) == [alone] * 3
-
-
-def test_who_waits_for_the_scale_of_others_is_said_to_wait(monkeypatch):
-    now_s = [0.0]
-    trainer = make("fp16", 1)
-    gather = trainer.run._context.team.gather
-
-    def slow(message, purpose):
-        now_s[0] += 7.0 * purpose.startswith("scale of step")
-        return gather(message, purpose)
-
-    monkeypatch.setattr(timers, "perf_counter", lambda: now_s[0])
-    monkeypatch.setattr(trainer.run._context.team, "gather", slow)
-    trainer.fit(data(), batch_size=10, steps=1)
-    times = trainer.run._context.team.times(0, 0)
-    assert [times[phase] for phase in (timers.Phase.WAITING, timers.Phase.SUMMING)] == [7.0, 0.0]
 
 
 @pytest.mark.slow

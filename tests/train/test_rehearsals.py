@@ -1,8 +1,4 @@
-"""A loss function or a model that goes on from shard to shard is refused in the first step.
-
-On one worker as on several, with the same sentence, which names what goes on. What is stored, or
-filled at first use, is welcome, and the comparison changes no bit.
-"""
+"""A loss or a model that goes on from shard to shard is refused in the first step, by name."""
 
 import collections
 import contextlib

@@ -1,7 +1,4 @@
-"""Optimizers that look at whole parameters go on, and back, as if nothing had happened.
-
-Some look at how parameters and their state lie in memory.
-"""
+"""Optimizers that look at whole parameters go on, and back, as if nothing had happened."""
 
 import functools
 
