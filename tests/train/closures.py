@@ -95,7 +95,6 @@ def trainer(name, shards, loss=loss_of, **options):
 
 
 def train(name, shards=4, steps=STEPS, **options):
-    """Train; gives the digest."""
     made = trainer(name, shards, **options)
     made.fit(data(), batch_size=BATCH_SIZE, steps=steps, shuffle=False)
     return made.digest()

@@ -17,8 +17,6 @@ GLOBAL = np.random.default_rng(5)
 
 
 class Jitter:
-    """A transform in slots."""
-
     __slots__ = ("draw", "rng")
 
     def __init__(self):
@@ -75,8 +73,6 @@ class Legacy(Own):
 
 
 class Stream(IterableDataset):
-    """Draws for each of its samples."""
-
     def __init__(self):
         self.data, self.rng = Own(), np.random.Generator(np.random.Philox(2))
 
@@ -101,8 +97,6 @@ def collating():
 
 
 class Noisy(nn.Module):
-    """A layer with a generator."""
-
     def __init__(self):
         super().__init__()
         self.rng = np.random.default_rng()
@@ -133,8 +127,6 @@ def hooked(layer):
 
 
 class Shuffled:
-    """A loss that is an object."""
-
     def __init__(self):
         self.rng = random.Random(2)
 
@@ -159,7 +151,6 @@ PROGRAMS = {
 
 
 def train(name, *, steps=7, **options):
-    """Train, evaluate and predict; what came out."""
     dataset, reading, loss = PROGRAMS[name]()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), Noisy(), nn.Dropout(0.3), nn.Linear(6, 4))

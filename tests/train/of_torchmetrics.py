@@ -51,7 +51,6 @@ def first_numbers(model, batch):
 
 
 def of_one_process(metric, forward, dataset, batch_size=10):
-    """What a plain loop finds."""
     for batch in DataLoader(dataset, batch_size):
         found = forward(None, batch)
         metric.update(*(found if isinstance(found, (tuple, list)) else (found,)))
@@ -155,8 +154,6 @@ def test_metrics_that_agree_at_first_stay_apart():
 
 
 class Draws(torchmetrics.Metric):
-    """Draws when it is updated, and when it is computed."""
-
     def __init__(self):
         super().__init__()
         self.add_state("total", torch.zeros(()), "sum")
@@ -237,8 +234,6 @@ def test_fit_validates_with_metrics_and_stops_by_them(capsys):
 
 
 class Own:
-    """No metric of torchmetrics."""
-
     def update(self, outputs, targets):
         pass
 

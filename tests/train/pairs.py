@@ -136,7 +136,6 @@ def data():
 
 
 def due(updates, step):
-    """List the updates of a step: a teacher's every second one."""
     return [each for each in updates.items() if step % 2 == 0 or each[0] != ("teacher",)]
 
 
@@ -182,7 +181,6 @@ def run_of(name, shards=4, **options):
 
 
 def train(name, **options):
-    """Train; gives the digest."""
     run = trained(name, **options)
     return run.digest()
 

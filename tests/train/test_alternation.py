@@ -11,7 +11,6 @@ BATCH_SIZE, STEPS = 16, 12
 
 
 def made(directory=None, **options):
-    """Make both runs, and what they learn from."""
     torch.manual_seed(0)
     generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
     discriminator = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))

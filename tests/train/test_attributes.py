@@ -16,8 +16,6 @@ from unisono.errors import CheckpointError
 
 
 class Warming(Callback):
-    """Counts steps, and sets the rate by that; its terminal is another one on each rank."""
-
     def __init__(self, base=0.05):
         self.count, self.base = 0, base
 
@@ -31,15 +29,11 @@ class Warming(Callback):
 
 
 class Meter:
-    """A mean, as every program has one."""
-
     def __init__(self):
         self.sum, self.num = 0.0, 0
 
 
 class Smoothing(Callback):
-    """Keeps averages and lists of what it has seen, and computes with them."""
-
     def __init__(self):
         self.meter, self.losses, self.last = Meter(), [], deque(maxlen=3)
 
@@ -54,8 +48,6 @@ class Smoothing(Callback):
 
 
 class Anchored(Callback):
-    """Draws weights to where they were when training began, and to a mean of where they went."""
-
     def on_begin(self, fit):
         self.anchor = [p.detach().clone() for p in fit.model.parameters()]
 
@@ -69,8 +61,6 @@ class Anchored(Callback):
 
 
 class Counted(torch.optim.Optimizer):
-    """Counts its steps in an attribute."""
-
     def __init__(self, params, lr=0.05):
         super().__init__(params, {"lr": lr})
         self.t = 0
@@ -84,8 +74,6 @@ class Counted(torch.optim.Optimizer):
 
 
 class Teaching(Callback):
-    """Draws a model to a teacher, its own mean over time."""
-
     teacher = None
 
     def on_begin(self, fit):
@@ -100,7 +88,6 @@ class Teaching(Callback):
 
 
 def enclosed():
-    """Make a callback whose teacher and count are in a closure."""
     teacher, count = torch.nn.Linear(3, 5), 0
 
     class Enclosed(Callback):
@@ -118,8 +105,6 @@ TICKS = 0
 
 
 class Ticking(Callback):
-    """Counts in a global, in the class and in a torch layer, and sets the rate by that."""
-
     num = 0
 
     def __init__(self):
@@ -137,8 +122,6 @@ class Ticking(Callback):
 
 
 class Levels(TensorDataset):
-    """Samples of a difficulty that grows."""
-
     level = 0.5
 
     def __getitem__(self, index):
@@ -151,7 +134,6 @@ class Harder(Callback):
 
 
 def counting(optimizer):
-    """Make a schedule whose function counts its calls."""
     calls = 0
 
     def factor(epoch):
@@ -180,7 +162,6 @@ PROGRAMS = {
 
 
 def train(names, totals=(4, 9), directory=None, lrs=0.05):
-    """Train each of some programs; returns their digests."""
     return {name: train_one(name, totals, directory and f"{directory}/{name}") for name in names}
 
 

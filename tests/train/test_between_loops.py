@@ -107,7 +107,6 @@ PROGRAMS = [unfreezes, breaks, takes_whole]
 
 
 def silent(program: Any, *args: Any) -> str:
-    """Run a program without its prints."""
     with contextlib.redirect_stdout(io.StringIO()):
         return program(*args)
 

@@ -348,8 +348,6 @@ def test_a_well_sealed_checkpoint_of_another_form_is_passed_over(tmp_path, text,
 
 
 class Maps(Callback):
-    """Looks in each step whether the files of a checkpoint are mapped."""
-
     def __init__(self):
         self.seen = []
 
@@ -368,7 +366,6 @@ def test_a_resumed_run_lets_go_of_the_files(tmp_path, monkeypatch, exchange):
 
 
 def checkpoints(directory):
-    """List them, whole or not."""
     folder = directory / "checkpoints"
     return sorted(os.listdir(folder)) if folder.exists() else []
 

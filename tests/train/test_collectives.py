@@ -188,8 +188,6 @@ def test_nothing_stands_before_collectives_once_a_loop_has_ended(group):
 
 
 def refusal(backend):
-    """Say on each worker what it is told."""
-
     def loss(model, batch):
         return gathers(model(batch[0])).mean()
 

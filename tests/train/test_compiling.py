@@ -54,7 +54,6 @@ def train(prepare=in_place, steps=4, **options):
 
 
 def train_both():
-    """Train what is compiled in each of torch's two ways."""
     return train()[0], train(torch.compile)[0]
 
 

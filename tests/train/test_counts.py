@@ -46,7 +46,6 @@ def make(loss=counting, **options):
 
 
 def means(shards, **options):
-    """Give the means of a step over 20 samples, and of an evaluation."""
     with contextlib.redirect_stdout(io.StringIO()):
         trainer = make(shards=shards, **options)
         found = trainer.evaluate(DATA, batch_size=20)

@@ -109,8 +109,6 @@ def test_the_names_must_be_the_same_for_every_shard():
 
 
 class Rescaling(nn.Module):
-    """Scales the rows that it looks up in place."""
-
     def __init__(self):
         super().__init__()
         self.table = nn.Parameter(torch.full((4, 3), 2.0))

@@ -54,7 +54,6 @@ def data(**bad):
 
 
 def failing(middle=None, loss=mean, dataset=None, prepare=None, device="cpu", **options):
-    """Train until it fails; return the error and the model."""
     torch.manual_seed(0)
     model = Model(middle or nn.Identity())
     if prepare is not None:

@@ -11,8 +11,6 @@ from unisono.training.failures import samples_in_words
 
 
 class Fails(torch.autograd.Function):
-    """Fails in its backward pass."""
-
     @staticmethod
     def forward(ctx, x):
         return x.clone()

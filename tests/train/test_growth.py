@@ -28,7 +28,6 @@ def used():
 
 
 def made(num_fits):
-    """Train a small model so many times; what is used after each."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.Linear(512, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -42,7 +41,6 @@ def made(num_fits):
 
 
 def steps(num_steps):
-    """Take so many steps; what is used at each tenth of them."""
     torch.manual_seed(0)
     model = nn.Linear(16, 4)
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=1e-3), shards=2, seed=0)

@@ -36,8 +36,6 @@ def test_what_a_loss_is_computed_from(body):
 
 
 class Model(nn.Linear):
-    """Has a buffer that is written to in each pass."""
-
     def __init__(self):
         super().__init__(8, 4)
         self.register_buffer("mean", torch.zeros(8))
@@ -97,8 +95,6 @@ def written():
 
 
 class Training:
-    """A loop in a method, which counts in an attribute."""
-
     def __init__(self):
         self.model, self.run = made()
         self.count = 0

@@ -74,8 +74,6 @@ def test_a_dict_without_a_loss_is_told_by_its_keys():
 
 
 class Two(nn.Module):
-    """Of two inputs, one of which may be left out."""
-
     def __init__(self):
         super().__init__()
         self.left, self.right = nn.Linear(4, 2), nn.Linear(3, 2)
@@ -85,8 +83,6 @@ class Two(nn.Module):
 
 
 class Whole(nn.Module):
-    """Of a batch as it is."""
-
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 2)

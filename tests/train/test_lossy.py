@@ -45,8 +45,6 @@ def schedule_behind_the_block():
 
 
 def k_fold():
-    """Makes a run for each fold and keeps nothing but its digest."""
-
     def fold(number):
         model, optimizer, data = made(width=8 + number)
         trainer = unisono.Trainer(model, optimizer, loss, shards=4)
@@ -57,7 +55,6 @@ def k_fold():
 
 
 def in_turn():
-    """Trains two models in turns, as a teacher and a student."""
     trainers = []
     for width in (16, 12):
         model, optimizer, data = made(width)
@@ -73,7 +70,6 @@ def in_turn():
 
 
 def named_groups():
-    """Has options that are neither numbers nor texts."""
     model, optimizer, data = made(tags={"layer": "all"}, names=["a", "b"])
     trainer = unisono.Trainer(model, optimizer, loss, shards=4)
     return quietly(lambda: trainer.fit(data, batch_size=16, steps=40).digest)

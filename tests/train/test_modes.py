@@ -27,16 +27,12 @@ class Thaw(Callback):
 
 
 class Settle(Callback):
-    """Keeps the statistics of a layer as they are, after a while."""
-
     def on_epoch_end(self, fit):
         if fit.epoch == 1:
             fit.model[1].eval()
 
 
 class Annealed(nn.Linear):
-    """Divides by a number of its own."""
-
     temperature = 5.0
 
     def forward(self, inputs):
@@ -84,7 +80,6 @@ def data():
 
 
 def train(kind, ends, directory=None):
-    """Train up to each of some numbers of steps; returns the digest."""
     trainer = make(kind, directory)
     with contextlib.redirect_stdout(io.StringIO()):
         for steps in ends:

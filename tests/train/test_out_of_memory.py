@@ -21,8 +21,6 @@ DATA = TensorDataset(torch.randn(32, 6), torch.zeros(32, dtype=torch.int64))
 
 
 class Fills(Callback):
-    """Leaves a device without room from a step on."""
-
     def __init__(self, at=2):
         self.at = at
 
@@ -32,8 +30,6 @@ class Fills(Callback):
 
 
 class Greedy(torch.optim.SGD):
-    """Takes more than there is in its third step."""
-
     num_steps = 0
 
     def step(self, closure=None):
@@ -44,8 +40,6 @@ class Greedy(torch.optim.SGD):
 
 
 class Hungry(torch.autograd.Function):
-    """Takes more than there is in its backward pass."""
-
     @staticmethod
     def forward(context, x):
         return x.clone()

@@ -35,7 +35,6 @@ PROGRAMS = {
 
 
 def train_all(folder=None, steps=None):
-    """Train each, in its directory, up to a step; gives what came out."""
     how = {} if steps is None else {"steps": steps}
     return {
         name: train(**how, directory=None if folder is None else folder / name)
@@ -45,7 +44,6 @@ def train_all(folder=None, steps=None):
 
 @pytest.fixture(scope="module")
 def alone():
-    """What comes out on plain Python."""
     return train_all()
 
 

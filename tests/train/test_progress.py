@@ -21,8 +21,6 @@ def numbers():
 
 
 class Told(Dataset):
-    """A curriculum: samples depend on where the run is."""
-
     def __init__(self):
         self.inputs, self.labels = at_random(22, 4, 4, seed=3).tensors
 

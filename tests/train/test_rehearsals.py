@@ -53,8 +53,6 @@ class Centres(nn.Module):
 
 
 class Inner(nn.Module):
-    """A net with something around it."""
-
     steps = 0
 
     def __init__(self):
@@ -67,7 +65,6 @@ class Inner(nn.Module):
 
 
 def within(kind):
-    """Have it among layers of torch."""
     return lambda: nn.Sequential(collections.OrderedDict(within=kind()))
 
 
@@ -78,8 +75,6 @@ class Counting(Inner):
 
 
 class Remembering(Inner):
-    """Adds what it has computed before."""
-
     def forward(self, x):
         before, self.last = self.last, self.inner(x)
         return self.last if before is None else self.last + before.detach()
@@ -161,8 +156,6 @@ class Least:
 
 
 class Drawing(Inner):
-    """Draws a matrix in its first pass."""
-
     matrix = None
 
     def forward(self, x):
@@ -279,8 +272,6 @@ def test_other_processes_read_what_the_loop_began_with():
 
 
 class Views(torch.utils.data.Dataset):
-    """Gives out its own memory."""
-
     def __init__(self):
         self.rows, self.labels = by_sign(40).tensors[:2]
 
@@ -298,7 +289,6 @@ class AllViews(Views):
 
 
 def listed(model, batch):
-    """Centre each sample of a list where it lies."""
     for row, _ in batch:
         row -= row.mean()
     rows, labels = map(torch.stack, zip(*batch, strict=True))
@@ -306,7 +296,6 @@ def listed(model, batch):
 
 
 def sliced(model, batch):
-    """Scale a slice of the data set's tensor where it lies."""
     batch[0].mul_(0.9)
     return cross_entropy(model, batch)
 
@@ -342,7 +331,6 @@ PROGRAMS = {
 
 
 def refusals():
-    """Give what programs are refused with, by name."""
     told = dict.fromkeys(PROGRAMS, "nothing")
     for name, (program, _) in PROGRAMS.items():
         try:

@@ -63,7 +63,6 @@ def start(url: str, *starter: str, **environ: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Wait for a run; return its digest and what it has said."""
     output, said = process.communicate(timeout=100)
     assert process.returncode == 0, said
     return str(json.loads(output)), said

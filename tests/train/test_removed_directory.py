@@ -21,8 +21,6 @@ LAST = 8
 
 
 class At(Callback):
-    """Does something once, after some step, on the leader."""
-
     def __init__(self, number, act):
         self._number, self._act = number, act
 

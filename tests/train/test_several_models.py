@@ -276,7 +276,6 @@ def test_a_worker_that_is_killed_in_any_update_costs_nothing(
 
 
 def forgetful(name):
-    """Rank 1 leaves out an update of step 1."""
     program, run = pairs.run_of(name)
     for step in run.steps(pairs.data(), batch_size=12, steps=3):
         with step:

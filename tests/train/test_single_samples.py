@@ -34,8 +34,6 @@ class Pooled(nn.Sequential):
 
 
 class Large(nn.Sequential):
-    """Has several values per channel of each image."""
-
     data = IMAGES
 
     def __init__(self):
@@ -43,8 +41,6 @@ class Large(nn.Sequential):
 
 
 class Tokens(nn.Module):
-    """Normalizes all tokens of all samples as rows."""
-
     data = DATA
 
     def __init__(self):

@@ -17,8 +17,6 @@ LENGTHS = [9, 2, 5, 9, 1, 7, 3, 8, 4, 2, 6, 9]
 
 @dataclass
 class Output:
-    """What a model of transformers returns."""
-
     loss: torch.Tensor | None
     logits: torch.Tensor
 

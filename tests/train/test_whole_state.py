@@ -59,8 +59,6 @@ class Preconditioned(Whole):
 
 
 class Caching(Whole):
-    """Keeps what nobody can write down."""
-
     key, value = "cache", object()
 
     def direction(self, parameter, state):
@@ -69,14 +67,10 @@ class Caching(Whole):
 
 
 class Counting(Caching):
-    """Names its state by numbers."""
-
     key, value = 3, 4
 
 
 class Madgrad(Whole):
-    """Counts its steps, and more, beside the state of its parameters."""
-
     @torch.no_grad()
     def step(self, closure=None):
         if "k" not in self.state:
@@ -94,8 +88,6 @@ class Madgrad(Whole):
 
 
 class Lookahead(Whole):
-    """Wraps another optimizer, whose state it says beside its own."""
-
     def __init__(self, params):
         super().__init__(params)
         self.base = torch.optim.Adam(self.param_groups[0]["params"])
@@ -108,8 +100,6 @@ class Lookahead(Whole):
 
 
 class Quiet(Lookahead):
-    """The same, but says nothing of it."""
-
     def state_dict(self):
         return super(Lookahead, self).state_dict()
 
