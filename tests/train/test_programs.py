@@ -7,15 +7,19 @@ from tests.train import (
     closures,
     drawing,
     pairs,
+    test_gradient_edits,
     test_on_gradients,
     test_per_sample,
+    test_precision,
     test_progress,
+    test_schedule,
     test_token_mean,
     test_whole_batch,
 )
 
 import unisono
 
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The epoch parameter in")]
 PROGRAMS = {
     **{name: functools.partial(closures.train, name) for name in closures.OPTIMIZERS},
     **{name: functools.partial(pairs.train, name) for name in pairs.PROGRAMS},
@@ -23,6 +27,15 @@ PROGRAMS = {
     **{
         f"progress: {name}": functools.partial(test_progress.train, name)
         for name in test_progress.PROGRAMS
+    },
+    **{
+        f"schedule: {name}": functools.partial(test_schedule.train, name)
+        for name in test_schedule.SCHEDULES
+    },
+    **{name: functools.partial(test_precision.train, name) for name in ("bf16", "fp16")},
+    **{
+        kind: functools.partial(test_gradient_edits.with_hooks, kind)
+        for kind in ("register_hook", "register_post_accumulate_grad_hook")
     },
     **{
         f"gradients: {hook}": functools.partial(test_on_gradients.train, hook, optimizer=optimizer)
@@ -47,7 +60,6 @@ def alone():
     return train_all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "exchange"), [(2, "gloo"), (3, "auto")])
 def test_any_number_of_workers_comes_to_the_same(monkeypatch, alone, workers, exchange):
     monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
@@ -55,14 +67,12 @@ def test_any_number_of_workers_comes_to_the_same(monkeypatch, alone, workers, ex
         assert found == alone
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_others(tmp_path, alone):
     stopped = unisono.launch(train_all, tmp_path, 3, workers=2)[0]
     assert not any(stopped[name] == alone[name] for name in alone)
     assert train_all(tmp_path) == alone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "exchange", "faults"),
     [
@@ -76,6 +86,7 @@ def test_a_run_goes_on_with_others(tmp_path, alone):
         ("sam", "gloo", "kill:rank=1,step=2,at=sums"),
         ("sam", "staged", "kill:rank=1,step=2,at=update"),
         ("gradients: noisy", "gloo", "kill:rank=1,step=2,at=sums"),
+        ("schedule: plateau", "auto", "kill:rank=1,step=5,at=update"),
         ("tokens", "auto", "kill:rank=1,step=2,at=gradients"),
     ],
 )
@@ -85,7 +96,6 @@ def test_workers_that_are_killed_cost_nothing(monkeypatch, alone, name, exchange
     assert unisono.launch(PROGRAMS[name], workers=3) == [alone[name]] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["sam", "line search", "ActorCritic", "FrozenTeacher", "whole batch", "draws: object"]
 )
