@@ -55,11 +55,6 @@ def test_so_many_passes_are_pending_at_most(accelerator, monkeypatch):
     assert reads == [16, 16, 16, 2]
 
 
-def test_on_the_cpu_nothing_is_pending(monkeypatch):
-    monkeypatch.setattr(evaluate.PendingLosses, "read", None)
-    assert trainer("cpu").evaluate(DATA, batch_size=8)["on the host"] == 2.5
-
-
 def test_a_negative_weight_is_refused_there_too(accelerator):
     def wrong(model, batch):
         return model(batch[0]).mean(), torch.tensor(-1.0, device=batch[0].device)

@@ -65,7 +65,11 @@ class Computing:
 
     def under_way(self, model: nn.Module) -> AbstractContextManager[None]:
         """Have torch's switches set within a block, and put back after it."""
-        return compiled_in_this_thread() if is_compiled(model) else nullcontext()
+        if not is_compiled(model):
+            return nullcontext()
+        # torch starts no threads to compile: they would stay, and other cores have workers.
+        alone: AbstractContextManager[None] = torch._inductor.config.patch(compile_threads=1)
+        return alone
 
 
 def _has_channels_last(model: nn.Module) -> bool:
@@ -113,13 +117,6 @@ def every_shape_compiled() -> Iterator[None]:
         "fail_on_recompile_limit_hit": True,
     }
     with torch._dynamo.config.patch(limits):
-        yield
-
-
-@contextmanager
-def compiled_in_this_thread() -> Iterator[None]:
-    """Have torch start no threads to compile: they would stay, and other cores have workers."""
-    with torch._inductor.config.patch(compile_threads=1):
         yield
 
 

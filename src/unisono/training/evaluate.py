@@ -130,16 +130,12 @@ def evaluate(
             for part in parts_of(shards):
                 if loss is not None:
                     value = read_loss(loss(model, part.data), part.num_samples)
-                    if not value.on_device:
-                        _add(sums[part.shard], value.numbers())
-                    else:
-                        pending.losses.append((part.shard, value))
-                        if len(pending.losses) == _PENDING_AT_MOST:
-                            _add_all(sums, pending)
+                    pending.losses.append((part.shard, value))
+                    if len(pending.losses) == _PENDING_AT_MOST:
+                        _add_all(sums, pending)
                 if metrics is not None:
                     metrics.keep(rows[part.shard], model, part.data, part.num_samples)
-            if pending.losses:
-                _add_all(sums, pending)
+            _add_all(sums, pending)
             return {v: _write(sums[v]) + b"\n" + written(rows[v]) for v in shards}
 
         said = sorted(sweep.by_all_workers(compute, "evaluate").items())

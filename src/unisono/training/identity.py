@@ -46,13 +46,12 @@ from unisono.training.computing import (
 _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
 _OTHER_FINGERPRINT = (
     "this machine computes other bits than the one of the checkpoint, although both say that they "
-    "are {!r} (fingerprint {:.20} there, {} here): the run goes on, but its bits will not be those "
-    "of a run without a stop."
+    "are {!r} (fingerprint {:.20} there, {} here)"
 )
 _OTHER_DATA = (
-    "the data set is not that of the checkpoint, as {} was {!r:.80} there and is {!r:.80} now: the "
-    "run goes on, but its bits will not be those of a run without a stop."
+    "the data set is not that of the checkpoint, as {} was {!r:.80} there and is {!r:.80} now"
 )
+_OTHER_BITS = ": the run goes on, but its bits will not be those of a run without a stop."
 _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 
 
@@ -150,16 +149,13 @@ def compare(
         if name == SAMPLES:
             there = old[name] if isinstance(old[name], dict) else {}
             others = [key for key in value if there.get(key, value[key]) != value[key]]
-            warnings += [_OTHER_DATA.format(key, there[key], value[key]) for key in others[:1]]
-            continue
-        if name == FINGERPRINT:
-            if value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT):
-                warnings.append(_OTHER_FINGERPRINT.format(new["processor"], old[name], value))
-            continue
-        warnings.append(
-            f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now: the run goes "
-            f"on, but its bits will not be those of a run without a stop."
-        )
+            told = [_OTHER_DATA.format(key, there[key], value[key]) for key in others[:1]]
+        elif name == FINGERPRINT:
+            is_news = value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT)
+            told = [_OTHER_FINGERPRINT.format(new["processor"], old[name], value)] * bool(is_news)
+        else:
+            told = [f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now"]
+        warnings += [f"{line}{_OTHER_BITS}" for line in told]
     return warnings
 
 

@@ -119,21 +119,14 @@ class FitTotals:
         self.begun_at, self._plan = replace(begun_at), plan
         self._samples = 0
         self._last = begun_at.step - 1
-        self._seconds = 0.0
-        self._resumed_at_s = time.perf_counter()
-
-    def pause(self) -> None:
-        """Stop the clock."""
-        now = time.perf_counter()
-        self._seconds += now - self._resumed_at_s
-        self._resumed_at_s = now
+        self._begun_at_s = time.perf_counter()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave something out of the time."""
-        self.pause()
+        paused_at_s = time.perf_counter()
         yield
-        self._resumed_at_s = time.perf_counter()
+        self._begun_at_s += time.perf_counter() - paused_at_s
 
     def count(self, step: int, num_samples: int) -> None:
         """Count a step that is done, unless it has come before a worker was lost."""
@@ -146,10 +139,10 @@ class FitTotals:
 
         One that has seen some of the steps takes the others to have been as fast.
         """
-        samples = self.samples_until(position)
+        samples, seconds = self.samples_until(position), time.perf_counter() - self._begun_at_s
         if not samples:
-            return self._seconds
-        return self._seconds * samples / self._samples if self._samples else math.nan
+            return seconds
+        return seconds * samples / self._samples if self._samples else math.nan
 
     def samples_until(self, position: Position) -> int:
         """Count the samples of the call's steps until `position`."""

@@ -58,40 +58,28 @@ def taken_apart(output: Any, num_samples: int) -> Output:
         tensors = {str(number): tensor for number, tensor in enumerate(output)}
     else:
         tensors = {"predictions": output}
-    for name in tensors:
-        _check_name(name)
     for name, tensor in tensors.items():
-        _check_rows(name, tensor, num_samples)
+        if not isinstance(name, str) or name == _RESERVED:
+            raise TypeError(
+                f"predictions in a dict must have strings as names, but not {_RESERVED!r}, which a "
+                f"safetensors file has for itself, and one is {name!r}, of type "
+                f"{type(name).__name__}: name it otherwise."
+            )
+        is_tensor = isinstance(tensor, torch.Tensor)
+        if not is_tensor or tensor.layout != torch.strided or str(tensor.dtype) not in CODES:
+            kind = f"{tensor.dtype}, {tensor.layout}" if is_tensor else type(tensor).__name__
+            raise TypeError(
+                f"predictions must be a dense tensor, or a tuple or dict of them, of dtypes that a "
+                f"safetensors file can hold, but {name!r} is of type {kind}: return such tensors "
+                f"from `forward`."
+            )
+        if tensor.dim() == 0 or tensor.shape[0] != num_samples:
+            raise ValueError(
+                f"predictions must have one row for each sample, but for {num_samples} samples "
+                f"{name!r} has the shape {tuple(tensor.shape)}: let `forward` keep the first "
+                f"dimension."
+            )
     return tensors
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(
-            f"predictions in a dict must have strings as names, but one is {name!r}, of type "
-            f"{type(name).__name__}: name it {str(name)!r}, say."
-        )
-    if name == _RESERVED:
-        raise ValueError(
-            f"predictions must have names that a safetensors file can hold, but {_RESERVED!r} "
-            f"means something else there: name them otherwise."
-        )
-
-
-def _check_rows(name: str, tensor: Any, num_samples: int) -> None:
-    is_tensor = isinstance(tensor, torch.Tensor)
-    if not is_tensor or tensor.layout != torch.strided or str(tensor.dtype) not in CODES:
-        kind = f"{tensor.dtype}, {tensor.layout}" if is_tensor else type(tensor).__name__
-        raise TypeError(
-            f"predictions must be a dense tensor, or a tuple or dict of them, of dtypes that a "
-            f"safetensors file can hold, but {name!r} is of type {kind}: return such tensors from "
-            f"`forward`."
-        )
-    if tensor.dim() == 0 or tensor.shape[0] != num_samples:
-        raise ValueError(
-            f"predictions must have one row for each sample, but for {num_samples} samples "
-            f"{name!r} has the shape {tuple(tensor.shape)}: let `forward` keep the first dimension."
-        )
 
 
 def layout_of(output: Output, num_samples: int) -> tuple[Layout, int]:

@@ -159,11 +159,12 @@ class Run:
         is_unseeded = drawn_without_seed()
         if options.exact:
             self.device.fix_workspaces()
+        rules = {name: each.rule for name, each in scaling.items()}
         fixed = {
             "clip_norm": options.clip_norm,
             "clip_value": options.clip_value,
             **fixed_by(model, optimizer),
-            "grad_scaler": _rules(scaling),
+            "grad_scaler": rules.get("", rules) or None,  # by optimizer, where there are several
         }
         if not self.device.is_host:
             fixed["exact"] = options.exact
@@ -313,9 +314,3 @@ class Run:
 def context_of(run: Run) -> RunContext:
     """Give what the parts of a run share."""
     return run._context
-
-
-def _rules(scaling: Mapping[str, LossScaling]) -> Any:
-    """Say how losses are scaled: by optimizer, where there are several."""
-    rules = {name: each.rule for name, each in scaling.items()}
-    return rules.get("", rules) or None
