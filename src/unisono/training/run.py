@@ -64,18 +64,12 @@ EXTRA_STATE_KEY = "extra_state"
 class Run:
     """A training run with a loop of your own: the same result on any number of workers. Final.
 
-    During :meth:`steps`, the default exchange on CPUs keeps parameters in memory that all workers
-    share. Before and after, each worker has its own model. When the loop begins, all workers take
-    the leader's values; the leader is rank 0 unless it was lost.
-
-    If a worker is killed, the others compute its shards. If it is killed during an update, the run
-    returns to its newest snapshot and repeats some steps; the block of the current step then ends
-    with ``step.is_done`` False.
-
-    Under another launcher (``torchrun``, Slurm's ``srun``, Open MPI's ``mpirun``) the bits are the
-    same, but lost workers are not replaced: the others raise
-    :class:`unisono.errors.PeerLostError`, and the run resumes from its `directory` when it is
-    started again. The first run that a program makes there waits for all ranks.
+    When a loop begins, all workers take the values of the leader, which is rank 0 unless it was
+    lost. If a worker is killed, the others compute its shards. If it is killed during an update,
+    the run returns to its newest snapshot and repeats some steps; the block of the current step
+    then ends with ``step.is_done`` False. Under another launcher, such as ``torchrun``, the others
+    raise :class:`unisono.errors.PeerLostError`, and the run resumes from its `directory` when it is
+    started again.
 
     Arguments that are not listed are those of :class:`unisono.Trainer`. Several optimizers are
     clipped separately, by one value or by a dict of values by name. For a lower precision, compute

@@ -196,16 +196,12 @@ class Step(DoneStep):
     def update(self, *names: str) -> AbstractContextManager[Step]:
         """Begin an update of some of the run's optimizers, within the block of the step.
 
-        Used as ``with step.update("generator"):``, with a loop over :attr:`shards` as in a step of
-        its own: all shards' gradients are summed, and these optimizers step. Other parameters keep
-        their values; gradients that reach them are dropped. A step has as many updates as the
-        program likes, of one optimizer several times, too, with other random numbers each time;
-        every worker makes the same ones. Without any, the step updates all from one loss. After
-        the block `means`, `gradient_norm` and `is_skipped` are those of the update; after the
-        step's, `means` has those of all, as ``"generator.loss"``, and the sum of losses, as
-        ``"loss"``.
-
-        Collective.
+        Collective. Used as ``with step.update("generator"):``, with a loop over :attr:`shards` as
+        in a step of its own: all shards' gradients are summed, and these optimizers step. Gradients
+        that reach other parameters are dropped. A step has as many updates as the program likes, of
+        one optimizer several times, too; without any, it updates all from one loss. After the block
+        `means`, `gradient_norm` and `is_skipped` are those of the update; after the step's, `means`
+        has those of all, as ``"generator.loss"``, and the sum of losses, as ``"loss"``.
 
         Args:
             names: of the optimizers, as the run has got them.
