@@ -1,4 +1,4 @@
-"""What of a device belongs to a run's identity, and what a fingerprint of it tells."""
+"""What of a device belongs to a run's identity, and what is said where workers' devices differ."""
 
 import os
 import subprocess
@@ -6,15 +6,17 @@ import sys
 
 import pytest
 import torch
+from tests.accelerator import sim
 from tests.warm import processes
 from torch import nn
 
 import unisono
+from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device, default_generator, host
 from unisono.training import identity as device_fingerprint
 from unisono.training.computing import arithmetic_in_words, tf32_in_words
-from unisono.training.identity import compare, fingerprint_of, identity
+from unisono.training.identity import compare, fingerprint_of, identity, kinds_of
 
 PLAN = SamplePlan(num_samples=8, batch_size=4, shards=2, seed=0, shuffle=False)
 BEFORE = {
@@ -286,3 +288,75 @@ def test_without_a_directory_no_fingerprint_is_taken(monkeypatch):
     device_fingerprint._known().clear()
     train(None, 1)
     assert device_fingerprint._known() == {}
+
+
+A, B = "cuda NVIDIA A100, capability 8.0, 108", "cuda NVIDIA H100, capability 9.0, 132"
+
+
+@pytest.mark.parametrize(
+    ("heard", "kinds"),
+    [
+        ({0: (A, "a"), 1: (A, "a")}, {0: "a", 1: "a"}),
+        # of one model, but they compute other bits
+        ({0: (A, "a"), 1: (A, "b")}, {0: "a", 1: "b"}),
+        # of two models that compute the same
+        ({0: (A, "a"), 1: (B, "a")}, {0: "a", 1: "a"}),
+        # one had no memory to find it out
+        ({0: (A, "a"), 1: (A, "")}, {0: A, 1: A}),
+        ({0: (A, "a"), 1: (B, "")}, {0: A, 1: B}),
+    ],
+)
+def test_devices_of_a_kind_are_those_with_equal_fingerprints(heard, kinds):
+    assert kinds_of(heard) == kinds
+
+
+def train_mixed(mixed, exact):
+    """Train as one of several workers, whose updates differ as mixed devices' do."""
+    sim.install()
+    rank = unisono.world().rank
+    device_fingerprint._known()[f"sim:{rank} as usual {tf32_in_words()}"] = (
+        f"{rank if mixed else 0:016}"
+    )
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = unisono.Run(model, optimizer, shards=8, device="sim", seed=2, exact=exact)
+    for step in run.steps(torch.arange(192.0).view(64, 3) / 192, batch_size=16, steps=4):
+        with step:
+            for batch in step.shards:
+                step.backward(model(batch).square().mean())
+        if step.is_done and mixed:
+            model.bias.data.add_(rank * 1e-6)
+    return [p.tolist() for p in model.parameters()]
+
+
+@pytest.fixture
+def simulated():
+    if reason := sim.why_not():
+        pytest.skip(reason)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulated")
+def test_devices_that_round_differently_are_refused():
+    with pytest.raises(MismatchError, match=r"on rank 0 and .* on rank 1\): use .*exact=False"):
+        unisono.launch(train_mixed, True, True, workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulated")
+def test_replicas_that_round_differently_are_not_compared(capfd):
+    weights, others = unisono.launch(train_mixed, True, False, workers=2)
+    assert weights != others
+    torch.testing.assert_close(weights[0], others[0], rtol=0, atol=1e-3)
+    said = capfd.readouterr()
+    assert (said.out + said.err).count("the workers' devices round differently") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulated")
+def test_nothing_is_said_of_devices_that_compute_the_same_bits(capfd):
+    weights, others = unisono.launch(train_mixed, False, True, workers=2)
+    assert weights == others
+    said = capfd.readouterr()
+    assert "round differently" not in said.out + said.err

@@ -61,16 +61,10 @@ APART = {0: ["position", "blocks.1", "norm"], 1: ["embedding", "blocks", "head"]
     "options",
     [
         {},
-        pytest.param({"clip_norm": 0.1}, marks=pytest.mark.long),
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in (
-                {"clip_value": 0.01},
-                {"precision": "bf16", "clip_norm": 0.1},
-                {"precision": "fp16"},
-                {"precision": unisono.Precision(exact=False)},
-            )
-        ),
+        {"clip_value": 0.01},
+        {"precision": "bf16", "clip_norm": 0.1},
+        {"precision": "fp16"},
+        {"precision": unisono.Precision(exact=False)},
     ],
     ids=str,
 )
