@@ -17,7 +17,6 @@ from tests.parity.plain import made
 from tests.warm.processes import run, start
 
 import unisono
-from unisono.callbacks import Callback
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.run_directory import lock_directory
@@ -332,24 +331,6 @@ def test_a_well_sealed_checkpoint_of_another_form_is_passed_over(tmp_path, text,
     folder.write_folder(path.with_name("step-000000000009"), files | {"run.json": text.encode()})
     assert fit(tmp_path, 3)[0] == 1
     assert "step-000000000009 is passed over: run.json must have" in capsys.readouterr().out
-
-
-class Maps(Callback):
-    def __init__(self):
-        self.seen = []
-
-    def on_step_begin(self, fit):
-        self.seen.append("unisono-file" in Path("/proc/self/maps").read_text())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", ["shared", "staged"])
-def test_a_resumed_run_lets_go_of_the_files(tmp_path, monkeypatch, exchange):
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    fit(tmp_path, 2)
-    maps = Maps()
-    assert fit(tmp_path, 4, callbacks=[maps])[0] == 2
-    assert maps.seen == [False, False]
 
 
 def checkpoints(directory):

@@ -7,7 +7,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.training.failures import samples_in_words
 
 
 class Fails(torch.autograd.Function):
@@ -103,16 +102,3 @@ def test_an_end_is_no_failure():
     with pytest.raises(KeyboardInterrupt) as caught:
         fit(loss)
     assert not hasattr(caught.value, "__notes__")
-
-
-@pytest.mark.parametrize(
-    ("indices", "words"),
-    [
-        ([3], "sample 3"),
-        ([3, 1], "samples 3, 1"),
-        (range(8), "samples 0, 1, 2, 3, 4, 5, 6, 7"),
-        (range(9), "samples 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"),
-    ],
-)
-def test_samples_in_words(indices, words):
-    assert samples_in_words(indices) == words

@@ -44,16 +44,6 @@ def schedule_behind_the_block():
     return total, rate, schedule.last_epoch, run.state["seen"], run.state["average"].item()
 
 
-def k_fold():
-    def fold(number):
-        model, optimizer, data = made(width=8 + number)
-        trainer = unisono.Trainer(model, optimizer, loss, shards=4)
-        trainer.fit(data, batch_size=16, steps=30 + number)
-        return trainer.digest()
-
-    return quietly(lambda: [fold(number) for number in range(4)])
-
-
 def in_turn():
     trainers = []
     for width in (16, 12):
@@ -80,7 +70,6 @@ def named_groups():
     ("program", "faults"),
     [
         (schedule_behind_the_block, "kill:rank=1,step=25,at=updated"),
-        (k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
         (in_turn, "kill:rank=0,step=50,at=update"),
         (named_groups, "kill:rank=1,step=25,at=update"),
     ],

@@ -33,13 +33,6 @@ class Pooled(nn.Sequential):
         super().__init__(nn.Conv2d(2, 6, 1), nn.BatchNorm2d(6), *pooled)
 
 
-class Large(nn.Sequential):
-    data = IMAGES
-
-    def __init__(self):
-        super().__init__(nn.Conv2d(2, 6, 1), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(24, 4))
-
-
 class Tokens(nn.Module):
     data = DATA
 
@@ -99,7 +92,6 @@ def test_it_is_refused_before_the_first_step_everywhere():
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
-        (Large, {}),
         (Tokens, {}),
         (Tokens, {"shards": 8}),  # of which each batch has single samples
         (Flat, {"shards": 2}),

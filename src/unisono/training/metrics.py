@@ -131,13 +131,14 @@ def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:
     """Tell functions from what torchmetrics computes; gives both, None for the second if none."""
     if not isinstance(metrics, Mapping) or isinstance(metrics, _kinds()):
         return {}, metrics
-    functions = {name: one for name, one in metrics.items() if _is_function(one)}
+    no_functions = (nn.Module, type, *_kinds())
+    functions = {
+        name: one
+        for name, one in metrics.items()
+        if callable(one) and not isinstance(one, no_functions)
+    }
     others = {name: one for name, one in metrics.items() if name not in functions}
     return functions, others if others or not functions else None
-
-
-def _is_function(metric: Any) -> bool:
-    return callable(metric) and not isinstance(metric, (nn.Module, type, *_kinds()))
 
 
 def _kinds() -> tuple[type, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from unisono.data.data_reading import Reading, is_stream, length_of
-from unisono.data.epoch_order import EpochOrder, Sampler
+from unisono.data.epoch_order import EpochOrder
 from unisono.data.fingerprint import fingerprint_of_data
 from unisono.engine.exchange.snapshots import RunMemory
 from unisono.engine.state.attributes import Attributes
@@ -166,7 +166,12 @@ def plan_samples(
             f"time, or read it into a list."
         )
     if is_stream(dataset):
-        _check_order_is_its_own(dataset, shuffle, sampler)
+        if sampler is not None or shuffle:
+            given = "`shuffle`" if sampler is None else "`sampler`"
+            raise ValueError(
+                f"{given} must be left out for an IterableDataset, which has an order of its own, "
+                f"but is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
+            )
         shuffle = False
     if sampler is None or not length:
         shuffle = shuffle is None or bool(shuffle)
@@ -234,12 +239,3 @@ def begin_epoch(run: RunContext, samples: SamplePlan, *, is_agreed: bool) -> Non
         if not is_agreed:
             run.team.agree(order, "order of an epoch")
         run.kept.last["order"] = order
-
-
-def _check_order_is_its_own(dataset: Any, shuffle: bool | None, sampler: Sampler | None) -> None:
-    given = "`sampler`" if sampler is not None else "`shuffle`" if shuffle else None
-    if given is not None:
-        raise ValueError(
-            f"{given} must be left out for an IterableDataset, which has an order of its own, but "
-            f"is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
-        )
