@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.splitting.models import CNN, GPT
-from tests.train.test_exact import PutBackward
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -183,22 +182,6 @@ def test_of_several_the_full_device_is_named(accelerator):
     assert caught.value.device == "sim:1"
     assert 8 << 20 <= caught.value.needed["parameters"] < 9 << 20
     assert "give sim:1 fewer layers (`balance=` of `unisono.split`)" in str(caught.value)
-
-
-class Layer(nn.Linear):
-    def forward(self, x):
-        return PutBackward.apply(super().forward(x))
-
-
-def test_operations_without_a_deterministic_form_are_found(accelerator):
-    def make():
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Layer(8, 10))
-
-    trainer = trainer_of(make, ["sim:0", "sim:1"])
-    assert str(trainer.run.model[2].weight.device) == "sim:1"
-    with pytest.raises(unisono.errors.NondeterministicError) as caught:
-        trainer.fit(data(CNN), batch_size=BATCH_SIZE, steps=2)
-    assert caught.value.operation == "put_"
 
 
 @pytest.mark.slow
