@@ -599,3 +599,32 @@ def test_a_mismatch_that_the_helper_meets_while_one_asks_of_another_call_is_kept
     helper.join()
     with pytest.raises(MismatchError, match="another call has failed"):
         run.carry_out(Asked(), is_async=True)
+
+
+def test_where_no_thread_can_be_started_the_group_ends_in_words(as_ranks, monkeypatch):
+    def work(group, rank):
+        group.barrier()
+        if rank == 1:
+            with pytest.raises(PeerLostError, match="can't start new thread"):
+                group.recv([torch.ones(1)], 0, 0).wait()
+            return
+
+        class NoThread:
+            def __init__(self, **_):
+                pass
+
+            def start(self):
+                raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(execution.threading, "Thread", NoThread)
+        try:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                barrier(group, is_async=True)
+        finally:
+            monkeypatch.undo()
+        with pytest.raises(PeerLostError, match="can't start new thread"):
+            barrier(group, is_async=False)
+        with pytest.raises(PeerLostError, match="can't start new thread"):
+            group.recv([torch.ones(1)], 1, 0).wait()
+
+    assert as_ranks(2, work) == [None, None]

@@ -48,7 +48,7 @@ class Recorder:
     @classmethod
     def attach(cls, run: Any, folder: str) -> Recorder:
         """Put one in the place of the faults of a run's team."""
-        team = run._context.team
+        team = run.team if hasattr(run, "team") else run._context.team  # of an older version
         recorder = cls(team.faults, Path(folder, str(os.getpid())) if folder else None)
         team.faults = recorder
         return recorder
@@ -57,6 +57,9 @@ class Recorder:
         self._step = self._step if step is None else step
         self.note(AFTER[at])
         self._faults.meet(at, step)
+
+    def flips(self, step: int) -> str:
+        return ""  # a fault of the tag `wide`
 
     def note(self, phase: str) -> None:
         if self._file is not None:

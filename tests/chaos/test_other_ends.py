@@ -1,4 +1,8 @@
-"""Workers that stand still, programs that fail, launchers that are asked to end or are killed."""
+"""Workers that stand still, programs that fail, launchers that are asked to end or are killed.
+
+Whatever happens is told in words, nothing is left running, and whoever starts again with the same
+run directory ends with the bits of the undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +122,38 @@ def test_a_replacement_that_stands_still_is_replaced(monkeypatch, capfd):
     results = unisono.launch(train, Options(hold=HOLD), workers=3, stall_timeout_s=1, restarts=9)
     assert results == [undisturbed()] * 3
     assert "a signal has stopped it" in capfd.readouterr().err
+
+
+# Programs that fail, which no replacement would mend.
+
+
+def train_with_a_loader_that_dies():
+    """Train, and read by a loader process of which one is killed on one worker."""
+    import torch
+    from tests.chaos.training import BATCH_SIZE, make, samples
+
+    model, optimizer = make("adam")
+    run = unisono.Run(model, optimizer, shards=5)
+    for step in run.steps(samples(110, 1), batch_size=BATCH_SIZE, epochs=1):
+        with step:
+            if unisono.world().rank == 1 and step.number == 3:
+                list(torch.utils.data.DataLoader(Deadly(), num_workers=1))
+            for inputs, labels in step.shards:
+                step.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+
+
+class Deadly:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_loader_process_that_dies_is_an_exception_of_the_program(capfd):
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .* (exited|killed)"):
+        unisono.launch(train_with_a_loader_that_dies, workers=3)
+    assert "replacement" not in capfd.readouterr().err
 
 
 # Losses that are not made up for.

@@ -105,6 +105,18 @@ class Scale(nn.Module):
         return hidden * self.scale + self.nothing.sum()
 
 
+class Gate(nn.Module):
+    """Multiplies by what a second layer and random numbers say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn_like(hidden) * 0.05 if self.training else 0.0
+        return hidden * torch.sigmoid(self.gate(hidden) + noise)
+
+
 class Sometimes(nn.Module):
     """Takes a branch for some shards only, as their samples or random numbers have it."""
 
@@ -140,6 +152,51 @@ class Experts(nn.Module):
         return outputs
 
 
+class OwnBatchNorm(nn.Module):
+    """Normalizes over the samples of a shard, also over one, with statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.lerp_(hidden.float().mean(0), 0.1)
+        return (hidden - self.mean) * self.weight
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 3, dropout=0.1, batch_first=True)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.attention(hidden, hidden, hidden, need_weights=False)[0]
+
+
+class Places(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.places
+
+
+class Shared(nn.Module):
+    """Uses one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.again = self.layer
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.again(torch.relu(self.layer(hidden)))
+
+
 def recurrent(layer: nn.Module) -> nn.Module:
     return Applied(layer, lambda layer, hidden: layer(hidden)[0])
 
@@ -163,6 +220,11 @@ def as_written(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     return Applied(layer.to(dtype), apply)
 
 
+def bilinear() -> nn.Module:
+    both = Applied(nn.Bilinear(WIDTH, WIDTH, WIDTH), lambda layer, hidden: layer(hidden, hidden))
+    return as_written(both, torch.float32)
+
+
 def batch_norm_of_rows() -> nn.Module:
     # Over pairs of features, as a shard may have one row.
     return Applied(
@@ -175,6 +237,7 @@ OF_ALL: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.LayerNorm(WIDTH),
     "dropout": lambda: nn.Dropout(0.3),
     "residual": lambda: residual(linear()),
+    "gate": Gate,
     "double": lambda: as_written(nn.Linear(WIDTH, WIDTH), torch.float64),
     "counter": Counter,
     "scale": Scale,
@@ -186,10 +249,14 @@ OF_KIND: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "linear": linear,
         "group norm": lambda: nn.GroupNorm(3, WIDTH),
         "batch norm": batch_norm_of_rows,
+        "own batch norm": OwnBatchNorm,
+        "bilinear": bilinear,
         "sometimes": Sometimes,
         "alpha dropout": lambda: nn.AlphaDropout(0.2),
         "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+        "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
         "experts": Experts,
+        "shared": Shared,
     },
     "images": {
         "conv": lambda: nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()),
@@ -207,9 +274,12 @@ OF_KIND: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "lstm": lambda: recurrent(nn.LSTM(WIDTH, WIDTH, batch_first=True)),
         "two lstms": lambda: recurrent(nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.2)),
         "gru": lambda: recurrent(nn.GRU(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True)),
+        "rnn": lambda: recurrent(nn.RNN(WIDTH, WIDTH, batch_first=True)),
+        "attention": Attention,
         "transformer": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.1, batch_first=True),
         "conv 1d": lambda: along_time(nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
         "batch norm": lambda: along_time(nn.BatchNorm1d(WIDTH)),
+        "places": Places,
     },
 }
 

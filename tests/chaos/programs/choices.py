@@ -28,12 +28,12 @@ SCHEDULES = (
     *("chained", "cyclic momentum", "plateau"),
 )
 
-_ON_ALL = ("layer norm", "dropout", "residual", "double", "counter", "scale", "frozen")
+_ON_ALL = ("layer norm", "dropout", "residual", "gate", "double", "counter", "scale", "frozen")
 BLOCKS = {
     "vectors": (
         *_ON_ALL,
-        *("linear", "group norm", "batch norm", "sometimes"),
-        *("alpha dropout", "weight norm", "experts", "checkpointed"),
+        *("linear", "group norm", "batch norm", "own batch norm", "bilinear", "sometimes"),
+        *("alpha dropout", "weight norm", "spectral norm", "experts", "checkpointed", "shared"),
     ),
     "images": (
         *("conv", "batch norm 2d", "batch norm average", "group norm", "instance norm"),
@@ -41,13 +41,13 @@ BLOCKS = {
     ),
     "tokens": (
         *_ON_ALL,
-        *("lstm", "two lstms", "gru", "transformer", "conv 1d", "batch norm"),
-        "checkpointed",
+        *("lstm", "two lstms", "gru", "rnn", "attention", "transformer", "conv 1d", "batch norm"),
+        *("places", "checkpointed"),
     ),
 }
 WITHOUT_PARAMETERS = frozenset({"dropout", "dropout 2d", "alpha dropout", "counter", "frozen"})
 # torch has no kernel in float16 on the CPU, or none whose result is the same each time.
-NOT_IN_FP16 = frozenset({"lstm", "two lstms", "gru", "transposed"})
+NOT_IN_FP16 = frozenset({"lstm", "two lstms", "gru", "rnn", "transposed"})
 
 
 class Choices(SimpleNamespace):

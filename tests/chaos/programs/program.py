@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import resource
 import sys
@@ -23,7 +24,11 @@ from torch import nn
 
 import unisono
 from unisono.callbacks import EMA, Callback, EarlyStopping, EventLog
-from unisono.engine.state.contents import digest_of
+
+try:
+    from unisono.engine.state.contents import digest_of
+except ModuleNotFoundError:  # the tag `wide`
+    from unisono.state.digest import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.chaos.exchanges import install
@@ -41,6 +46,8 @@ CLIPS: dict[str, dict[str, float]] = {
     "look": {"clip_norm": float("inf")},
 }
 NUM_VALIDATED = 17
+# Another version may run this program, too: one whose options do not stand together yet.
+IS_OLDER = "checkpoint_every" in inspect.signature(unisono.Run).parameters
 NORMALIZING = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.Dropout)
 
 
@@ -118,13 +125,18 @@ class Program:
             "seed": choices.seed,
             "directory": told.directory or None,
             "checkpoint": 3 if told.directory else None,
-            "device": told.device,
             **CLIPS[choices.clip],
         }
         self.schedule_options: dict[str, Any] = {"schedule": None}
-        if self.schedule is not None:
+        if self.schedule is not None and not IS_OLDER:
             schedule = unisono.Schedule(self.schedule, every=choices.schedule_every)
             self.schedule_options = {"schedule": schedule}
+        if IS_OLDER:
+            self.settings["checkpoint_every"] = self.settings.pop("checkpoint")
+            every = choices.schedule_every
+            self.schedule_options = {"schedule": self.schedule, "schedule_every": every}
+        if "device" in inspect.signature(unisono.Run).parameters:  # older versions have none
+            self.settings["device"] = told.device
 
     def attach(self, run: unisono.Run) -> None:
         """Have phases told, and take part in them."""
@@ -197,7 +209,8 @@ def with_own_loop(program: Program) -> dict[str, Any]:
     if dtype is not None:
         around = lambda: torch.autocast(device, dtype)  # noqa: E731
     scaler = torch.amp.GradScaler(device) if choices.precision == "fp16" else None
-    run = unisono.Run(model, program.optimizer, scaler=scaler, **program.settings)
+    scaling = {"grad_scaler" if IS_OLDER else "scaler": scaler}
+    run = unisono.Run(model, program.optimizer, **scaling, **program.settings)
     program.attach(run)
     if program.schedule is not None:
         run.state["schedule"] = program.schedule

@@ -49,7 +49,7 @@ STARTS = 3
 PACE_MS = 4.0
 TIMEOUT_S = 90.0
 GONE_WITHIN_S = 10.0
-RECURRENT = {"lstm", "two lstms", "gru"}
+RECURRENT = {"lstm", "two lstms", "gru", "rnn"}
 # How a job that is asked to end may end, or that has come to its end before.
 ASKED_TO_END = {0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL}
 # What is only known to whoever was there when it was found.
@@ -113,10 +113,20 @@ def run_against(seed: int, folder: Path, python: str) -> Iterator[Way]:
             return
         yield Way("this version", "")
         job, found = _plain(seed, folder, python)
-        yield Way("the other version", "" if found == expected else _said(job, expected))
+        is_same = found is not None and _trained(found) == _trained(expected)
+        yield Way("the other version", "" if is_same else _said(job, expected))
         yield _continued(choices, folder, expected, draw, python)
     except AssertionError as error:
         yield Way("the last one", str(error))
+
+
+def _trained(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out evaluations: until November 2026 their passes had other samples."""
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith(("validation", "evaluated", "rows"))
+    }
 
 
 def _plain(

@@ -208,8 +208,16 @@ class Execution:
 
     def _call_helper(self) -> None:
         if self._helper is None:
-            self._helper = threading.Thread(target=self._help, name="unisono-c10d", daemon=True)
-            self._helper.start()
+            helper = threading.Thread(target=self._help, name="unisono-c10d", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError as error:  # there may be no thread more
+                self._turn = _Turn.NOBODY
+                self._waiting[0].give_up(error)
+                self._end(*self._waiting, error=error)
+                self._waiting.clear()
+                raise
+            self._helper = helper
             _WITH_HELPERS.add(self)
         self._turn = _Turn.HELPER
         self._changed.notify_all()

@@ -123,7 +123,7 @@ class Meeting(MeetingPoint):
         if self._ended:
             raise PeerLostError(
                 f"a process group must not be used after its end, but this one has ended, as "
-                f"{self._ended} Make a new one.",
+                f"{self._ended.rstrip('.')}. Make a new one.",
                 rank=self.names[self.rank],
             )
 
