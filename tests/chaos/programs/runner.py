@@ -133,9 +133,7 @@ def _plain(
     seed: int, folder: Path, python: str = sys.executable
 ) -> tuple[Job, dict[str, Any] | None]:
     """Run a program in plain Python; returns what it came to, None if it failed."""
-    popen = start_warm if python == sys.executable else subprocess.Popen
-    told = _told(Told(seed))
-    job = Job(folder, program=PROGRAM, arguments=(told,), popen=popen, python=python)
+    job = _start(folder, Told(seed), None, python=python)
     status = job.wait(TIMEOUT_S)
     return job, job.results[0] if status == 0 and len(job.results) == 1 else None
 
@@ -147,25 +145,14 @@ def _continued(
     phases = folder / "phases-other"
     phases.mkdir()
     told = Told(choices.seed, directory=str(folder / "run"), phases=str(phases), pace_ms=PACE_MS)
-    step, before, after = (
-        draw.randrange(choices.num_steps),
-        draw.choice(WORKERS),
-        draw.choice(WORKERS),
-    )
-    job = Job(
-        folder,
-        workers=before,
-        program=PROGRAM,
-        arguments=(_told(told),),
-        popen=subprocess.Popen,
-        python=python,
-        phases=told.phases,
-    )
+    step = draw.randrange(choices.num_steps)
+    before, after = draw.choice(WORKERS), draw.choice(WORKERS)
+    job = _start(folder, told, before, python=python)
     driver.Watch(job, time.monotonic() + TIMEOUT_S).wait_for_step(step)
     trouble = _stop(job, signal.SIGINT)
     name = f"the other version's {before} workers until step {step}, then {after} of this one"
     if not trouble:
-        job = _start(folder, replace(told, phases="", pace_ms=0.0), after, ())
+        job = _start(folder, replace(told, phases="", pace_ms=0.0), after)
         job.wait(TIMEOUT_S)
         trouble = _trouble(job, _at_the_end(expected), after)
     return Way(name, trouble, 1)
@@ -226,7 +213,7 @@ def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: ran
         exchange = draw.choice(exchanges)
         names.append(f"{_told_workers(workers)} ({exchange}) until {how.name} in step {step}")
         again = replace(told, phases=str(phases))
-        job = _start(folder, again, workers, ("--restarts", 100), exchange)
+        job = _start(folder, again, workers, exchange=exchange)
         driver.Watch(job, time.monotonic() + TIMEOUT_S).wait_for_step(step)
         time.sleep(draw.uniform(0, 0.02))
         trouble = _stop(job, how)
@@ -237,7 +224,7 @@ def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: ran
     names.append(f"{_told_workers(workers)} ({exchange}) to the end")
     # One that was stopped after its last step has nothing left to do, so nobody writes its end.
     has_end = not any(entry.step == expected["step"] for entry in RunDirectory(directory).entries())
-    job = _start(folder, replace(told, pace_ms=0.0), workers, ("--restarts", 100), exchange)
+    job = _start(folder, replace(told, pace_ms=0.0), workers, exchange=exchange)
     job.wait(TIMEOUT_S)
     trouble = _trouble(job, _at_the_end(expected), workers or 1)
     if not trouble and choices.loop == "trainer":
@@ -267,22 +254,21 @@ def _start(
     folder: Path,
     told: Told,
     workers: int | None,
-    flags: tuple[object, ...],
+    flags: tuple[object, ...] = ("--restarts", 100),
     exchange: str = "shared",
+    python: str = sys.executable,
 ) -> Job:
     return Job(
         folder,
         workers=workers,
         flags=flags,
         program=PROGRAM,
-        arguments=(_told(replace(told, device=device_of(exchange))),),
+        arguments=(json.dumps(asdict(replace(told, device=device_of(exchange)))),),
+        popen=start_warm if python == sys.executable else subprocess.Popen,
+        python=python,
         variables=variables_of(exchange),
         phases=told.phases,
     )
-
-
-def _told(told: Told) -> str:
-    return json.dumps(asdict(told))
 
 
 def _told_workers(workers: int | None) -> str:
