@@ -116,16 +116,13 @@ def _subsets(dataset: Any) -> list[tuple[str, str]]:
     """Describe the indices of each ``Subset``, from the outside in."""
     described: list[tuple[str, str]] = []
     while type(dataset) is Subset:
-        name = "the indices of `Subset`" + f" {len(described) + 1}" * bool(described)
-        described.append((name, _indices_in_words(dataset.indices)))
+        name, count = "the indices of `Subset`", len(dataset.indices)
+        name += f" {len(described) + 1}" * bool(described)
+        places = range(0, count, -(-count // _INDICES_AT_MOST) or 1)
+        seen = [int(dataset.indices[place]) for place in places]
+        digest = hashlib.blake2b(repr(seen).encode(), digest_size=4).hexdigest()
+        first = ", ".join(str(int(index)) for index in dataset.indices[:_SHOWN])
+        more = ", …" * (count > _SHOWN)
+        described.append((name, f"{first}{more} ({count:,} of them, {digest})"))
         dataset = dataset.dataset
     return described
-
-
-def _indices_in_words(indices: Sequence[int]) -> str:
-    count = len(indices)
-    step = -(-count // _INDICES_AT_MOST) or 1
-    seen = [int(indices[place]) for place in range(0, count, step)]
-    digest = hashlib.blake2b(repr(seen).encode(), digest_size=4).hexdigest()
-    first = ", ".join(str(int(index)) for index in indices[:_SHOWN])
-    return f"{first}{', …' * (count > _SHOWN)} ({count:,} of them, {digest})"
