@@ -136,13 +136,6 @@ def test_a_lost_worker_did_not_attend():
     assert means(times) == [[1.0] * 6 + [0.0], [1.5] * 6 + [3.0]]
 
 
-def test_neighbouring_steps_are_joined():
-    times = PhaseTimes(max_stretches=2)
-    for number, seconds in enumerate([6, 12, 18]):
-        times.add([step_done(number, ranks=[0], phases=[[number] * 6], seconds=seconds)])
-    assert means(times) == [[0.5] * 6 + [6.0], [2.0] * 6 + [6.0]]
-
-
 def test_each_crew_counts_for_its_workers():
     times = PhaseTimes()
     for ranks, seconds in [([0, 1], 1), ([1], 5), ([1, 0], 2), ([0, 1], 1), ([1], 5)]:

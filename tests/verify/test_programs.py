@@ -1,7 +1,6 @@
 """Real programs on two ranks and on one: correct ones, and each mistake in them.
 
-Those that need Accelerate, Lightning or transformers run where these are installed, here or in the
-environment that UNISONO_PEERS names (`make test-peers`).
+UNISONO_PEERS names an environment with Accelerate, Lightning and transformers (`make test-peers`).
 """
 
 from __future__ import annotations

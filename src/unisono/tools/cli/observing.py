@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -215,7 +216,6 @@ def verify(
     from rich.console import Console
 
     from unisono.runtime.notices import say
-    from unisono.tools.verify.findings import as_json as json_of
     from unisono.tools.verify.findings import print_findings, summary
     from unisono.tools.verify.recorder import Limits
     from unisono.tools.verify.trials import Program
@@ -236,7 +236,9 @@ def verify(
     if verdict.trouble:
         say(verdict.trouble)
     if as_json:
-        click.echo(json_of(script, verdict))
+        findings = [asdict(finding) for finding in verdict.findings]
+        answer = {"program": script, "world_sizes": verdict.world_sizes, "findings": findings}
+        click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
         console = Console()
         print_findings(console, verdict.findings)

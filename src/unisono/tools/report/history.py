@@ -135,8 +135,8 @@ class Spent:
 class PhaseTimes:
     """Where the time goes: over the run in the mean of workers, and in all of it by rank. Final."""
 
-    def __init__(self, max_stretches: int = 200) -> None:
-        self.over_steps = {name: Series(max_stretches) for name in (*PHASES, "between")}
+    def __init__(self) -> None:
+        self.over_steps = {name: Series(200) for name in (*PHASES, "between")}
         self.by_rank: dict[int, Spent] = {}
 
     def add(self, steps: Iterable[StepDone]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.markup import escape
@@ -154,13 +153,6 @@ def in_order(
         replace(one, evidence=told + one.evidence) if one.verdict == WRONG else one
         for one in others
     )
-
-
-def as_json(program: str, verdict: Verdict) -> str:
-    """Return the answer for programs."""
-    findings = [asdict(finding) for finding in verdict.findings]
-    answer = {"program": program, "world_sizes": verdict.world_sizes, "findings": findings}
-    return json.dumps(answer, indent=2, ensure_ascii=False)
 
 
 def summary(program: str, verdict: Verdict) -> str:

@@ -42,7 +42,6 @@ class Limits:
     replays: bool = False
     timing_s: float = 0.0  # for how many seconds steps are timed, for `unisono plan`
     timeout_s: float = 300.0  # after how long a run is ended
-    stall_timeout_s: float = 20.0  # how long ranks may wait for each other without anybody moving
     module: str = "unisono.tools.verify.observed"  # what runs the program in each process
     threads: int = 1  # how many each rank computes with
     folder: str = ""  # where the files of this run go

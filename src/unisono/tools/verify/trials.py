@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from unisono.tools.verify.reading import RawTrace, read_trace
 from unisono.tools.verify.recorder import Limits, copy_folder
 
 _ALARM_AGAIN_S = 5.0
+_STALL_TIMEOUT_S = 20.0  # how long ranks may wait for each other without anybody moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Trials:
 
     def _supervised(self, world_size: int, folder: Path, copy: Path) -> Trial:
         job = self._job(world_size, folder, copy)
-        with _alarm(self.limits.timeout_s), signals_as_bytes(_SIGNALS) as signals:
+        awaited = (*ENDING_SIGNALS, signal.SIGALRM)
+        with _alarm(self.limits.timeout_s), signals_as_bytes(awaited) as signals:
             ended = supervise(self.server, job, signals)
         if not ended.server_is_usable:
             self.server.kill()
@@ -132,13 +134,10 @@ class Trials:
             threads=self.limits.threads,
             restarts=0,
             replaces=False,
-            stall_timeout_s=self.limits.stall_timeout_s,
+            stall_timeout_s=_STALL_TIMEOUT_S,
             backend=GLOO,
             seed=0,
         )
-
-
-_SIGNALS: Sequence[signal.Signals] = (*ENDING_SIGNALS, signal.SIGALRM)
 
 
 @contextmanager
