@@ -4,6 +4,7 @@ import faulthandler
 import functools
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -35,7 +36,7 @@ class Asks(Callback):
                 os.kill(self.pid or os.getpid(), signum)
 
 
-def train(directory=None, *callbacks):
+def train(directory=None, *callbacks, every=1000):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     trainer = unisono.Trainer(
@@ -44,7 +45,7 @@ def train(directory=None, *callbacks):
         lambda model, batch: model(batch[0]).square().mean(),
         shards=4,
         directory=directory,
-        checkpoint=1000 if directory else None,
+        checkpoint=every if directory else None,
         callbacks=callbacks,
     )
     trainer.fit(TensorDataset(torch.randn(40, 3)), batch_size=8, steps=STEPS)
@@ -150,6 +151,16 @@ def test_a_program_that_launches_its_workers_hears_notices(tmp_path):
     entry = RunDirectory(tmp_path / "run").entries()[0]
     assert ASKED_AT < entry.step < STEPS
     assert unisono.launch(train, directory, workers=1) == [undisturbed()]
+
+
+@pytest.mark.parametrize("case", [(2, 4, 1), (1, 4, 0), (2, None, 0)])
+def test_what_a_lost_worker_costs_is_told_once(job, tmp_path, capfd, monkeypatch, case):  # noqa: F811
+    world_size, every, told = case
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
+    directory = str(tmp_path / "run") if every else None
+    job.run(in_a_fork(functools.partial(train, directory, every=every)), world_size)
+    line = "since the newest checkpoint is computed again; `unisono run -n 2 train.py` would"
+    assert capfd.readouterr().out.count(line) == told
 
 
 def test_a_handler_in_c_is_the_programs():

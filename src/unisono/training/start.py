@@ -17,7 +17,7 @@ from unisono.engine.state.saved import told_modes
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign, default_shards
 from unisono.runtime.device import notices
-from unisono.runtime.world import THREADS_VARIABLE, threads_per_worker
+from unisono.runtime.world import OPEN_MPI, SLURM, THREADS_VARIABLE, threads_per_worker
 from unisono.training.identity import compare_devices, switches_of
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.resume import resume
@@ -53,6 +53,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     _tell_unseeded(run)
     if not (run.is_ahead or run.is_over(plan.totals)):
         _tell_cores(run, plan.samples.shards)
+        _tell_what_a_loss_costs(run)
         if not any(module.training for module in run.kept.model.modules()):
             run.say_once(_IN_EVAL)
     if not (run.options.exact or run.device.is_host):
@@ -119,13 +120,32 @@ def _tell_cores(run: RunContext, num_shards: int) -> None:
         return
     if "cores" not in notices():
         notices().add("cores")
-        file = getattr(sys.modules["__main__"], "__file__", None) or "train.py"
         run.say(
             f"one thread computes, as in each worker, on a machine with {num_cores} cores: "
-            f"`unisono run -n {num_workers} {Path(file).name}`, or "
+            f"`unisono run -n {num_workers} {_file_of_program() or 'train.py'}`, or "
             f"`unisono.launch(function, workers={num_workers})`, uses {num_workers} of them and "
             f"gives the same result"
         )
+
+
+def _tell_what_a_loss_costs(run: RunContext) -> None:
+    """Say once what is lost with a worker that nobody replaces, and what would replace it."""
+    here, hosts, file = run.team.world, len(run.team.hosts), _file_of_program()
+    is_launched = run.team.supervisor.hears_signals and here.world_size > 1 and file
+    if run.checkpoints is None or not is_launched or torch.distributed.is_initialized():
+        return
+    way = "unisono run" if hosts == 1 else f"unisono run --nnodes {hosts} …"
+    ways = {SLURM: "srun --ntasks-per-node=1 unisono run", OPEN_MPI: "mpirun -N 1 unisono run"}
+    way = f"{ways.get(here.started_by, way)} -n {here.local_world_size}"
+    since = "the newest checkpoint" if run.checkpoints.every is not None else "the run began"
+    run.say_once(
+        f"a lost worker ends all workers, and what was computed since {since} is computed again; "
+        f"`{way} {file}` would replace the worker, with the same result"
+    )
+
+
+def _file_of_program() -> str:
+    return Path(getattr(sys.modules["__main__"], "__file__", None) or "").name
 
 
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:
