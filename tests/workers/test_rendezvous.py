@@ -247,7 +247,7 @@ def test_memory_is_shared_and_zero_at_first(job):  # noqa: F811
         team = context().team()
         memories = [team.memory(key, 1000 + key) for key in (5, 6)]
         team.meet("there")
-        was_zero = not any(memories[1].read(0, memories[1].num_bytes))
+        was_zero = not any(memories[1].read(0, len(memories[1].mapping)))
         team.meet("looked at")
         memories[1].write(rank, bytes([rank + 1]))
         team.meet("written")

@@ -77,7 +77,7 @@ def test_a_team_of_one_waits_for_nobody(monkeypatch):
     assert team.gather(b"alone", "alone") == {0: b"alone"}
     assert team.vote(3, "alone") == {0: 3}
     assert team.hear_leader(lambda: b"alone", "alone") == b"alone"
-    assert team.memory(3, 100).num_bytes == 100
+    assert len(team.memory(3, 100).mapping) == 100
     assert (team.is_leader, team.position, team.size) == (True, 0, 1)
     team.plan(5, 3)
     assert [team.planned(step) for step in (4, 5, 6)] == [0, 3, 0]

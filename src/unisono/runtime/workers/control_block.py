@@ -283,7 +283,16 @@ class Barrier(MeetingPoint):
         target = self.arrivals
         if not self.await_others(target, self._timeout_s):
             return False
-        self._check_purpose(target % 2)
+        mine = self._line.purposes[target % 2].value
+        for other in self._others:
+            theirs = self._control.lines[other].purposes[target % 2].value
+            if theirs != mine:
+                raise MismatchError(
+                    f"every worker must make the same calls in the same order, but rank "
+                    f"{self.rank} came to `{mine.decode().strip()}` and rank {other} to "
+                    f"`{theirs.decode().strip()}`: call it, and change the model between steps, on "
+                    f"every worker, not under `if rank == 0` nor where one caught an exception."
+                )
         return True
 
     def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
@@ -311,18 +320,6 @@ class Barrier(MeetingPoint):
             self._control.receive(at_most_s)
         else:
             super().rest(rank, seen, at_most_s)
-
-    def _check_purpose(self, which: int) -> None:
-        mine = self._line.purposes[which].value
-        for other in self._others:
-            theirs = self._control.lines[other].purposes[which].value
-            if theirs != mine:
-                raise MismatchError(
-                    f"every worker must make the same calls in the same order, but rank "
-                    f"{self.rank} came to `{mine.decode().strip()}` and rank {other} to "
-                    f"`{theirs.decode().strip()}`: call it, and change the model between steps, on "
-                    f"every worker, not under `if rank == 0` nor where one caught an exception."
-                )
 
     def _left(self, other: int, how: Departure) -> PeerLostError:
         died = f"has died, its process {self._control.lines[other].pid} is gone"

@@ -74,6 +74,7 @@ class HostMember(LauncherLink):
     def __init__(self) -> None:
         super().__init__()
         self.ranks_of_host = self._places.ranks_of_host
+        self._neighbours = [self.control.lines[rank] for rank in self._places.local_ranks]
         self.address = address_here()
         self._store = self._store_of_hosts()
         self._heartbeats = Heartbeats(self._store, self.world.rank, self.address)
@@ -179,7 +180,7 @@ class HostMember(LauncherLink):
         while not self._is_over(self._index):
             # Others may wait for this worker where they do not miss the lost one.
             self.control.leave(self.world.rank, Departure.STOPPED)
-            while self._misses_neighbours:
+            while any(line.departure == Departure.LOST for line in self._neighbours):
                 with self._waiting():
                     super().stopped(arrivals, between_steps=True)
             try:
@@ -282,15 +283,8 @@ class HostMember(LauncherLink):
                 raise _ended(rank, f"nobody took its place within {LOST_AFTER_S:.0f} s")
 
     @property
-    def _misses_neighbours(self) -> bool:
-        """Whether a lost worker of this host has still to be replaced."""
-        lines = [self.control.lines[rank] for rank in self._places.local_ranks]
-        return any(line.departure == Departure.LOST for line in lines)
-
-    @property
     def _processes(self) -> list[tuple[int, int] | None]:
-        lines = [self.control.lines[rank] for rank in self._places.local_ranks]
-        return [None if line.has_died else line.process for line in lines]
+        return [None if line.has_died else line.process for line in self._neighbours]
 
     def _is_over(self, index: int) -> bool:
         """Tell whether others have come to the end of a replicated call."""

@@ -172,10 +172,11 @@ def store_there(job: JobName, here: World, waited_s: float) -> Store:
     if store.add(f"comings of {here.rank}", 1) == 1:
         store.set(f"process of {here.rank}", f"{os.getpid()} {started_at(os.getpid())}")
         return store
-    has_died = _has_died(store, here.rank)
+    told = f"process of {here.rank}"
+    pid, started = store.get(told).decode().split() if store.check([told]) else ("", "")
     del store  # which looks at its file once more
     os.close(fd)
-    if has_died:
+    if pid and str(started_at(int(pid))) != started:
         raise NotThereError(f"an earlier rank {here.rank} has died there")
     # That of an earlier job of this name is there for a moment more.
     if waited_s >= _TAKEN_AT_MOST_S:
@@ -197,14 +198,6 @@ def announcements(job: JobName) -> list[tuple[int, int]]:
 
 def _announcement(job: JobName) -> str:
     return f"unisono-{job.name}-"
-
-
-def _has_died(store: Store, rank: int) -> bool:
-    """Tell whether a process that has come as a rank has ended."""
-    if not store.check([f"process of {rank}"]):
-        return False
-    pid, started = store.get(f"process of {rank}").decode().split()
-    return str(started_at(int(pid))) != started
 
 
 def _taken(job: JobName, here: World) -> RendezvousError:

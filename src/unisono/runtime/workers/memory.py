@@ -38,7 +38,7 @@ def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
 
 
 class Memory:
-    """A mapping of `num_bytes` bytes, all zero at first. Final."""
+    """A mapping, all zero at first. Final."""
 
     _fd: int | None = None
 
@@ -68,11 +68,6 @@ class Memory:
     def private(cls, num_bytes: int) -> Memory:
         """Take memory that this process shares with nobody, not with a fork of it either."""
         return cls(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the mapping."""
-        return len(self.mapping)
 
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
