@@ -49,7 +49,7 @@ class Call:
     def __init__(self, meeting: Meeting, steps: Meetings) -> None:
         self._meeting = meeting
         self._steps = steps
-        self._has_begun = self._is_waiting = self._flushes = False
+        self._has_begun = self._is_waiting = self.flushes = False
         self.is_done = False
         self.error: BaseException | None = None
 
@@ -76,11 +76,6 @@ class Call:
         except BaseException as error:
             self.give_up(error)
             raise
-
-    def proceed_elsewhere(self) -> None:
-        """Run it to its end in another thread than the one that made it."""
-        torch.set_flush_denormal(self._flushes)  # each thread has a mode of its own
-        self.proceed(spins=False)
 
     def hand_over(self) -> None:
         """Note what another thread must know to go on with it."""
@@ -225,7 +220,8 @@ class Execution:
     def _help(self) -> None:
         while call := self._next():
             try:
-                call.proceed_elsewhere()
+                torch.set_flush_denormal(call.flushes)  # each thread has a mode of its own
+                call.proceed(spins=False)
             except MismatchError as error:
                 with self._lock:
                     self._unheard = error
