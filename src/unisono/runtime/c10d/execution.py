@@ -79,7 +79,7 @@ class Call:
 
     def hand_over(self) -> None:
         """Note what another thread must know to go on with it."""
-        self._flushes = flushes_denormals()
+        self.flushes = flushes_denormals()
 
     def give_up(self, error: BaseException) -> None:
         """End the group for this rank: a call that has failed half-way cannot be made again."""

@@ -169,14 +169,14 @@ def store_there(job: JobName, here: World, waited_s: float) -> Store:
     pid, number = found[0]
     fd = open_memory(pid, number, MEMORY_NAME)
     store = file_store(fd)
-    if store.add(f"comings of {here.rank}", 1) == 1:
-        store.set(f"process of {here.rank}", f"{os.getpid()} {started_at(os.getpid())}")
-        return store
     told = f"process of {here.rank}"
-    pid, started = store.get(told).decode().split() if store.check([told]) else ("", "")
+    if store.add(f"comings of {here.rank}", 1) == 1:
+        store.set(told, f"{os.getpid()} {started_at(os.getpid())}")
+        return store
+    process = store.get(told).decode().split() if store.check([told]) else []
     del store  # which looks at its file once more
     os.close(fd)
-    if pid and str(started_at(int(pid))) != started:
+    if process and str(started_at(int(process[0]))) != process[1]:
         raise NotThereError(f"an earlier rank {here.rank} has died there")
     # That of an earlier job of this name is there for a moment more.
     if waited_s >= _TAKEN_AT_MOST_S:
