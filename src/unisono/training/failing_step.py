@@ -155,7 +155,11 @@ class Explanation:
             )
         bad = _bad_samples(self._batch, self._indices(shard))
         words = f"{samples_in_words(bad)} {'has' if len(bad) == 1 else 'have'}" if bad else ""
-        return _in_the_loss(words) if first is None else _in_a_module(first, words)
+        if first is not None:
+            return _in_a_module(first, words)
+        also = f", and {words} values that are not finite" if words else ""
+        what = f"the output of every module is finite, so the loss function makes it{also}"
+        return Cause(what, f"{_LOOK_THERE}.")
 
 
 def failing_shard(engine: StepEngine) -> int | None:
@@ -215,14 +219,6 @@ def _in_parameters(names: Sequence[str]) -> Cause:
         "gradients before every update, and go on from an earlier checkpoint; lower the learning "
         "rate.",
         names,
-    )
-
-
-def _in_the_loss(samples: str) -> Cause:
-    also = f", and {samples} values that are not finite" if samples else ""
-    return Cause(
-        f"the output of every module is finite, so the loss function makes it{also}",
-        f"{_LOOK_THERE}.",
     )
 
 

@@ -54,10 +54,6 @@ _OF_SAMPLES = (
 _OF_TENSORS = (
     f"keep a buffer of the model (`register_buffer`), return metrics in a dict, or {_OF_SAMPLES}"
 )
-_OF_RANKS = (
-    "compute the same on every worker; for what one worker alone is to do, write a callback that "
-    "asks for `fit.is_leader`."
-)
 _OF_METRICS = (
     "return means in a dict, and give functions of all rows, or objects of torchmetrics, to "
     "`fit(validate_metrics=…)` and `evaluate(metrics=…)`."
@@ -288,7 +284,8 @@ class Rehearsals:
         if again() == once and again(as_another_worker(self._run.team.world)) != once:
             raise RuntimeError(
                 f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
-                f"{_OF_RANKS}"
+                f"compute the same on every worker; for what one worker alone is to do, write a "
+                f"callback that asks for `fit.is_leader`."
             )
         raise RuntimeError(
             f"{_MUST} computed twice, from the same samples, random numbers, parameters and "

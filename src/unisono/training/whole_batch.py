@@ -122,7 +122,8 @@ class WholeBatchLoss:
         found = zip(direct, gradients[len(wanted) - len(direct) :], strict=True)
         self._direct = [(parameter, one) for parameter, one in found if one is not None]
         self._value = value.detach()
-        self._others = {name: _detached(_mean(other)) for name, other in values.items()}
+        others = {name: _mean(other) for name, other in values.items()}
+        self._others = {n: v.detach() if hasattr(v, "detach") else v for n, v in others.items()}
 
     def of_shard(
         self, shard: int, leaves: Sequence[torch.Tensor], features: Features, engine: StepEngine
@@ -220,7 +221,3 @@ class _Known(torch.autograd.Function):
 
 def _mean(value: Any) -> Any:
     return value[0] / value[1] if is_pair(value) else value
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
